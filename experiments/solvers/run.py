@@ -37,7 +37,7 @@ SEEDS = (0, 1, 2)
 
 PLAIN = (0.01, 0.03, 0.1, 0.3, 1.0)
 SMALL = (0.003, 0.01, 0.03, 0.1, 0.3)
-TINY = (0.0001, 0.0003, 0.001, 0.003, 0.01)
+TINY = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ METHODS: dict[str, Method] = {
     "momentum, kept": Method(solver={**MOMENTUM, "state": "kept"}, rates=SMALL),
     "adam": Method(solver={"name": "adam"}, rates=TINY),
     "adam, kept": Method(solver={"name": "adam", "state": "kept"}, rates=TINY),
-    "adam, cosine": Method(solver={"name": "adam", "schedule": "cosine"}, rates=(*TINY, 0.03)),
+    "adam, cosine": Method(solver={"name": "adam", "schedule": "cosine"}, rates=TINY),
     "adamw, decay 0.01": Method(solver={"name": "adamw", "decay": 0.01}, rates=TINY),
     "FedAvgM": Method(FedAvgM, rates=SMALL),
     "FedAdam, server 0.03": Method(FedAdam, rates=SMALL),
