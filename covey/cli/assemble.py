@@ -121,6 +121,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
         radio=radio,
+        schedules=config.schedules,
         **_training(config, seed),
     )
 

@@ -28,6 +28,7 @@ from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.moved import on_device
 from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
+from covey.kernel.rates import CONSTANT, Rates
 from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
@@ -183,6 +184,7 @@ class BaseRuntime(Runtime):
     idle: Idle = "skip"
     batches: Batches = "uniform"
     environment: Environment = field(default_factory=Ideal)
+    rates: Rates = CONSTANT
 
     def __post_init__(self) -> None:
         task = self.task
@@ -213,6 +215,7 @@ class BaseRuntime(Runtime):
         else:
             timed = self.clock("scores")
         self.clock.start()
+        program = self._in_round(program, round)
         with one_thread(), torch.no_grad(), timed:
             top = self.tree.tiers[0]
             ids = torch.arange(len(rows))
@@ -231,6 +234,17 @@ class BaseRuntime(Runtime):
         answer = program(me, rows.clone())
         self._settle(me, answer)
         return answer
+
+    def algorithm_in(self, round: int) -> Algorithm:
+        """The algorithm with its rates of a round."""
+        return self.rates.of(self.algorithm, round)
+
+    def _in_round(self, program: Program, round: int) -> Program:
+        """A program of the algorithm with its rates of a round; any other as it is."""
+        if getattr(program, "__self__", None) is not self.algorithm:
+            return program
+        own: Program = getattr(self.algorithm_in(round), program.__name__)
+        return own
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -517,7 +531,7 @@ class BaseRuntime(Runtime):
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
             return None
-        cut = self.algorithm.cut(key.sender, self._play.round)
+        cut = self.algorithm_in(self._play.round).cut(key.sender, self._play.round)
         if self._play.tape is not None:
             self._play.tape.cut(key.sender, cut)
         return cut
