@@ -52,7 +52,9 @@ class Trial:
         """The metric itself; None if the trial failed."""
         if self.score == -math.inf:
             return None
-        return self.score if named(self.metric).higher else -self.score
+        if named(self.metric).higher:
+            return self.score
+        return 0.0 - self.score  # never -0
 
 
 @dataclass(frozen=True)
