@@ -129,7 +129,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(_heading(summary))
     print_wide(console, _fitting(console, summary))
     if summary.sample is not None:
-        console.print(_sample(summary.sample, percent=_classifies(summary)))
+        console.print(_sample(summary.sample))
     for line in _gains(summary):
         console.print(line)
     _sparsity(console, summary)
@@ -376,17 +376,18 @@ def _rounds(model: ModelFigures) -> str:
     return "/".join(str(round + 1) for round in dict.fromkeys(model.chosen_round))
 
 
-def _sample(sample: SampleFigures, *, percent: bool) -> str:
+def _sample(sample: SampleFigures) -> str:
     """How many devices models were scored on, and the standard error of a figure."""
-    factor = 100 if percent else 1
+    metric = named(sample.metric)
+    figure = "a figure" if metric.percent else metric.title
     errors = [
-        f"{name} {factor * error:.2g}"
+        f"{name} {metric.scaled(error):.2g}"
         for name, error in sample.standard_errors.items()
         if error is not None
     ]
     devices = plural(sample.devices, "device")
     listed = ", ".join(errors) or "unknown"
-    return f"scored on {devices} drawn in each round; standard error of a figure: {listed}"
+    return f"scored on {devices} drawn in each round; standard error of {figure}: {listed}"
 
 
 def _gains(summary: Summary) -> Iterator[str]:

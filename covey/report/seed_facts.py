@@ -190,7 +190,7 @@ class SeedFacts:
             "last": self._value(selection.last.models[name].scores["test"]),
             "best": self._value(selection.best_on_test.models[name].scores["test"]),
             "worst": score.worst_decile,
-            "error": self._error(score),
+            "error": score.error(self.metric),
             "mae": score.mae_fallback,
             "r2": score.r2_fallback,
             "nonzeros": chosen.nonzeros,
@@ -215,15 +215,11 @@ class SeedFacts:
             facts: dict[str, Any] = {}
             for key, record in rounds.items():
                 facts[key] = _finite(metric.of(record.models[name].scores["test"]))
+            score = selection.chosen.models[name].scores["test"]
+            facts["error"] = score.error(metric.name)
             facts["curve"] = self._curve(name, metric)
             out[metric.name] = {key: value for key, value in facts.items() if _is_known(value)}
         return out or None
-
-    def _error(self, score: Score) -> float | None:
-        """The standard error of the figure; that of a regression is of the loss."""
-        if self.metric == "rmse":
-            return None
-        return score.standard_error_fallback
 
     def _curve(self, name: str, metric: Headline) -> list[float | None]:
         """A metric of a model in every scored round, shortened."""

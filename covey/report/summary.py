@@ -151,12 +151,13 @@ class Gain:
 class SampleFigures:
     """Scores on a sample of the devices: its size, and the standard error of each figure.
 
-    It is the error of one seed's test accuracy over all devices (loss, for regression) by model,
-    the largest of any seed.
+    It is the error of `metric` on one seed's test examples over all devices, by model, the largest
+    of any seed.
     """
 
     devices: int
     standard_errors: dict[str, float | None]
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def summarise(
         radio=_radio(histories),
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
-        sample=_sample(selections),
+        sample=_sample(selections, headline(scored[0])),
         select=_selected_by(selections),
     )
 
@@ -269,7 +270,7 @@ def _scored(history: Sequence[Round]) -> list[Round]:
 
 
 def _sample(
-    selections: Mapping[str, Sequence[Selection]],
+    selections: Mapping[str, Sequence[Selection]], metric: Headline
 ) -> SampleFigures | None:
     """The number of devices drawn to be scored, and the standard errors that follow.
 
@@ -281,12 +282,12 @@ def _sample(
         scores = [selection.chosen.models[name].scores["test"] for selection in selected]
         sizes = [score.sampled for score in scores if score.sampled is not None]
         if sizes:
-            seeds = [score.standard_error_fallback for score in scores]
+            seeds = [score.error(metric.name) for score in scores]
             errors[name] = _largest(seeds)
             drawn.update(sizes)
     if not drawn:
         return None
-    return SampleFigures(max(drawn), errors)
+    return SampleFigures(max(drawn), errors, metric.name)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -40,6 +40,11 @@ _FACTS = 3
 With a cut, the sum of their angles and of their layers' shares follow.
 """
 
+SUMS = "sums"
+"""The end of the name under which devices that were drawn report the sums of metrics."""
+_MOST_SUMS = 4096
+"""A metric of more sums has no standard error: AUC of three classes or more."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -76,6 +81,9 @@ class Score:
     metrics_fallback: dict[str, float | None] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
     """Examples of all devices by class and predicted class, where the experiment asks for it."""
+    standard_errors: dict[str, float | None] = field(default_factory=dict)
+    """Of `metrics` and of the RMSE, where devices were drawn to be scored."""
+    standard_errors_fallback: dict[str, float | None] = field(default_factory=dict)
 
     def figure(self, name: str) -> float | None:
         """The figure of a metric over all devices; the global model where none is held."""
@@ -83,6 +91,15 @@ class Score:
             return self.metrics_fallback[name]
         value: float | None = getattr(self, f"{name}_fallback", None)
         return value
+
+    def error(self, name: str) -> float | None:
+        """The standard error of `figure`; None where it is unknown, or all devices were scored."""
+        if name in self.standard_errors_fallback:
+            return self.standard_errors_fallback[name]
+        usual = "loss" if self.accuracy_fallback is None else "accuracy"
+        if name == usual:
+            return self.standard_error_fallback
+        return None
 
 
 @dataclass(frozen=True)
@@ -367,6 +384,8 @@ class Scorer:
         if score.metrics is not None:
             columns += [held * score.metrics, score.metrics]
             report += _by_device(score, me.metrics)
+            if self.sample is not None:
+                me.report(f"{name}/{part}/{SUMS}", jackknifed(me.metrics, score.metrics))
         me.report(f"{name}/{part}", torch.cat(report, dim=1))
         return torch.cat(columns, dim=1)
 
@@ -395,6 +414,23 @@ def _by_device(score: PartScore, metrics: Sequence[Metric]) -> list[Tensor]:
         columns.append(score.metrics.new_full((len(score.count), 2), math.nan))
     columns.append(values_of(metrics, score.metrics))
     return columns
+
+
+def has_error(metric: Metric) -> bool:
+    """Whether devices report the sums from which a standard error follows."""
+    return is_figure(metric) and metric.columns <= _MOST_SUMS
+
+
+def jackknifed(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
+    """The sums of the metrics that have a standard error, [n, columns]."""
+    columns = [sums[:, :0]]
+    start = 0
+    for metric in metrics:
+        stop = start + metric.columns
+        if has_error(metric):
+            columns.append(sums[:, start:stop])
+        start = stop
+    return torch.cat(columns, dim=1)
 
 
 def values_of(metrics: Sequence[Metric], sums: Tensor) -> Tensor:

@@ -204,8 +204,8 @@ class Seed {
     const { metric, base } = this.run;
     if (!model || metric === base) return model?.[fact];
     const own = model.metrics?.[metric.key];
-    if (["value", "last", "best", "curve"].includes(fact)) return own?.[fact];
-    return ["worst", "error"].includes(fact) ? undefined : model[fact];
+    if (["value", "last", "best", "curve", "error"].includes(fact)) return own?.[fact];
+    return fact === "worst" ? undefined : model[fact];
   }
 
   /** Why no single device has the metric that is shown; null where devices have it. */
