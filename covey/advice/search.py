@@ -186,6 +186,7 @@ class _Search:
             protocol=protocol,
             parts=(self.part,),
             score_train_every=None,
+            stop=None,
         )
         first = Run(self._short(1, experiment.algorithm))
         self.probe = Probe(self.experiment, first.trained)

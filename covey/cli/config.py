@@ -35,6 +35,7 @@ from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
+from covey.runs.stopping import early_stop
 
 __all__ = [
     "DEMO",
@@ -76,6 +77,7 @@ class Config(BaseModel):
     score_sample: int | None = Field(None, ge=1)
     metrics: list[str] = []
     select: str = ""
+    stop: dict[str, Any] | None = None
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["fp32", "bf16"] = "fp32"
@@ -142,6 +144,11 @@ class Config(BaseModel):
             named.without_null(named.resolved("algorithm", table)) for table in self.compared()
         ]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
+        stop = early_stop(self.stop)
+        if stop is None:
+            del out["stop"]
+        else:
+            out["stop"] = stop.as_dict()
         if self.radio is None:
             del out["radio"]
         else:
@@ -186,7 +193,8 @@ def read(table: dict[str, Any]) -> Config:
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
     check_metric_names(assemble.metrics(config.metrics), config.select)
-    optimiser(config.solver)
+    optimiser(assemble.solver(config.solver))
+    _check_stop(config)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
@@ -233,6 +241,17 @@ def _check_compare(config: Config) -> None:
             raise ConfigError(
                 f"compare names {name!r} {times} times; keep one, or start a run for each."
             )
+
+
+def _check_stop(config: Config) -> None:
+    """An error for a rule of `stop` that means nothing, or whose metric does not exist."""
+    stop = early_stop(config.stop)
+    if stop is None:
+        return
+    try:
+        check_metric_names(assemble.metrics(config.metrics), stop.metric)
+    except ConfigError as error:
+        raise ConfigError(f"stop: metric = {stop.metric!r}; {error}") from error
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:

@@ -26,6 +26,9 @@ from covey.runs.run import private_part
 
 __all__ = ["Interrupted", "resume", "start"]
 
+_MAY_CHANGE = ("rounds=", "stop=", "stop.")
+"""How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
+
 
 def start(
     config: Config,
@@ -57,8 +60,8 @@ def resume(
     """Go on with a run from its last checkpoint, perhaps for more rounds."""
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
-    if other := [change for change in changes if not change.startswith("rounds=")]:
-        rule = "a resumed run may only get more rounds; start a new one for other changes"
+    if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
+        rule = "a resumed run may only get more rounds or another stop; start a new one for others"
         raise ConfigError(f"{other[0]!r}: {rule}.")
     folder = Folder(path)
     with folder.lock():
@@ -132,9 +135,11 @@ class _Command:
 
     def _prepare(self, config: Config, folder: Folder) -> None:
         """Mend what a crash has damaged, and write the resolved file."""
-        for target in folders_of(config, folder).values():
+        for seed, target in folders_of(config, folder).items():
             recover.mend(target, self.console)
             recover.check_rounds(config, target)
+            if config.stop is not None:
+                recover.check_stop(target, self.experiments.of(config, seed))
         folder.write("config.toml", config.text())
 
     def _write_commands(self, go_on: str) -> None:

@@ -116,8 +116,17 @@ class Loaded:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were run."""
-        return len(self.history) >= self.config.rounds
+        """Whether no round is left: all were run, or the run stopped early."""
+        return len(self.history) >= self.config.rounds or self.stopped_early
+
+    @cached_property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last round, by the rule of its `stop`."""
+        saved = self.place / "checkpoint.safetensors"
+        if self.config.stop is None or not saved.exists():
+            return False
+        facts = checkpoint.read(saved, tensors=False).facts
+        return "stopped" in facts and len(self.history) < self.config.rounds
 
     @property
     def chosen(self) -> dict[str, int]:

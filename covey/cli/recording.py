@@ -115,7 +115,7 @@ def _wanted(run: Seed, figures: node_round.NodeRound) -> bool:
     """Whether a round has a line: those evenly spaced, the best so far and the last."""
     experiment = run.experiment
     number = figures.round + 1
-    last = number == experiment.rounds
+    last = run.done
     scored = math.ceil(experiment.rounds / experiment.score_every)
     devices = sum(len(sums) for sums in figures.devices.values())
     stride = math.ceil(scored * devices / _SUMS)

@@ -67,20 +67,32 @@ def show_run(
         _show_devices(seeds, [seed.devices() for seed in seeds], metric, as_json)
         return
     figures = summary(seeds)
-    done = len(seeds[0].history)
+    unfinished = [seed for seed in seeds if not seed.finished]
     rounds = seeds[0].config.rounds
     if as_json:
         facts = {
             "folder": str(run),
-            "finished": done >= rounds,
+            "finished": not unfinished,
             **figures.as_dict(),
         }
         print(json.dumps(facts))
         return
     console = Console(soft_wrap=True, highlight=False)
-    if done < rounds:
+    if unfinished:
+        done = min(len(seed.history) for seed in unfinished)
         console.print(f"{done} of {rounds} rounds; resume with: covey run --resume {run}")
+    for line in _stopped_early(seeds):
+        console.print(line)
     show.table(console, figures)
+
+
+def _stopped_early(seeds: Sequence[Loaded]) -> list[str]:
+    """A line on the seeds that stopped early, where there are any."""
+    stopped = [len(seed.history) for seed in seeds if seed.stopped_early]
+    if not stopped:
+        return []
+    rounds = ", ".join(map(str, stopped))
+    return [f"stopped early after round {rounds} of {seeds[0].config.rounds}, as stop says"]
 
 
 def predict(

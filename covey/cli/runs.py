@@ -141,7 +141,7 @@ def _of_summary(folder: Path) -> dict[str, Any]:
         models = {model["model"]: model for model in summary["models"]}
         metric = str(summary.get("select", "")) or _metric(models)
         return {
-            "done": int(summary["rounds"]),
+            "done": min(map(int, summary.get("rounds_by_seed") or [summary["rounds"]])),
             "seconds": float(summary["seconds"]),
             "bytes": sum(int(link["down"]) + int(link["up"]) for link in summary["links"]),
             "metric": metric,

@@ -161,7 +161,10 @@ def _heading(summary: Summary) -> str:
         figure = "accuracy in %"
     elif _predicts_numbers(summary):
         figure = "errors in the units of the target"
-    length = f"{summary.rounds} rounds, {seeds}"
+    rounds = str(summary.rounds)
+    if summary.rounds_by_seed:
+        rounds = f"{min(summary.rounds_by_seed)} to {max(summary.rounds_by_seed)}"
+    length = f"{rounds} rounds, {seeds}"
     by = f" by {named(summary.select).title}" if summary.select else ""
     return f"\n{length}; test {figure}, each model in the round chosen{by} on {part}:"
 

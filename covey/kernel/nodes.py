@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
@@ -27,7 +28,19 @@ from covey.types import Ids, Rows
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
-Cohort = Sample | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Nodes of the tier below that are asked if they are children of those who ask.
+
+    `ids` are in rising order, [m].
+    """
+
+    ids: Ids
+
+
+Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
@@ -46,6 +59,11 @@ class Services(Protocol):
     @property
     def counts_moved(self) -> bool:
         """Whether the environment asks how many weights a node moved."""
+        ...
+
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
         ...
 
     def ask(
@@ -124,13 +142,13 @@ class Nodes:
 
     @property
     def children(self) -> Tensor:
-        """The number of children of each node, [n]."""
-        return self._runtime.tree.counts(self.tier, self.ids)
+        """The number of children of each node, [n]; in training, of those with examples."""
+        return self._runtime.members.counts(self.tier, self.ids)
 
     @property
     def max_children(self) -> int:
         """The max number of children of a node of this tier; the same for a call without nodes."""
-        return self._runtime.tree.widest(self.tier)
+        return self._runtime.members.widest(self.tier)
 
     @property
     def fan(self) -> int:
@@ -238,18 +256,28 @@ class Nodes:
         predict: Predict | None = None,
         bins: int = 0,
         metrics: bool = True,
+        models: int = 1,
     ) -> PartScore:
-        """The score of these models on a part of the nodes' own data; for scoring."""
+        """The score of these models on a part of the nodes' own data; for scoring.
+
+        `rows` may be those of several models, one after the other.
+        """
         task = self._runtime.task
         return task.evaluate(
             rows,
             part,
-            self.ids,
+            self.ids.repeat(models),
             predict=predict,
             bins=bins,
             errors=True,
             metrics=metrics,
         )
+
+    @property
+    def scores_together(self) -> bool:
+        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
+        task = self._runtime.task
+        return task.examples.remembers and not task.space.norms
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -504,8 +532,8 @@ class Nodes:
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
-    def drawn(self, count: int, stream: str) -> Tensor:
-        """A mask of the children of these nodes that are in a cohort of `count`, bool [children].
+    def drawn(self, count: int, stream: str) -> Drawn:
+        """A cohort of `count` for an ask, of which these nodes ask those that are their children.
 
         The cohort is drawn from all nodes of the children's tier. The draw has the address (seed,
         round, stream): every asker computes the same cohort by itself.
@@ -519,9 +547,7 @@ class Nodes:
         picks = torch.full_like(copies, min(count, size))
         group = torch.zeros_like(copies)
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
-        drawn = copy * size + number
-        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
-        return torch.isin(children, drawn)
+        return Drawn(copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved; for runtimes.
@@ -721,6 +747,17 @@ class DataGradient(DataLoss):
         """Mark steps of the descent as taken; their work was counted when it began."""
         self._step += steps
         self._counted = 0
+
+    def recall(self, name: str, default: Rows) -> Rows:
+        """The solver's state of these nodes; each stream of examples has its own."""
+        return self._me.recall(self._kept_name(name), default)
+
+    def keep(self, name: str, rows: Rows) -> None:
+        """Keep the solver's state as an ordinary row."""
+        self._me.keep(self._kept_name(name), rows)
+
+    def _kept_name(self, name: str) -> str:
+        return f"_{self._stream}_solver_{name}"
 
     def of_turn(self, turn: int) -> DataGradient:
         """The gradient on the batch of a turn, where each has its own; else itself."""

@@ -184,16 +184,17 @@ def _lengths(group: list[_Settled], sent: Tensor) -> Tensor:
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:
     """Numbers of many messages in main memory, with one wait for the device."""
-    if not counts:
-        return ()
-    device = counts[0].device
+    on_device = [numbers for numbers in counts if numbers.device.type != "cpu"]
+    if not on_device:
+        return counts
+    together = torch.cat(on_device).cpu()
+    arrived = iter(torch.split(together, [len(numbers) for numbers in on_device]))
+    out = []
     for numbers in counts:
         if numbers.device.type != "cpu":
-            device = numbers.device
-            break
-    together = torch.cat([numbers.to(device, non_blocking=True) for numbers in counts])
-    sizes = [len(numbers) for numbers in counts]
-    return torch.split(together.cpu(), sizes)
+            numbers = next(arrived)
+        out.append(numbers)
+    return out
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -384,7 +385,7 @@ class Link:
     def _exact_entry(self, route: Route, rows: Rows) -> _Entry:
         """The ledger's entry of rows that no codec may change."""
         check_dtype(rows)
-        counts = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        counts = torch.zeros(len(rows), dtype=torch.int64)
         return _Entry(
             route,
             _EXACT,

@@ -187,6 +187,8 @@ class Summary:
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
     select: str = ""  # the metric by which rounds were chosen; "": accuracy, or else the loss
+    rounds_by_seed: list[int] = field(default_factory=list)
+    """Where seeds ran different numbers of rounds; else empty, and all ran `rounds`."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it; it has a `sample` if devices were drawn.
@@ -201,6 +203,8 @@ class Summary:
             del out["select"]
         if self.sample is None:
             del out["sample"]
+        if not self.rounds_by_seed:
+            del out["rounds_by_seed"]
         return out
 
 
@@ -245,7 +249,15 @@ def summarise(
         labels=labels({model.model: model.tier for model in models}, private),
         sample=_sample(selections, headline(scored[0])),
         select=_selected_by(selections),
+        rounds_by_seed=_different([len(history) for history in histories]),
     )
+
+
+def _different(lengths: list[int]) -> list[int]:
+    """The lengths where they differ; none where all are the same."""
+    if len(set(lengths)) == 1:
+        return []
+    return lengths
 
 
 def _selected_by(selections: Mapping[str, Sequence[Selection]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
@@ -68,6 +70,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         notes.append(note)
     pairs = zip(experiments, outs, strict=True)
     data = [training_data(experiment, out) for experiment, out in pairs]
+    notes += data[0].receiver_notes()
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -80,6 +83,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
+    notes += _stop_notes(first)
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
     return Built(built, newcomers, outs, notes)
@@ -126,7 +130,7 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, own_task: Task, examples: int) -> Station:
+    def station(location: Place, training: Place | None, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
@@ -137,6 +141,7 @@ def _loopback(
             experiment.idle,
             experiment.batches,
             place=location,
+            training_place=training,
             under=examples,
             makers={Scorer.__name__: scorer},
         )
@@ -172,8 +177,15 @@ def _others(devices: int, out: Sequence[int]) -> list[int]:
 
 
 def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
-    """The data of the devices held out."""
-    return experiment.protocol_data().chosen(sorted(out))
+    """The data of the devices held out, of which one or more has training examples."""
+    data = experiment.protocol_data()
+    chosen = sorted(out)
+    if not bool(data.train.counts()[chosen].any()):
+        raise ConfigError(
+            f"holdout_devices: none of the devices {some(chosen)} has training examples to adapt "
+            "to; hold out others."
+        )
+    return data.chosen(chosen)
 
 
 def module_of(experiment: Experiment) -> nn.Module:
@@ -299,6 +311,25 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     if sample is None or sample <= devices:
         return []
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
+
+
+def _stop_notes(experiment: Experiment) -> list[str]:
+    """What the user should know of an early stop that the rounds leave no room for."""
+    stop = experiment.early_stop()
+    if stop is None:
+        return []
+    before = experiment.rounds - 1
+    scored = before // experiment.score_every
+    every = experiment.score_train_every
+    if every is not None:
+        scored += before // every - before // math.lcm(every, experiment.score_every)
+    too_few = f"stop cannot act in {experiment.rounds} rounds"
+    if stop.min_rounds > before:
+        return [f"{too_few}: min_rounds = {stop.min_rounds}."]
+    if scored <= stop.patience:
+        needed = f"patience = {stop.patience} needs {stop.patience + 1} scored rounds"
+        return [f"{too_few}: {needed} before the last, and there are {scored}."]
+    return []
 
 
 def _link_notes(

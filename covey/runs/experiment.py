@@ -21,6 +21,7 @@ from covey.links.spec import Spec, wires
 from covey.runs import checks, fingerprint
 from covey.runs.alike import difference
 from covey.runs.fingerprint import describe
+from covey.runs.stopping import EarlyStop, Stop, early_stop
 from covey.tree import Tree
 from covey.wireless import Radio, Work
 
@@ -57,8 +58,10 @@ class Experiment:
     With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
     every score has a standard error (covey/runs/sampling.py). `metrics` are computed beside
     accuracy and loss, by name or by a function (covey/engine/metrics.py). `select` names the metric
-    whose best round on validation is reported; "" is accuracy or else the loss. `protocol="paper"`
-    trains on the validation part too and reports the round that was best on test.
+    whose best round on validation is reported; "" is accuracy or else the loss. `stop`, for
+    instance {"patience": 5}, ends the run after so many scored rounds in which no model got better
+    on validation data (covey/runs/stopping.py). `protocol="paper"` trains on the validation part
+    too and reports the round that was best on test.
     `holdout_devices`, a number or a list of devices, take no part in training: when models are
     scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
@@ -99,6 +102,7 @@ class Experiment:
     metrics: tuple[MetricSpec, ...] = ()
     select: str = ""
     solver: Solver = "sgd"
+    stop: Stop = None
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -124,6 +128,10 @@ class Experiment:
     def optimiser(self) -> Optimiser:
         """The optimiser of steps on data."""
         return optimiser(self.solver, self.rounds)
+
+    def early_stop(self) -> EarlyStop | None:
+        """When the run ends before its last round; None where it never does."""
+        return early_stop(self.stop)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

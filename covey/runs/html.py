@@ -38,6 +38,8 @@ def of_run(run: Seed) -> str:
     """A run: what it runs, how far it is, and the models of its last scored round."""
     experiment = run.experiment
     done = f"{run.round} of {experiment.rounds} rounds"
+    if run.stopped is not None:
+        done = f"stopped early after {done}"
     method = type(experiment.algorithm).__name__
     caption = f"{method} on {experiment.data.name}, {run.runtime.tree}: {done}"
     scored = [record for record in run.history if record.models]

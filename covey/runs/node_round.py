@@ -100,8 +100,8 @@ def of(run: Seed) -> NodeRound | None:
     holds = {}
     for name, sums in scored.items():
         if _chosen_in(run.chosen, name, round):
-            nonzeros[name] = _known(observed.nonzeros[name])
-            holds[name] = sums[_PART][:, HOLDS].numpy()
+            nonzeros[name] = _known(observed.nonzeros[name].dense())
+            holds[name] = sums[_PART].dense()[:, HOLDS].numpy()
     return NodeRound(
         round,
         metric,
@@ -153,7 +153,7 @@ def metric_names(run: Seed) -> dict[str, bool]:
 
 def _values(sums: Sums, column: int) -> Array:
     """A column of every device; NaN where nothing was counted."""
-    part = sums[_PART]
+    part = sums[_PART].dense()
     values: Array = part[:, column].numpy()
     return np.where(part[:, COUNT].numpy() > 0, values, np.nan)
 

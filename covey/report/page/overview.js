@@ -49,7 +49,9 @@ function selectedBy(run) {
 function roundsText(run) {
   const { state: now, done, planned } = run.facts;
   if (!isKnown(done) || done >= planned) return plural(planned ?? run.first.rounds.at(-1), "round");
-  const words = { running: "running", stopped: "stopped", diverged: "diverged" };
+  const words = {
+    running: "running", stopped: "stopped", diverged: "diverged", finished: "stopped early",
+  };
   const word = words[now] ? `, ${words[now]}` : "";
   return `${whole(done)} of ${plural(planned, "round")}${word}`;
 }
