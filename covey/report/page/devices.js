@@ -4,7 +4,7 @@ function devicesPart() {
   const { seed } = state;
   if (!seed?.hasNodes) return null;
   if (seed.metricReason) {
-    const note = `${capital(seed.metricReason)}. Metrics that the file asks for are.`;
+    const note = `${capital(seed.metricReason)}. Name it in the file's metrics to have it here.`;
     return section("devices", "Who gains, who loses", note, null);
   }
   const { test } = seed.population;

@@ -74,6 +74,13 @@ function choose(run) {
   draw();
 }
 
+/** Show another metric, in the tree too. */
+function chooseMetric(key) {
+  state.metric = key;
+  state.colour = "metric";
+  draw();
+}
+
 /** Take new facts; the run, the seed and the node that are shown stay. */
 function setFacts(json) {
   const known = new Set(state.facts?.runs.map((run) => run.key));
@@ -115,8 +122,7 @@ addEventListener("beforeprint", () => setTheme("light"));
 addEventListener("afterprint", () => setTheme(usualTheme()));
 runPicker.addEventListener("change", () => choose(state.facts.run(runPicker.value)));
 metricPicker.addEventListener("change", () => {
-  state.metric = metricPicker.value;
-  draw();
+  chooseMetric(metricPicker.value);
 });
 seedPicker.addEventListener("change", () => {
   setRun(state.run, Number(seedPicker.value));

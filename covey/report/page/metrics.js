@@ -16,13 +16,9 @@ function metricsPart() {
 function metricRow(run, metric, names) {
   const isShown = metric === run.metric;
   const title = capital(metric.name);
-  const pick = () => {
-    state.metric = metric.key;
-    draw();
-  };
   const name = isShown
     ? [title, h("span", { class: "dim" }, "  shown")]
-    : h("button", { type: "button", onclick: pick }, title);
+    : h("button", { type: "button", onclick: () => chooseMetric(metric.key) }, title);
   const figures = names.map((model) => metricFigure(run, metric, model));
   const known = figures.map((figure) => figure.mean).filter(isKnown);
   const best = metric.better > 0 ? Math.max(...known) : Math.min(...known);
