@@ -163,7 +163,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     if path.suffix.lower() == ".txt" and form.names.tokens:
         return device_text(path, tokens=form.names.tokens, length=form.shape[0], seed=seed)
     classes = form.names.classes or form.classes
-    label = str(config.data.get("label", "label"))
+    label: Any = config.data.get("label", "label")
     return device_file(
         path,
         features=form.names.features,
@@ -171,6 +171,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         scaling=form.scaling,
         shape=form.shape,
         label=label,
+        yes_no=form.yes_no,
         tokens=form.tokens,
         encoding=form.encoding,
         decimal=str(config.data.get("decimal", ".")),

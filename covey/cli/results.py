@@ -229,6 +229,8 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
     for role in ("label", "device", "edge", "part"):
         if isinstance(data.get(role), str):
             columns = replace(columns, **{role: data[role]})
+    if isinstance(data.get("label"), list):
+        columns = replace(columns, label=data["label"][0], more_labels=tuple(data["label"][1:]))
     table = unlabelled(
         file,
         replace(columns, decimal=str(data.get("decimal", "."))),
@@ -312,8 +314,11 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
         values = np.asarray(run.predict(x, device=device, model=model))
         if values.ndim == 1:
             return [{"prediction": value} for value in values.tolist()]
-        flat = values.reshape(len(values), -1).tolist()
-        return [{f"prediction_{k}": value for k, value in enumerate(row)} for row in flat]
+        flat = values.reshape(len(values), -1)
+        kind = "probability" if run.yes_no else "prediction"
+        labels = run.names.labels or range(flat.shape[1])
+        heads = [f"{kind}_{label}" for label in labels]
+        return [dict(zip(heads, row, strict=True)) for row in flat.tolist()]
     names = run.class_names
     shares = run.probabilities(x, device=device, model=model)
     if shares.ndim == 3:
