@@ -257,7 +257,7 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "labels": labels,
         "targets": _targets(shards),
         "scaling": kind,
-        "notes": list(shards.notes),
+        "notes": [*shards.notes, *shards.receiver_notes()],
         "overlaps": asdict(overlaps(shards)),
         "copies": asdict(copies(shards)),
     }

@@ -542,11 +542,10 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
         return partition.split(homes.rows, split=split, seed=seed)
     part = np.array(table.part)
     train, validation, test = ([rows[part[rows] == name] for rows in homes.rows] for name in SPLITS)
-    idle = [name for name, rows in zip(homes.devices, train, strict=True) if not len(rows)]
-    if idle:
+    if not any(map(len, train)):
         raise DataError(
-            f"{len(idle)} of {len(train)} devices have no row to train on: {some(idle)}; "
-            "add some or remove them."
+            f"none of the {len(train)} devices has a row to train on ({some(homes.devices)}); "
+            "add some, or leave the column of parts out."
         )
     return Part.of(train), Part.of(validation), Part.of(test)
 

@@ -179,6 +179,27 @@ class Shards:
             return torch.ones(self.devices, dtype=torch.bool)
         return self.train.present
 
+    @property
+    def receivers(self) -> Tensor:
+        """The devices here without training examples, ids [k]: they receive, but never train."""
+        empty = (self.train.counts() == 0) & self.present
+        return empty.nonzero()[:, 0]
+
+    def receiver_notes(self) -> tuple[str, ...]:
+        """What a user should know of devices without training examples.
+
+        >>> x, nobody = torch.zeros(2, 1), Part.of([[], []])
+        >>> Shards(x, torch.zeros(2), Part.of([[0, 1], []]), nobody, nobody).receiver_notes()
+        ('1 of 2 devices has no training examples: it receives, but never trains.',)
+        """
+        count = len(self.receivers)
+        if not count:
+            return ()
+        devices = f"{count} of {self.devices} devices"
+        if count == 1:
+            return (f"{devices} has no training examples: it receives, but never trains.",)
+        return (f"{devices} have no training examples: they receive, but never train.",)
+
     def check_present(self, ids: Tensor) -> None:
         """Refuse to read the examples of devices that are elsewhere."""
         absent = ids[~self.present[ids]]
@@ -436,12 +457,10 @@ def _check_parts(shards: Shards) -> None:
         )
     if shards.devices == 0:
         raise DataError("the parts have 0 devices; give at least one device with examples.")
-    empty = ((shards.train.counts() == 0) & shards.present).nonzero().flatten().tolist()
-    if empty:
+    if not shards.partial and not len(shards.train.index):
         raise DataError(
-            f"{len(empty)} of {shards.devices} devices have no training example (devices "
-            f"{some(empty)}); "
-            "give each of them examples or leave it out."
+            f"none of {shards.devices} devices has a training example; "
+            "give at least one device some."
         )
 
 

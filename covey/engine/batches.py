@@ -15,7 +15,7 @@ from covey import draws
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, SPLITS
 from covey.engine.population import BLOCK, Population, block_size, most_labels
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, ProgramError
 from covey.types import Ids
 
 Batches = Literal["uniform", "cyclic"]
@@ -184,6 +184,7 @@ class Examples:
             self.offset[split] = part.offset
             self._offset_on_device[split] = part.offset.to(device)
         self._totals = self._population_offset()
+        self._has_receivers = len(shards.receivers) > 0
         self.remembers = device.type != "cpu"
         """Whether blocks are remembered: what goes to a GPU waits for it."""
         self._last_blocks: dict[tuple[str, int], RememberedBlocks] = {}
@@ -207,6 +208,27 @@ class Examples:
             raise ConfigError(
                 f'batch = 1, but {self._no_single}; take larger batches, or use norm = "group".'
             )
+
+    def check_norms(self) -> None:
+        """Refuse devices without training examples, whose norm layers would have no statistics."""
+        receivers = self.shards.receivers.tolist()
+        if receivers:
+            raise DataError(
+                f"device {receivers[0]} has no training examples, but the model has BatchNorm "
+                "layers, whose statistics are those of a device's training examples; leave out "
+                'such devices, or use norm = "group".'
+            )
+
+    def _check_train(self, ids: Ids) -> None:
+        """Refuse to draw examples for a device that has none: they would be another device's.
+
+        A GPU is not waited for.
+        """
+        if not self._has_receivers or ids.device.type != "cpu" or not len(ids):
+            return
+        empty = ids[self.counts("train", ids) == 0].tolist()
+        if empty:
+            raise ProgramError(f"device {empty[0]} has no training examples to draw a batch from.")
 
     @property
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -260,6 +282,7 @@ class Examples:
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
         self._check_size(size)
+        self._check_train(ids)
         ids = ids.to(self.device)
         if local is None:
             local = ids
@@ -288,6 +311,7 @@ class Examples:
         holds one example.
         """
         self._check_size(size)
+        self._check_train(ids)
         ids = ids.to(self.device)
         counts = self.counts("train", ids)[:, None]
         places = torch.arange(size * steps.start, size * steps.stop, device=self.device)
@@ -312,6 +336,7 @@ class Examples:
         The last batch of a lap is short.
         """
         self._check_size(size)
+        self._check_train(ids)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size
         first = (turn % batches_per_lap) * size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
@@ -27,7 +28,19 @@ from covey.types import Ids, Rows
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
-Cohort = Sample | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Nodes of the tier below that are asked if they are children of those who ask.
+
+    `ids` are in rising order, [m].
+    """
+
+    ids: Ids
+
+
+Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
@@ -46,6 +59,11 @@ class Services(Protocol):
     @property
     def counts_moved(self) -> bool:
         """Whether the environment asks how many weights a node moved."""
+        ...
+
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
         ...
 
     def ask(
@@ -124,13 +142,13 @@ class Nodes:
 
     @property
     def children(self) -> Tensor:
-        """The number of children of each node, [n]."""
-        return self._runtime.tree.counts(self.tier, self.ids)
+        """The number of children of each node, [n]; in training, of those with examples."""
+        return self._runtime.members.counts(self.tier, self.ids)
 
     @property
     def max_children(self) -> int:
         """The max number of children of a node of this tier; the same for a call without nodes."""
-        return self._runtime.tree.widest(self.tier)
+        return self._runtime.members.widest(self.tier)
 
     @property
     def fan(self) -> int:
@@ -514,8 +532,8 @@ class Nodes:
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
-    def drawn(self, count: int, stream: str) -> Tensor:
-        """A mask of the children of these nodes that are in a cohort of `count`, bool [children].
+    def drawn(self, count: int, stream: str) -> Drawn:
+        """A cohort of `count` for an ask, of which these nodes ask those that are their children.
 
         The cohort is drawn from all nodes of the children's tier. The draw has the address (seed,
         round, stream): every asker computes the same cohort by itself.
@@ -529,9 +547,7 @@ class Nodes:
         picks = torch.full_like(copies, min(count, size))
         group = torch.zeros_like(copies)
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
-        drawn = copy * size + number
-        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
-        return torch.isin(children, drawn)
+        return Drawn(copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved; for runtimes.

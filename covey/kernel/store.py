@@ -466,15 +466,22 @@ def _check_lists(name: str, *lists: Tensor) -> None:
             raise ValueError(f"{name}: ids, rounds and places are not three lists of equal length")
 
 
+def rising(ids: Tensor, nodes: int) -> bool:
+    """Whether these are ids of different nodes in rising order, int64 [n]."""
+    if ids.dtype != torch.int64 or ids.ndim != 1:
+        return False
+    if not len(ids):
+        return True
+    inside = int(ids[0]) >= 0 and int(ids[-1]) < nodes
+    return inside and bool((ids.diff() > 0).all())
+
+
 def _check_entry(name: str, entry: Entry, nodes: int, rows: int) -> None:
     """Raise ValueError unless an entry is one of `nodes` nodes and `rows` rows."""
     _check_lists(name, entry.ids, entry.rounds, entry.places)
     if not len(entry.ids):
         return
-    rising = bool((entry.ids.diff() > 0).all())
-    first = int(entry.ids[0])
-    last = int(entry.ids[-1])
-    if not rising or not 0 <= first <= last < nodes:
+    if not rising(entry.ids, nodes):
         raise ValueError(f"{name}: ids are not different, rising and below {nodes}")
     earliest = int(entry.rounds.min())
     if earliest < 0:

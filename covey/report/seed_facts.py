@@ -17,6 +17,7 @@ from covey.runs.packing import Array, pack, packed_size
 from covey.runs.record import Round
 from covey.runs.scoring import Model, Score
 from covey.runs.selection import Selection, select
+from covey.runtimes.cohort import ManyIds
 from covey.wireless.clock import RadioRecord
 
 ROUNDS = 160
@@ -282,14 +283,20 @@ class SeedFacts:
         return out
 
     def _asked(self) -> dict[str, list[int]]:
-        """In how many rounds every node was asked, by tier; empty where all always were."""
+        """In how many rounds every node was asked, by tier.
+
+        A tier is left out where all always were, or where a record has no ids but their hash.
+        """
         history = self.record.history
         out = {}
         described = self.record.described
         for tier, size in zip(described["tiers"][1:], described["sizes"][1:], strict=True):
+            cohorts = [record.cohorts.get(tier, []) for record in history]
+            if any(isinstance(ids, ManyIds) and not ids.listed for ids in cohorts):
+                continue
             counts = np.zeros(size, dtype=np.int64)
-            for record in history:
-                counts[record.cohorts.get(tier, [])] += 1
+            for ids in cohorts:
+                counts[list(ids)] += 1
             if bool((counts < len(history)).any()):
                 out[tier] = counts.tolist()
         return out

@@ -90,6 +90,8 @@ def _size_that_differs(first: Experiment, other: Experiment) -> str | None:
                 f"their largest {part} parts differ so much ({sizes}) "
                 "that the last bits would differ"
             )
+    if not torch.equal(data.receivers, other_data.receivers):
+        return "their devices without training examples differ"
     return None
 
 

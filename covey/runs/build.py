@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
@@ -70,6 +71,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         notes.append(note)
     pairs = zip(experiments, outs, strict=True)
     data = [training_data(experiment, out) for experiment, out in pairs]
+    notes += data[0].receiver_notes()
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -130,7 +132,7 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, own_task: Task, examples: int) -> Station:
+    def station(location: Place, training: Place | None, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
@@ -141,6 +143,7 @@ def _loopback(
             experiment.idle,
             experiment.batches,
             place=location,
+            training_place=training,
             under=examples,
             makers={Scorer.__name__: scorer},
         )
@@ -176,8 +179,15 @@ def _others(devices: int, out: Sequence[int]) -> list[int]:
 
 
 def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
-    """The data of the devices held out."""
-    return experiment.protocol_data().chosen(sorted(out))
+    """The data of the devices held out, of which one or more has training examples."""
+    data = experiment.protocol_data()
+    chosen = sorted(out)
+    if not bool(data.train.counts()[chosen].any()):
+        raise ConfigError(
+            f"holdout_devices: none of the devices {some(chosen)} has training examples to adapt "
+            "to; hold out others."
+        )
+    return data.chosen(chosen)
 
 
 def module_of(experiment: Experiment) -> nn.Module:

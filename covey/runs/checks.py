@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine import held, norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
@@ -108,6 +109,7 @@ def check(experiment: Experiment) -> None:
     _check_stop(experiment)
     _check_tree(experiment)
     _check_holdout(experiment)
+    _check_receivers(experiment)
     _check_radio(experiment)
     _check_device(experiment.device)
 
@@ -395,6 +397,24 @@ def _check_holdout(experiment: Experiment) -> None:
     if count == devices:
         why = f"leaves none of the {devices} devices to train on"
         raise ConfigError(f"holdout_devices = {shown(wanted)} {why}.")
+
+
+def _check_receivers(experiment: Experiment) -> None:
+    """An error where devices without training examples cannot take part as receivers."""
+    if not len(experiment.data.receivers):
+        return
+    data = experiment.protocol_data()
+    receivers = data.receivers.tolist()
+    name = type(experiment.algorithm).__name__
+    reason = experiment.algorithm.needs_examples
+    if reason is not None:
+        reason = f"{name} needs some of every device, because {reason}"
+    elif experiment.radio is not None:
+        reason = "a radio plan counts on every device's work"
+    if reason is None or not receivers:
+        return
+    devices = f"{len(receivers)} of {data.devices} devices have no training examples"
+    raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
 
 
 def _is_number(value: Any, below: int) -> bool:

@@ -93,8 +93,8 @@ def of(run: Seed) -> NodeRound | None:
     holds = {}
     for name, sums in scored.items():
         if _chosen_in(run.chosen, name, round):
-            nonzeros[name] = _known(observed.nonzeros[name])
-            holds[name] = sums[_PART][:, HOLDS].numpy()
+            nonzeros[name] = _known(observed.nonzeros[name].dense())
+            holds[name] = sums[_PART].dense()[:, HOLDS].numpy()
     return NodeRound(
         round,
         metric,
@@ -117,7 +117,7 @@ def _all_sums(models: Mapping[str, Sums], metric: Metric) -> dict[str, Array]:
 
 def _sums(sums: Sums, metric: Metric) -> Array:
     """The sum of every device on test data; NaN where nothing was counted."""
-    part = sums[_PART]
+    part = sums[_PART].dense()
     values: Array = part[:, _COLUMN[metric]].numpy()
     return np.where(part[:, COUNT].numpy() > 0, values, np.nan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from covey.links.meter import Meter, Traffic
 from covey.runs import html
 from covey.runs.scoring import Model, Score
+from covey.runtimes import cohort
 from covey.runtimes.notes import Note
 from covey.wireless.clock import RadioRecord
 
@@ -19,17 +20,17 @@ class Round:
     """What happened in one round.
 
     `round` counts from 0; what is printed counts from 1. `cohorts` are the nodes that were asked,
-    by tier. `traffic` is by link, direction ("down", "up") and lane ("train", "score"). `models`
-    are the kept models by name, "global" first; there are none in a round that is not scored. With
-    several seeds side by side, `seconds` is this seed's share. `spent` says what the seconds went
-    to: training, links, cohorts, scores, other, and the checkpoint before. `notes` are what
-    programs noted of the nodes that were asked, by tier and name. `radio` is the round on the
-    virtual clock, where the experiment has a radio. `gradients` were evaluated by all devices on
-    their data, idle ones that train included.
+    by tier; more than 1,000 are ranges or a hash (covey/runtimes/cohort.py). `traffic` is by link,
+    direction ("down", "up") and lane ("train", "score"). `models` are the kept models by name,
+    "global" first; there are none in a round that is not scored. With several seeds side by side,
+    `seconds` is this seed's share. `spent` says what the seconds went to: training, links, cohorts,
+    scores, other, and the checkpoint before. `notes` are what programs noted of the nodes that were
+    asked, by tier and name. `radio` is the round on the virtual clock, where the experiment has a
+    radio. `gradients` were evaluated by all devices on their data, idle ones that train included.
     """
 
     round: int
-    cohorts: dict[str, list[int]]
+    cohorts: dict[str, Sequence[int]]
     traffic: dict[tuple[str, str, str], Traffic]
     models: dict[str, Model]
     seconds: float
@@ -83,7 +84,8 @@ class Round:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """Made once: every checkpoint holds all records so far."""
-        out = asdict(replace(self, traffic={}))
+        out = asdict(replace(self, traffic={}, cohorts={}))
+        out["cohorts"] = {tier: cohort.plain(ids) for tier, ids in self.cohorts.items()}
         for key, traffic in self.traffic.items():
             out["traffic"]["/".join(key)] = asdict(traffic)
         for model in out["models"].values():
@@ -185,7 +187,7 @@ def read(facts: dict[str, Any]) -> Round:
         radio = RadioRecord(**facts["radio"])
     return Round(
         round=facts["round"],
-        cohorts=facts["cohorts"],
+        cohorts={tier: cohort.read(ids) for tier, ids in facts["cohorts"].items()},
         traffic=traffic,
         models=models,
         seconds=facts["seconds"],

@@ -246,7 +246,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         out: list[Totals | None] = []
         for before, more in zip(self._state.totals, trained.totals, strict=True):
             if before is not None:
-                before = plus(before, more)
+                before = plus(before, more, self.seeds[0].sizes)
             out.append(before)
         return tuple(out)
 

@@ -24,7 +24,7 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Drawn, Nodes
 from covey.kernel.replies import Exact, exact
 from covey.runs.devices import perplexity
 from covey.runs.observed import NONZEROS, UNKNOWN
@@ -340,7 +340,7 @@ class Scorer:
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
-    def _cohort(self, me: Nodes) -> Tensor | None:
+    def _cohort(self, me: Nodes) -> Drawn | None:
         """The children that are asked: the devices drawn, or all nodes of another tier.
 
         Nodes of other tiers keep models of their own.

@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
-from covey.kernel.nodes import Cohort, Idle, Nodes
+from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
 from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
@@ -35,6 +35,7 @@ from covey.links.spec import LinkSpecs
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Facts, Played
+from covey.runtimes.training_tree import training_tree
 from covey.tree import Topology
 from covey.types import Ids, Rows
 
@@ -184,7 +185,15 @@ class BaseRuntime(Runtime):
         self.clock = Clock()
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
-        self._last_children: dict[str, _Children] = {}
+        self._last_children: dict[tuple[str, Lane], _Children] = {}
+        self.training = self._training_tree()
+
+    def _training_tree(self) -> Topology:
+        """The tree without the nodes under which no device has training examples."""
+        examples = {}
+        for tier, size in self._sizes().items():
+            examples[tier] = self.examples(tier, torch.arange(size))
+        return training_tree(self.tree, examples)
 
     # What a run uses
 
@@ -285,6 +294,13 @@ class BaseRuntime(Runtime):
         """Whether the environment wants to know how many weights a node moved."""
         return not self.environment.ideal
 
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
+        if self._play.trains:
+            return self.training
+        return self.tree
+
     def initial(self, tier: str, ids: Ids) -> Rows:
         """The common initial row of each node's tree, [n, P], which the caller may change."""
         if len(self.start) == 1:
@@ -377,6 +393,8 @@ class BaseRuntime(Runtime):
         """The children that `sample` names: (position of the asker, child id)."""
         sample = ask.sample
         askers = me.ids[asking]
+        if isinstance(sample, Drawn):
+            return self._among_children(me.tier, askers, sample.ids)
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
                 fix = "give a number, or a bool for each child"
@@ -388,19 +406,30 @@ class BaseRuntime(Runtime):
         if sample is None:
             return self._children(me.tier, askers)
         # Also when nobody asks, so that a wrong number is an error before the first round.
-        self.tree.picks(me.tier, sample)
+        self.members.picks(me.tier, sample)
         copy = self.tree.copy(me.tier, askers)
         by_seed = draws.keys(self.seeds, me.round, ask.path, tier)
         address = by_seed[copy]
-        return self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        return self.members.cohort(me.tier, askers, sample=sample, address=address)
+
+    def _among_children(self, tier: str, askers: Ids, drawn: Ids) -> tuple[Tensor, Ids]:
+        """Those of the drawn nodes that are children of the askers: (position, child id)."""
+        if not len(askers):
+            return drawn[:0], drawn[:0]
+        first = self.tree.first(tier, askers)
+        stop = first + self.tree.counts(tier, askers)
+        position = torch.searchsorted(first, drawn, right=True) - 1
+        own = (position >= 0) & (drawn < stop[position])
+        return position[own], drawn[own]
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
-        last = self._last_children.get(tier)
+        key = (tier, self._play.lane)
+        last = self._last_children.get(key)
         if last is None or not torch.equal(last.askers, ids):
-            position, children = self.tree.cohort(tier, ids, sample=None, address=0)
+            position, children = self.members.cohort(tier, ids, sample=None, address=0)
             last = _Children(ids, position, children)
-            self._last_children[tier] = last
+            self._last_children[key] = last
         return last.position, last.ids
 
     def _idle(self, me: Nodes, asker: Tensor, answers: Tensor) -> Tensor | None:
@@ -428,8 +457,7 @@ class BaseRuntime(Runtime):
             children = f"the {total} children of {len(me)} {me.tier} nodes"
             raise ProgramError(f"{argument}= holds {len(value)} values for {children}.")
         starts = torch.cumsum(counts, 0) - counts
-        first = self.tree.first(me.tier, me.ids)
-        positions = starts[asker] + ids - first[asker]
+        positions = starts[asker] + self.members.child_number(me.tier, me.ids, asker, ids)
         return value[positions.to(value.device)]
 
     # Replies
@@ -441,8 +469,7 @@ class BaseRuntime(Runtime):
             answered = answered[answers.counted]
         asker = question.asker[answered]
         above, _ = question.ends
-        first = self.tree.first(above, question.askers)
-        child = question.ids[answered] - first[asker]
+        child = self.members.child_number(above, question.askers, asker, question.ids[answered])
         askers = len(question.askers)
 
         def replies(messages: list[Any]) -> Replies:
