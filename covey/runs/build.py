@@ -20,6 +20,7 @@ from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
 from covey.runs.experiment import Experiment
+from covey.runs.loss_notes import loss_notes
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
 from covey.runtimes.contract import Runtime
@@ -82,6 +83,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         task = task_of(first, module, Shards.stack(data))
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
+    notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)
     notes += _stop_notes(first)
     if first.algorithm.splits:
