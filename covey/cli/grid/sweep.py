@@ -49,6 +49,7 @@ class Result:
 
     axes: list[Axis]
     trials: list[Trial]
+    metric: str = ""  # the one that `select` names; "": accuracy, or else the loss
 
     @property
     def best(self) -> Trial | None:
@@ -179,7 +180,7 @@ class Sweep:
         """All trials that have ended, the best first."""
         trials = [self._trial(number) for number in self._numbers()]
         trials.sort(key=lambda trial: (-trial.score, trial.number))
-        return Result(self.axes, trials)
+        return Result(self.axes, trials, self.config.select.removeprefix("-"))
 
     def _begin(self, name: str, trials: int) -> Search:
         seed = self.config.seed
@@ -252,7 +253,9 @@ def table(result: Result) -> Table:
     for trial in result.trials[:_SHOWN]:
         values = [spell(trial.settings[key]) for key in keys]
         rounds = ", ".join(map(str, trial.chosen_round))
-        rows.append([str(trial.number), trial.model or "-", _figure(trial), rounds, *values])
+        rows.append(
+            [str(trial.number), trial.model or "-", _figure(trial, result), rounds, *values]
+        )
     count = len(result.trials)
     title = f"{count} trials, the best on validation data first"
     if count > _SHOWN:
@@ -264,9 +267,10 @@ def table(result: Result) -> Table:
     return Table(title, heads, rows, left=2, notes=notes)
 
 
-def _figure(trial: Trial) -> str:
+def _figure(trial: Trial, result: Result) -> str:
+    """The score as users know it: a share in per cent, or what is to be small by its name."""
     if trial.score == -math.inf:
         return "failed"
     if trial.score >= 0:
-        return f"{100 * trial.score:.2f} %"
-    return f"loss {-trial.score:.4g}"
+        return f"{100 * trial.score:.2f} % {result.metric}".rstrip()
+    return f"{result.metric or 'loss'} {-trial.score:.4g}"
