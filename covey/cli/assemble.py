@@ -121,6 +121,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
         radio=radio,
+        schedules=config.schedules,
         **_training(config, seed),
     )
 
@@ -135,6 +136,8 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
         model,
         Tree.flat(1),
         rounds=1,
+        metrics=metrics(config.metrics),
+        select=config.select,
         **_training(config, seed),
     )
 

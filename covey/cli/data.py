@@ -139,6 +139,8 @@ def show(
         print(json.dumps({**facts, "picture": str(picture)}))
         return
     goal = "numbers to predict"
+    if shards.yes_no:
+        goal = f"{len(shards.names.labels)} yes-or-no labels"
     if shards.classes is not None:
         goal = f"{shards.classes} classes"
     console = Console(soft_wrap=True, highlight=False)

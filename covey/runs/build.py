@@ -114,10 +114,11 @@ def _simulator(
         first.idle,
         first.batches,
         air or Ideal(),
+        first.rates(),
         workers=_workers(first, task),
         memory=first.memory,
         grain=grain,
-        capture=first.capture,
+        capture=first.capture and not first.rates().schedules,
     )
 
 
@@ -142,6 +143,7 @@ def _loopback(
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
+            rates=experiment.rates(),
             place=location,
             training_place=training,
             under=examples,

@@ -20,7 +20,7 @@ from covey.data import Shards
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
-from covey.kernel.algorithm import Program
+from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
@@ -156,7 +156,7 @@ class Station(BaseRuntime):
     def _owner(self, program: Program) -> tuple[str, dict[str, Any]]:
         """Whose program this is, and its parameters."""
         owner: Any = getattr(program, "__self__", None)
-        if owner is self.algorithm:
+        if isinstance(owner, Algorithm):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
@@ -306,7 +306,7 @@ class Station(BaseRuntime):
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
-        owner: Any = self.algorithm
+        owner: Any = self.algorithm_in(header["round"])
         if header["owner"] != ALGORITHM:
             make = self.makers[header["owner"]]
             owner = make(header["parameters"])

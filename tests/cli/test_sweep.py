@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from covey.cli.config import load
-from covey.cli.grid.axes import Axis, axis
+from covey.cli.grid.axes import axis
 from covey.cli.grid.search import Optuna, random
-from covey.cli.grid.sweep import Result, Trial, table
 from covey.report.sweep_picture import Scale
 from tests.cli.command import covey as command
 from tests.cli.test_grid import SMALL
@@ -142,12 +141,3 @@ def test_trials_that_fail_come_last(tmp_path: Path) -> None:
     assert "1 trials failed; trial 2: " in ended.out
     trials = json.loads((tmp_path / "grid" / "sweep.json").read_text())["trials"]
     assert [trial["score"] is None for trial in trials] == [False, True]
-
-
-def test_scores_are_named_by_the_metric_of_select() -> None:
-    good = Trial(1, {"algorithm.lr": 0.1}, 0.5, "global", (2,))
-    bad = Trial(2, {"algorithm.lr": 0.2}, -0.25, "global", (3,))
-    axes = [Axis("algorithm.lr", (0.1, 0.2))]
-    for metric, shown in (("", ["50.00 %", "loss 0.25"]), ("f1", ["50.00 % f1", "f1 0.25"])):
-        rows = table(Result(axes, [good, bad], metric)).rows
-        assert [row[2] for row in rows] == shown
