@@ -25,6 +25,7 @@ from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
 from covey.runtimes.contract import Runtime
 from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -104,6 +105,11 @@ def _simulator(
     grain = _GRAIN
     if first.workers or task.path == "each":  # one row is work enough for a worker
         grain = 1
+    workers = _workers(first, task)
+    chunk_rows = None
+    if task.device.type == "cpu":
+        keep_freed_memory()
+        chunk_rows = min(cache_bytes() // workers, LARGEST_ROWS)
     return Simulator(
         first.algorithm,
         tree,
@@ -115,8 +121,9 @@ def _simulator(
         first.batches,
         air or Ideal(),
         first.rates(),
-        workers=_workers(first, task),
+        workers=workers,
         memory=first.memory,
+        chunk_rows=chunk_rows,
         grain=grain,
         capture=first.capture and not first.rates().schedules,
     )
