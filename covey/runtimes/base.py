@@ -27,7 +27,7 @@ from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.nodes import Cohort, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
+from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -204,13 +204,20 @@ class BaseRuntime(Runtime):
             me = Nodes(self, top, ids, round=round, path=0)
             answer = program(me, rows.clone())
             self._settle(me, answer)
+            facts = play.facts
+            if len(rows):
+                facts = self._all_facts(facts, answer)
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
             devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds, devices)
+        return facts.played(answer, environment, seconds, devices)
+
+    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+        """The facts of all processes that play together."""
+        return facts
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -443,7 +450,6 @@ class BaseRuntime(Runtime):
         above, _ = question.ends
         first = self.tree.first(above, question.askers)
         child = question.ids[answered] - first[asker]
-        askers = len(question.askers)
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
@@ -455,12 +461,25 @@ class BaseRuntime(Runtime):
                     message = message.rows
                 if message is not None:
                     parts.append(message)
-            return Replies(parts or None, asker=asker, askers=askers, child=child)
+            return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
             by_number = zip(*answers.parts, strict=True)
             return tuple(replies(list(messages)) for messages in by_number)
         return replies(list(answers.parts))
+
+    def _replies_of(
+        self,
+        question: Question,
+        parts: list[Rows | Masked | Deferred] | None,
+        asker: Tensor,
+        child: Tensor,
+    ) -> Replies:
+        """The replies that consist of these parts.
+
+        Each answer has the position of its asker and its number among the asker's children.
+        """
+        return Replies(parts, asker=asker, askers=len(question.askers), child=child)
 
     # Links
 
