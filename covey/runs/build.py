@@ -42,6 +42,7 @@ The bits are the same.
 AUTO = "auto"
 """Sharded in a process that torchrun has started as one of several, else the simulator."""
 
+_VERSION = "version of "
 _GRAIN = 200_000
 """Values of rows below which a second thread waits for Python's lock more than it computes."""
 
@@ -193,7 +194,7 @@ def _check_sharded(experiments: Sequence[Experiment]) -> None:
 def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
     """Refuse ranks with different experiments, or with other versions of covey or torch."""
     versions = checkpoint.versions()
-    mine = {**facts, **{f"version of {name}": text for name, text in versions.items()}}
+    mine = {**facts, **{f"{_VERSION}{name}": text for name, text in versions.items()}}
     everyone = ranks.gather_json("compare experiments", mine)
     different = first_difference(everyone)
     if different is None:
@@ -202,11 +203,11 @@ def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
     there, here = checkpoint.around_difference(
         str(everyone[rank].get(name)), str(everyone[0].get(name))
     )
-    fix = "start all of them with the same file, data and versions"
-    if name == "version of processor":
-        fix = f"set ATEN_CPU_CAPABILITY={min(there, here).split()[-1].lower()} on all machines"
+    fix = "start all ranks with the same file, data and versions"
+    if name == f"{_VERSION}processor":
+        fix = "set the same ATEN_CPU_CAPABILITY on all machines, for instance avx2"
     raise ConfigError(
-        f"rank {rank} has another {name} than rank 0 ({there} and {here}); {fix}. "
+        f"the {name} of rank {rank} is not that of rank 0 ({there} and {here}); {fix}. "
         'To run an experiment of its own in every process, give runtime="simulator".'
     )
 

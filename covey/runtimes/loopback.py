@@ -521,8 +521,8 @@ class Loopback(Runtime):
             count += len(own)
         held = sorted(set(parts) - {PRESENT})
         labels = [PRESENT, *held]
-        joined = {label: joined(parts[label]) for label in labels}
-        return Frozen(tier, name, torch.cat(rows), joined)
+        entries_of_all = {label: joined(parts[label]) for label in labels}
+        return Frozen(tier, name, torch.cat(rows), entries_of_all)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Hand every station its own rows of one entry of `freeze`, of any runtime."""

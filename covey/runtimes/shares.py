@@ -61,8 +61,8 @@ def _level(tree: Topology, ranks: int) -> int:
             return level
     devices = tree.sizes[-1]
     raise ConfigError(
-        f"{ranks} ranks, but only {devices} devices train: every rank needs one; "
-        f"start at most {devices} processes."
+        f"{ranks} ranks for a tree with {devices} devices: every rank needs one of its own; "
+        f"start at most {devices} processes (--nproc-per-node)."
     )
 
 
