@@ -119,10 +119,12 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_sample=config.score_sample,
         metrics=metrics(config.metrics),
         select=config.select,
+        stop=config.stop,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
         radio=radio,
+        schedules=config.schedules,
         **_training(config, seed),
     )
 
@@ -137,6 +139,8 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
         model,
         Tree.flat(1),
         rounds=1,
+        metrics=metrics(config.metrics),
+        select=config.select,
         **_training(config, seed),
     )
 
@@ -148,6 +152,7 @@ def _training(config: Config, seed: int) -> dict[str, Any]:
     return out | {
         "seed": seed,
         "loss": loss(config.loss),
+        "solver": solver(config.solver),
         "private": private,
         "dtype": _DTYPES[config.dtype],
         "augment": augment(config.augment),
@@ -169,6 +174,17 @@ def loss(given: str | dict[str, Any]) -> Any:
     if not isinstance(given, str) and len(given) > 1:
         raise ConfigError(f"loss {name} takes no settings; put them into the function.")
     return modules.find("loss", name, setting=f"loss = {name!r}")
+
+
+def solver(given: str | dict[str, Any]) -> Any:
+    """What a file asks for, with the class or function in the place of a name such as mine:Lion."""
+    name = loss_name(given)
+    if not isinstance(name, str) or ":" not in name:
+        return given
+    own = modules.find("solver", name, setting=f"solver = {name!r}")
+    if isinstance(given, str):
+        return own
+    return {**given, "name": own}
 
 
 def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:

@@ -27,6 +27,9 @@ from covey.runtimes.ranks import Ranks
 
 __all__ = ["Interrupted", "resume", "start"]
 
+_MAY_CHANGE = ("rounds=", "stop=", "stop.")
+"""How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
+
 
 def start(
     config: Config,
@@ -60,8 +63,8 @@ def resume(
     experiments = experiments or Experiments()
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
-    if other := [change for change in changes if not change.startswith("rounds=")]:
-        rule = "a resumed run may only get more rounds; start a new one for other changes"
+    if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
+        rule = "a resumed run may only get more rounds or another stop; start a new one for others"
         raise ConfigError(f"{other[0]!r}: {rule}.")
     folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
@@ -149,13 +152,15 @@ class _Command:
 
     def _prepare(self, config: Config, folder: Folder) -> None:
         """Mend what a crash has damaged, and write the resolved file."""
-        targets = folders_of(config, folder).values()
+        targets = folders_of(config, folder)
         with self.experiments.ranks.together("mend the folder"):
             if folder.writes:
-                for target in targets:
+                for target in targets.values():
                     recover.mend(target, self.console)
-        for target in targets:
+        for seed, target in targets.items():
             recover.check_rounds(config, target)
+            if config.stop is not None:
+                recover.check_stop(target, self.experiments.of(config, seed))
         folder.write("config.toml", config.text())
 
     def _write_commands(self, go_on: str) -> None:

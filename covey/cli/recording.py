@@ -117,7 +117,7 @@ def _wanted(run: Seed, figures: node_round.NodeRound) -> bool:
     """Whether a round has a line: those evenly spaced, the best so far and the last."""
     experiment = run.experiment
     number = figures.round + 1
-    last = number == experiment.rounds
+    last = run.done
     scored = math.ceil(experiment.rounds / experiment.score_every)
     devices = sum(len(sums) for sums in figures.devices.values())
     stride = math.ceil(scored * devices / _SUMS)
@@ -129,7 +129,7 @@ def described(run: Seed, method: str) -> dict[str, Any]:
     """What is known of the nodes of a run before its first round, as JSON can hold it."""
     task = run.runtime.task
     algorithm = run.experiment.algorithm
-    out = {
+    out: dict[str, Any] = {
         "method": method,
         "metric": node_round.metric_of(run),
         "learns_global": algorithm.learns_global,
@@ -139,6 +139,9 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "tiers": list(run.sizes),
         "sizes": list(run.sizes.values()),
     }
+    metrics = node_round.metric_names(run)
+    if metrics:
+        out["metrics"] = metrics
     if not _small(run):
         devices = list(run.sizes.values())[-1]
         out["note"] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
@@ -19,6 +21,7 @@ from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
 from covey.runs import checkpoint
 from covey.runs.experiment import Experiment
+from covey.runs.loss_notes import loss_notes
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
 from covey.runtimes import launch
@@ -99,6 +102,7 @@ def build(
         notes.append(note)
     pairs = zip(experiments, outs, strict=True)
     data = [training_data(experiment, out) for experiment, out in pairs]
+    notes += data[0].receiver_notes()
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -113,7 +117,9 @@ def build(
         task = task_of(first, module, Shards.stack(data))
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
+    notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)
+    notes += _stop_notes(first)
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
     return Built(built, newcomers, outs, notes)
@@ -139,10 +145,11 @@ def _simulator(
         first.idle,
         first.batches,
         air or Ideal(),
+        first.rates(),
         workers=_workers(first, task),
         memory=first.memory,
         grain=_grain(first, task),
-        capture=first.capture,
+        capture=first.capture and not first.rates().schedules,
     )
 
 
@@ -171,10 +178,12 @@ def _sharded(
         (experiment.seed,),
         experiment.idle,
         experiment.batches,
+        Ideal(),
+        experiment.rates(),
         workers=_workers(experiment, task),
         memory=experiment.memory,
         grain=_grain(experiment, task),
-        capture=experiment.capture,
+        capture=experiment.capture and not experiment.rates().schedules,
         ranks=ranks,
         shares=shares,
     )
@@ -240,7 +249,7 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, own_task: Task, examples: int) -> Station:
+    def station(location: Place, training: Place | None, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
@@ -250,7 +259,9 @@ def _loopback(
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
+            rates=experiment.rates(),
             place=location,
+            training_place=training,
             under=examples,
             makers={Scorer.__name__: scorer},
         )
@@ -286,8 +297,15 @@ def _others(devices: int, out: Sequence[int]) -> list[int]:
 
 
 def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
-    """The data of the devices held out."""
-    return experiment.protocol_data().chosen(sorted(out))
+    """The data of the devices held out, of which one or more has training examples."""
+    data = experiment.protocol_data()
+    chosen = sorted(out)
+    if not bool(data.train.counts()[chosen].any()):
+        raise ConfigError(
+            f"holdout_devices: none of the devices {some(chosen)} has training examples to adapt "
+            "to; hold out others."
+        )
+    return data.chosen(chosen)
 
 
 def module_of(experiment: Experiment) -> nn.Module:
@@ -413,6 +431,25 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     if sample is None or sample <= devices:
         return []
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
+
+
+def _stop_notes(experiment: Experiment) -> list[str]:
+    """What the user should know of an early stop that the rounds leave no room for."""
+    stop = experiment.early_stop()
+    if stop is None:
+        return []
+    before = experiment.rounds - 1
+    scored = before // experiment.score_every
+    every = experiment.score_train_every
+    if every is not None:
+        scored += before // every - before // math.lcm(every, experiment.score_every)
+    too_few = f"stop cannot act in {experiment.rounds} rounds"
+    if stop.min_rounds > before:
+        return [f"{too_few}: min_rounds = {stop.min_rounds}."]
+    if scored <= stop.patience:
+        needed = f"patience = {stop.patience} needs {stop.patience + 1} scored rounds"
+        return [f"{too_few}: {needed} before the last, and there are {scored}."]
+    return []
 
 
 def _link_notes(

@@ -36,6 +36,7 @@ from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
+from covey.runs.stopping import Patience
 from covey.runs.totals import Totals, plus
 from covey.runtimes.facts import Played
 
@@ -103,14 +104,18 @@ class Runs(Iterator[tuple[Round, ...]]):
         paths = list(resume or ())
         if any(path is not None for path in paths):
             self._restore(paths)
+        self._patience = self._new_patience()
         if self.round >= self.experiment.rounds:
             already = f"{paths[0]} has run {self.round} already"
             raise ConfigError(
                 f"rounds = {self.experiment.rounds}, but {already}; give more rounds."
             )
+        if self.stopped is not None:
+            fix = "to go on, give stop more patience, or leave it out"
+            raise ConfigError(f"{paths[0]}: {self.stopped}; {fix}.")
 
     def __next__(self) -> tuple[Round, ...]:
-        if self.round >= self.experiment.rounds:
+        if self.done:
             raise StopIteration
         with self.alone("run a round"):
             state = self._state
@@ -155,6 +160,30 @@ class Runs(Iterator[tuple[Round, ...]]):
     def round(self) -> int:
         """The round that comes next."""
         return self._state.round
+
+    @property
+    def done(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+        return self.round >= self.experiment.rounds or self.stopped is not None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run stopped early; None where it did not."""
+        if self._patience is None or self.stopping_rule is None:
+            return None
+        if self.round >= self.experiment.rounds:
+            return None
+        return self._patience.reason(self.round)
+
+    @property
+    def stopping_rule(self) -> str | None:
+        """The rule by which the run stops after the last round, in one line; None where none does.
+
+        A run of more rounds would have stopped there too.
+        """
+        if self._patience is None or not self._patience.ended(self._state.histories[0]):
+            return None
+        return self._patience.stop.text
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -218,7 +247,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         out: list[Totals | None] = []
         for before, more in zip(self._state.totals, trained.totals, strict=True):
             if before is not None:
-                before = plus(before, more)
+                before = plus(before, more, self.seeds[0].sizes)
             out.append(before)
         return tuple(out)
 
@@ -309,6 +338,21 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
         self.runtime.commit()
 
+    def _new_patience(self) -> Patience | None:
+        """The count of the early stop.
+
+        An algorithm that is compared with others may lack the model that counts in theirs, so that
+        is no error.
+        """
+        stop = self.experiment.early_stop()
+        if stop is None:
+            return None
+        names = models.names(self.runtime)
+        if stop.model and stop.model not in names:
+            lacks = f"stop: this run has no model {stop.model!r} but {', '.join(names)}"
+            self.notes.append(f"{lacks}; every model that trains counts.")
+        return Patience(stop, self.experiment)
+
     def _serve(self, w: Tensor, round: int) -> Played:
         """The server's program on these rows; errors in a user's algorithm name their line."""
         algorithm = self.experiment.algorithm
@@ -342,7 +386,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices)
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
@@ -440,7 +484,7 @@ class Run(Seed, Iterator[Round]):
         except BaseException:
             self._progress.end()
             raise
-        self._progress.show(record)
+        self._progress.show(record, last=self.done)
         return record
 
     def progress(self) -> Iterator[Round]:
@@ -452,7 +496,7 @@ class Run(Seed, Iterator[Round]):
         try:
             for record in self:
                 if self.runtime.leads:
-                    line.show(record)
+                    line.show(record, last=self.done)
                 yield record
         finally:
             line.end()
@@ -460,6 +504,8 @@ class Run(Seed, Iterator[Round]):
     def __repr__(self) -> str:
         method = type(self.experiment.algorithm).__name__
         done = f"{self.round} of {self.experiment.rounds} rounds"
+        if self.stopped is not None:
+            done = f"stopped early after {done}"
         return f"<Run of {method} on {self.runtime.tree}, {done}: {', '.join(self.models())}>"
 
     def _repr_html_(self) -> str:

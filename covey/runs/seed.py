@@ -19,6 +19,7 @@ from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import PRESENT, Frozen
 from covey.links.meter import Meter
+from covey.links.node_bytes import NodeKey
 from covey.runs import build, checkpoint, models, saving
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen, Which, label_in
@@ -31,7 +32,7 @@ from covey.runs.saving import Saved
 from covey.runs.scoring import Scorer
 from covey.runs.snapshot import PRIVATE, Beside, Snapshot
 from covey.runs.state import State
-from covey.runs.totals import Totals
+from covey.runs.totals import dense
 
 if TYPE_CHECKING:
     from covey.runs.run import Runs
@@ -80,6 +81,16 @@ class Seed:
         return self._runs.round
 
     @property
+    def done(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+        return self._runs.done
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run stopped early; None where it did not."""
+        return self._runs.stopped
+
+    @property
     def _last_round(self) -> int:
         """The round that was run last, counted from 0; 0 before the first."""
         return max(self.round - 1, 0)
@@ -95,12 +106,15 @@ class Seed:
         return self._state.meters[self._copy]
 
     @property
-    def totals(self) -> Totals | None:
+    def totals(self) -> dict[NodeKey, Tensor] | None:
         """Sums over all rounds for every node, by tier and name: "down" and "up" are bytes.
 
         None in a run that began before nodes were counted.
         """
-        return self._state.totals[self._copy]
+        totals = self._state.totals[self._copy]
+        if totals is None:
+            return None
+        return dense(totals)
 
     @property
     def chosen(self) -> dict[str, Chosen]:
@@ -319,6 +333,7 @@ class Seed:
         contents = run.checkpoint(
             history=self._written(target).facts(),
             fingerprint=self._runs._fingerprints[self._copy],
+            stopped=self._runs.stopping_rule,
         )
         checkpoint.write(target, contents)
 

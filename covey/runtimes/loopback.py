@@ -20,7 +20,7 @@ from covey.data import Shards
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
-from covey.kernel.algorithm import Program
+from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
@@ -40,8 +40,9 @@ from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Played
 from covey.runtimes.frozen import joined, part_of
-from covey.runtimes.place import OwnStore, Place
-from covey.tree import Tree
+from covey.runtimes.place import OwnStore, Place, TrainingPlace
+from covey.runtimes.training_tree import TrainingTree, training_tree
+from covey.tree import Topology, Tree
 from covey.types import Ids, Rows
 
 Send = Callable[[bytes], bytes]
@@ -71,6 +72,8 @@ class Station(BaseRuntime):
     """One node: it plays the programs of its own tier, and asks its children through bytes."""
 
     place: Place = field(kw_only=True)
+    training_place: Place | None = field(default=None, kw_only=True)
+    """The place among those who train; None: all do."""
     under: int = field(kw_only=True)
     """How many training examples all devices under this node hold, as the node was told."""
     makers: Mapping[str, Make] = field(kw_only=True)
@@ -85,6 +88,10 @@ class Station(BaseRuntime):
     def forget(self) -> None:
         """Forget everything that this node keeps."""
         self.store = OwnStore(self._sizes(), place=self.place)
+
+    def _training_tree(self) -> Topology:
+        """The place among those who train, as this node was told."""
+        return self.training_place or self.place
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under this node hold, [1]."""
@@ -150,7 +157,7 @@ class Station(BaseRuntime):
     def _owner(self, program: Program) -> tuple[str, dict[str, Any]]:
         """Whose program this is, and its parameters."""
         owner: Any = getattr(program, "__self__", None)
-        if owner is self.algorithm:
+        if isinstance(owner, Algorithm):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
@@ -300,7 +307,7 @@ class Station(BaseRuntime):
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
-        owner: Any = self.algorithm
+        owner: Any = self.algorithm_in(header["round"])
         if header["owner"] != ALGORITHM:
             make = self.makers[header["owner"]]
             owner = make(header["parameters"])
@@ -407,12 +414,13 @@ class Loopback(Runtime):
         tree: Tree,
         shards: Shards,
         task: Callable[[Shards, Population], Task],
-        station: Callable[[Place, Task, int], Station],
+        station: Callable[[Place, Place | None, Task, int], Station],
     ) -> None:
         """Make a station for every node.
 
         `task` makes the task of a node from its own shard. `station` makes a node from its place,
-        its task, and the number of examples under it, which the node is told.
+        its place among those who train (None: all do), its task, and the number of examples under
+        it, which the node is told.
         """
         if tree.copies != 1:
             fix = "run the seeds one after the other"
@@ -421,11 +429,10 @@ class Loopback(Runtime):
         self.tree: Tree = tree
         self.stations: dict[str, list[Station]] = {}
         nothing = Shards.none(shards)
-        offset = shards.train.offset
+        examples = {tier: _under(tree, tier, shards) for tier in tree.tiers}
+        training = training_tree(tree, examples)
         for tier in reversed(tree.tiers):
-            ids = torch.arange(tree.size(tier))
-            first, stop = tree.span(tier, ids)
-            under = (offset[stop] - offset[first]).tolist()
+            under = examples[tier].tolist()
             stations = []
             for number in range(tree.size(tier)):
                 own = nothing
@@ -433,7 +440,10 @@ class Loopback(Runtime):
                     own = shards.only([number])
                 own_task = task(own, population.local())
                 node = Place.of(tree, tier, number)
-                stations.append(station(node, own_task, under[number]))
+                among = None
+                if isinstance(training, TrainingTree):
+                    among = TrainingPlace.within(training, node)
+                stations.append(station(node, among, own_task, under[number]))
             self.stations[tier] = stations
         self._connect()
         top = tree.tiers[0]
@@ -552,6 +562,13 @@ class Loopback(Runtime):
             column = station.store.columns.get((tier, name))
             if column is not None:
                 yield station, column
+
+
+def _under(tree: Tree, tier: str, shards: Shards) -> Tensor:
+    """How many training examples all devices under each node of a tier hold, [nodes]."""
+    first, stop = tree.span(tier, torch.arange(tree.size(tier)))
+    offset = shards.train.offset
+    return offset[stop] - offset[first]
 
 
 def _only(station: Station) -> slice:

@@ -45,6 +45,11 @@ class Sharded(Simulator):
     gathered: int = GATHERED
     """Bytes of all answers that cross the cut up to which sums are gathered."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks.world > 1:
+            self.rounds = None  # a CUDA graph of a whole round cannot wait for other ranks
+
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, which prints and writes files."""
@@ -205,12 +210,14 @@ class Sharded(Simulator):
         counts = [facts["rows"] for facts in everyone]
         rows = self.ranks.gather(frozen.rows, counts, everyone=False)
         first_place = sum(counts[: self.ranks.rank])
+        labels = dict.fromkeys(label for facts in everyone for label in facts["entries"])
         entries = {}
-        for label, entry in frozen.entries.items():
-            lengths = [facts["entries"][label] for facts in everyone]
+        for label in labels:
+            entry = frozen.entries.get(label) or joined([])
+            lengths = [facts["entries"].get(label, 0) for facts in everyone]
             table = torch.stack([entry.ids, entry.rounds, entry.places + first_place], dim=1)
             ids, rounds, places = self.ranks.gather(table, lengths, everyone=False).unbind(1)
-            entries[label] = joined([Entry(ids, rounds, places)])
+            entries[label] = Entry(ids.clone(), rounds.clone(), places.clone())
         return Frozen(frozen.tier, frozen.name, rows, entries)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 import covey
 from covey.laws import differences, state
+from tests import peek
 from tests.laws.cases import CASES, experiment
+from tests.laws.test_graphs import Rerun
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -23,6 +25,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "decay": 0.1, "schedule": "step"},
     "epochs": {"epochs": 1.5, "schedule": "linear"},
     "epochs-momentum": {"epochs": 2, "momentum": 0.5},
+    "kept-adam": {"name": "adam", "state": "kept"},
+    "kept-epochs": {"momentum": 0.8, "state": "kept", "epochs": 1.5},
 }
 METHODS = ("FedAvg", "FedRep", "PerMFL-lists")
 PAIRS = [(name, solver) for name in METHODS for solver in SOLVERS]
@@ -85,3 +89,31 @@ def test_seeds_side_by_side_are_as_seeds_alone(solver: str) -> None:
     for _ in together:
         pass
     assert differences(whole("FedAvg", solver), state(together.seeds[0])) == []
+
+
+@pytest.mark.parametrize("solver", [name for name in SOLVERS if "epochs" not in name])
+def test_a_replayed_program_is_as_one_that_runs(solver: str) -> None:
+    """With what stands in for a CUDA graph; schedules and kept state enter it as figures."""
+    plain = ended(covey.run(made("FedAvg", solver, rounds=5)))
+    replayed = covey.run(made("FedAvg", solver, rounds=5))
+    peek.use_graphs(replayed, Rerun)
+    assert differences(plain, ended(replayed)) == []
+
+
+@pytest.mark.parametrize("solver", ["kept-adam", "kept-epochs"])
+def test_a_round_that_fails_leaves_the_state_of_before(
+    solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = covey.run(made("FedAvg", solver))
+    next(run)
+    before = state(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(covey.Replies, "mean", _fails)
+        with pytest.raises(RuntimeError, match="a fault"):
+            next(run)
+    assert differences(before, state(run)) == []
+    assert differences(whole("FedAvg", solver), ended(run)) == []
+
+
+def _fails(*arguments: Any, **options: Any) -> None:
+    raise RuntimeError("a fault")
