@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import is_figure
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
-from covey.kernel.store import PRESENT
+from covey.kernel.store import PRESENT, Frozen
 from covey.links.meter import Meter
 from covey.links.node_bytes import NodeKey
 from covey.runs import build, checkpoint, models, saving
@@ -319,22 +319,30 @@ class Seed:
 
         Its records go to a file beside.
         """
-        with self._runs.alone("save"):
+        with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
-            target = Path(path).absolute()
             columns = list(self.runtime.freeze(self._copy))
-            state = self._state.of_seed(self._copy)
-            run = Saved(state, columns)
-            contents = run.checkpoint(
-                history=self._written(target).facts(),
-                fingerprint=self._runs._fingerprints[self._copy],
-                stopped=self._runs.stopping_rule,
-            )
-            checkpoint.write(target, contents)
+            if self.runtime.leads:
+                self._write(Path(path).absolute(), columns)
             self._runs._saving += time.perf_counter() - began
+
+    def _write(self, target: Path, columns: Sequence[Frozen]) -> None:
+        """Write a checkpoint with these columns, and the records beside it."""
+        state = self._state.of_seed(self._copy)
+        run = Saved(state, columns)
+        contents = run.checkpoint(
+            history=self._written(target).facts(),
+            fingerprint=self._runs._fingerprints[self._copy],
+            stopped=self._runs.stopping_rule,
+        )
+        checkpoint.write(target, contents)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
+        with self.runtime.together("resume"):
+            return self._restore(path)
+
+    def _restore(self, path: str | os.PathLike[str]) -> int:
         saved = checkpoint.read(path)
         try:
             wanted = self._runs._fingerprints[self._copy]

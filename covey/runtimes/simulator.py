@@ -119,6 +119,11 @@ class Simulator(BaseRuntime):
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """Send rows down, run the program on all children in chunks, send the answers up."""
+        down, each = self._all_sent(me, question)
+        return self._all_answers(me, question, down, each)
+
+    def _all_sent(self, me: Nodes, question: Question) -> tuple[list[Rows], list[Tensor]]:
+        """What arrives below: the askers' rows, and each child's own values."""
         with self._timed("links"):
             down = []
             for number, message in enumerate(question.rows):
@@ -127,6 +132,12 @@ class Simulator(BaseRuntime):
                 rows = self._sent(message, me.ids, question.copies, key, ends)
                 down.append(rows)
             each = [self._sent_each(question, values) for values in question.each]
+        return down, each
+
+    def _all_answers(
+        self, me: Nodes, question: Question, down: Sequence[Rows], each: Sequence[Tensor]
+    ) -> Answers:
+        """The answers of all children that run, as they arrive above."""
         effort = None
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
