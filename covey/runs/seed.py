@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,10 +315,12 @@ class Seed:
         played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
         """Write everything this run needs to go on as if it had never stopped.
 
-        Its records go to a file beside.
+        Its records go to a file beside. With `wait=False` a run on a GPU goes on while the files
+        are written: they are complete after `wait`, after the next save, and after the last round.
+        Until then the checkpoint before is the valid one.
         """
         with self._runs.alone("save"):
             began = time.perf_counter()
@@ -325,13 +328,28 @@ class Seed:
             columns = list(self.runtime.freeze(self._copy))
             state = self._state.of_seed(self._copy)
             run = Saved(state, columns)
-            contents = run.checkpoint(
-                history=self._written(target).facts(),
-                fingerprint=self._runs._fingerprints[self._copy],
-                stopped=self._runs.stopping_rule,
-            )
-            checkpoint.write(target, contents)
+            rule = self._runs.stopping_rule
+            if wait or not self._runs.writes_beside:
+                self._runs.writer.wait()
+                self._write(target, run, rule)
+            else:
+                job = partial(self._write, target, run.in_main_memory(), rule)
+                self._runs.writer.begin(job, self.round)
             self._runs._saving += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; an error that prevented it is raised here."""
+        self._runs.writer.wait()
+
+    def _write(self, target: Path, run: Saved, stopped: str | None = None) -> None:
+        """Write a checkpoint and the records beside it."""
+        history = run.state.histories[0]
+        contents = run.checkpoint(
+            history=self._written(target, history).facts(),
+            fingerprint=self._runs._fingerprints[self._copy],
+            stopped=stopped,
+        )
+        checkpoint.write(target, contents)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
@@ -367,14 +385,14 @@ class Seed:
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
-    def _written(self, target: Path) -> Journal:
+    def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
         journals = self._runs._journals[self._copy]
         if target not in journals or not journals[target].whole:
             journals[target] = Journal.beside(target)
         journal = journals[target]
-        missing = [record.as_dict() for record in self.history[journal.records :]]
-        journal.append(missing, len(self.history))
+        missing = [record.as_dict() for record in history[journal.records :]]
+        journal.append(missing, len(history))
         return journal
 
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
