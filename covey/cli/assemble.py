@@ -136,6 +136,8 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
         model,
         Tree.flat(1),
         rounds=1,
+        metrics=metrics(config.metrics),
+        select=config.select,
         **_training(config, seed),
     )
 

@@ -127,7 +127,7 @@ def described(run: Seed, method: str) -> dict[str, Any]:
     """What is known of the nodes of a run before its first round, as JSON can hold it."""
     task = run.runtime.task
     algorithm = run.experiment.algorithm
-    out = {
+    out: dict[str, Any] = {
         "method": method,
         "metric": node_round.metric_of(run),
         "learns_global": algorithm.learns_global,
@@ -137,6 +137,9 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "tiers": list(run.sizes),
         "sizes": list(run.sizes.values()),
     }
+    metrics = node_round.metric_names(run)
+    if metrics:
+        out["metrics"] = metrics
     if not _small(run):
         devices = list(run.sizes.values())[-1]
         out["note"] = (

@@ -20,10 +20,12 @@ from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
 from covey.runs.experiment import Experiment
+from covey.runs.loss_notes import loss_notes
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
 from covey.runtimes.contract import Runtime
 from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -82,6 +84,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         task = task_of(first, module, Shards.stack(data))
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
+    notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)
     notes += _stop_notes(first)
     if first.algorithm.splits:
@@ -102,6 +105,11 @@ def _simulator(
     grain = _GRAIN
     if first.workers or task.path == "each":  # one row is work enough for a worker
         grain = 1
+    workers = _workers(first, task)
+    chunk_rows = None
+    if task.device.type == "cpu":
+        keep_freed_memory()
+        chunk_rows = min(cache_bytes() // workers, LARGEST_ROWS)
     return Simulator(
         first.algorithm,
         tree,
@@ -113,8 +121,9 @@ def _simulator(
         first.batches,
         air or Ideal(),
         first.rates(),
-        workers=_workers(first, task),
+        workers=workers,
         memory=first.memory,
+        chunk_rows=chunk_rows,
         grain=grain,
         capture=first.capture and not first.rates().schedules,
     )

@@ -385,7 +385,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices)
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 

@@ -72,8 +72,21 @@ class CudaReplay:
 
     def replay(self) -> None:
         """Do it again."""
+        if self._device.index in (None, torch.cuda.current_device()):
+            self._graph.replay()
+            return
         with torch.cuda.device(self._device):
             self._graph.replay()
+
+
+class Decisions(Protocol):
+    """Where comparisons of the round's number are recorded."""
+
+    compared: list[Compared]
+
+    def refuse(self, reason: str) -> None:
+        """What is noted cannot be captured."""
+        ...
 
 
 class Watched:
@@ -82,7 +95,7 @@ class Watched:
     Its comparisons are recorded: a graph serves all rounds with the same results.
     """
 
-    def __init__(self, value: int, tape: Tape) -> None:
+    def __init__(self, value: int, tape: Decisions) -> None:
         self._value = value
         self._tape = tape
 
