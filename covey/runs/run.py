@@ -23,7 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, fingerprint, html, models, record
-from covey.runs.build import build
+from covey.runs.build import build, chosen
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
@@ -90,7 +90,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
-        built = build(self.experiments, torch.stack(rows), runtime)
+        facts = self._fingerprints[0]
+        built = build(self.experiments, torch.stack(rows), runtime, facts)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -391,7 +392,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices)
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
@@ -478,7 +479,8 @@ class Run(Seed, Iterator[Round]):
         if resume is not None:
             path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
-        self._progress = Progress(experiment.rounds) if progress else None
+        shown = progress and self.runtime.leads
+        self._progress = Progress(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
         if self._progress is None:
@@ -499,7 +501,8 @@ class Run(Seed, Iterator[Round]):
         line = Progress(self.experiment.rounds)
         try:
             for record in self:
-                line.show(record, last=self.done)
+                if self.runtime.leads:
+                    line.show(record, last=self.done)
                 yield record
         finally:
             line.end()
@@ -520,22 +523,24 @@ def run(
     experiment: Experiment,
     *,
     resume: str | os.PathLike[str] | None = None,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     progress: bool = False,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
-    `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
+    `resume` continues from a checkpoint, bit for bit. The runtime is "simulator", one process for
+    all nodes, or "sharded" in processes that torchrun has started: each of them must then run,
+    save and read the same, in the same order. `runtime="loopback"` plays every node as an
     object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
     how far the run is into one line, on terminals and in notebooks.
     """
-    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
+    return Run(experiment, resume=resume, runtime=chosen(runtime), progress=progress)
 
 
 def runs(
     experiments: Sequence[Experiment],
     *,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
 ) -> Runs:
     """Experiments that differ in seed and data alone, in one go.
@@ -547,7 +552,7 @@ def runs(
         if path is not None:
             path = Path(path)
         paths.append(path)
-    return Runs(experiments, resume=paths, runtime=runtime)
+    return Runs(experiments, resume=paths, runtime=chosen(runtime))
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -322,24 +322,28 @@ class Seed:
         are written: they are complete after `wait`, after the next save, and after the last round.
         Until then the checkpoint before is the valid one.
         """
-        with self._runs.alone("save"):
+        with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
-            target = Path(path).absolute()
             columns = list(self.runtime.freeze(self._copy))
-            state = self._state.of_seed(self._copy)
-            run = Saved(state, columns)
-            rule = self._runs.stopping_rule
-            if wait or not self._runs.writes_beside:
-                self._runs.writer.wait()
-                self._write(target, run, rule)
-            else:
-                job = partial(self._write, target, run.in_main_memory(), rule)
-                self._runs.writer.begin(job, self.round)
+            if self.runtime.leads:
+                run = Saved(self._state.of_seed(self._copy), columns)
+                self._begin_writing(Path(path).absolute(), run, wait)
             self._runs._saving += time.perf_counter() - began
 
     def wait(self) -> None:
         """Wait until the last save is on the disk; an error that prevented it is raised here."""
         self._runs.writer.wait()
+
+    def _begin_writing(self, target: Path, run: Saved, wait: bool) -> None:
+        """Write a checkpoint now, or on a GPU while the run goes on."""
+        rule = self._runs.stopping_rule
+        writer = self._runs.writer
+        if wait or not self._runs.writes_beside:
+            writer.wait()
+            self._write(target, run, rule)
+        else:
+            job = partial(self._write, target, run.in_main_memory(), rule)
+            writer.begin(job, self.round)
 
     def _write(self, target: Path, run: Saved, stopped: str | None = None) -> None:
         """Write a checkpoint and the records beside it."""
@@ -353,6 +357,10 @@ class Seed:
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
+        with self.runtime.together("resume"):
+            return self._restore(path)
+
+    def _restore(self, path: str | os.PathLike[str]) -> int:
         saved = checkpoint.read(path)
         try:
             wanted = self._runs._fingerprints[self._copy]

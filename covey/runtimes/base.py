@@ -28,7 +28,8 @@ from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.moved import on_device
 from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
+from covey.kernel.rates import CONSTANT, Rates
+from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -183,6 +184,7 @@ class BaseRuntime(Runtime):
     idle: Idle = "skip"
     batches: Batches = "uniform"
     environment: Environment = field(default_factory=Ideal)
+    rates: Rates = CONSTANT
 
     def __post_init__(self) -> None:
         task = self.task
@@ -213,24 +215,43 @@ class BaseRuntime(Runtime):
         else:
             timed = self.clock("scores")
         self.clock.start()
+        program = self._in_round(program, round)
         with one_thread(), torch.no_grad(), timed:
             top = self.tree.tiers[0]
             ids = torch.arange(len(rows))
             me = Nodes(self, top, ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
+            facts = play.facts
+            if len(rows):
+                facts = self._all_facts(facts, answer)
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
             devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds, devices)
+        return facts.played(answer, environment, seconds, devices)
+
+    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+        """The facts of all processes that play together."""
+        return facts
 
     def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
         """The answer of the top tier's program, with everything that it did counted."""
         answer = program(me, rows.clone())
         self._settle(me, answer)
         return answer
+
+    def algorithm_in(self, round: int) -> Algorithm:
+        """The algorithm with its rates of a round."""
+        return self.rates.of(self.algorithm, round)
+
+    def _in_round(self, program: Program, round: int) -> Program:
+        """A program of the algorithm with its rates of a round; any other as it is."""
+        if getattr(program, "__self__", None) is not self.algorithm:
+            return program
+        own: Program = getattr(self.algorithm_in(round), program.__name__)
+        return own
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -483,7 +504,6 @@ class BaseRuntime(Runtime):
         asker = question.asker[answered]
         above, _ = question.ends
         child = self.members.child_number(above, question.askers, asker, question.ids[answered])
-        askers = len(question.askers)
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
@@ -495,12 +515,25 @@ class BaseRuntime(Runtime):
                     message = message.rows
                 if message is not None:
                     parts.append(message)
-            return Replies(parts or None, asker=asker, askers=askers, child=child)
+            return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
             by_number = zip(*answers.parts, strict=True)
             return tuple(replies(list(messages)) for messages in by_number)
         return replies(list(answers.parts))
+
+    def _replies_of(
+        self,
+        question: Question,
+        parts: list[Rows | Masked | Deferred] | None,
+        asker: Tensor,
+        child: Tensor,
+    ) -> Replies:
+        """The replies that consist of these parts.
+
+        Each answer has the position of its asker and its number among the asker's children.
+        """
+        return Replies(parts, asker=asker, askers=len(question.askers), child=child)
 
     # Links
 
@@ -517,7 +550,7 @@ class BaseRuntime(Runtime):
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
             return None
-        cut = self.algorithm.cut(key.sender, self._play.round)
+        cut = self.algorithm_in(self._play.round).cut(key.sender, self._play.round)
         if self._play.tape is not None:
             self._play.tape.cut(key.sender, cut)
         return cut

@@ -46,12 +46,14 @@ _SCORES = 4
 class Simulator(BaseRuntime):
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows; `capture` allows CUDA graphs. In an
-    environment with a clock programs are not captured, since their steps are counted.
+    A chunk for a worker holds at least `grain` values of rows, and at most `chunk_rows` bytes of
+    them (None: no limit). `capture` allows CUDA graphs. In an environment with a clock programs are
+    not captured, since their steps are counted.
     """
 
     workers: int = 1
     memory: int = MEMORY
+    chunk_rows: int | None = None
     grain: int = 1
     capture: bool = True
 
@@ -117,6 +119,11 @@ class Simulator(BaseRuntime):
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """Send rows down, run the program on all children in chunks, send the answers up."""
+        down, each = self._all_sent(me, question)
+        return self._all_answers(me, question, down, each)
+
+    def _all_sent(self, me: Nodes, question: Question) -> tuple[list[Rows], list[Tensor]]:
+        """What arrives below: the askers' rows, and each child's own values."""
         with self._timed("links"):
             down = []
             for number, message in enumerate(question.rows):
@@ -125,6 +132,12 @@ class Simulator(BaseRuntime):
                 rows = self._sent(message, me.ids, question.copies, key, ends)
                 down.append(rows)
             each = [self._sent_each(question, values) for values in question.each]
+        return down, each
+
+    def _all_answers(
+        self, me: Nodes, question: Question, down: Sequence[Rows], each: Sequence[Tensor]
+    ) -> Answers:
+        """The answers of all children that run, as they arrive above."""
         effort = None
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
@@ -357,10 +370,15 @@ class Simulator(BaseRuntime):
         """The number of devices in a chunk, of `count` that run."""
         device_bytes = self.task.row_bytes() + self.algorithm.memory()
         room = max(1, self._room // self.workers // device_bytes)
+        width = self.task.space.width
+        if self.chunk_rows is not None:
+            # The rows of a chunk stay in the cache from one pass over them to the next.
+            row = width * self.task.dtype.itemsize
+            room = min(room, max(1, self.chunk_rows // row))
         if self.task.path == "each":
             # Rows run one by one, and the models of a chunk stay in the cache for all their steps.
-            room = min(room, max(1, _CACHED // self.task.space.width))
-        smallest = math.ceil(self.grain / self.task.space.width)
+            room = min(room, max(1, _CACHED // width))
+        smallest = math.ceil(self.grain / width)
         chunks = self.workers
         if not self._play.trains and self.workers > 1:
             chunks = self.workers * _SCORES
