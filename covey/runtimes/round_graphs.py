@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
+from covey.engine.task import Batch, PartScore
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
 from covey.kernel.call import Call
@@ -93,6 +94,14 @@ class RoundNodes(Nodes):
 
     def reads(self, reason: str) -> None:
         self._tape.refuse(reason)
+
+    def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
+        if batch is None:
+            self._tape.refuse("a program takes the loss of all examples")
+        return super().loss(rows, batch)
+
+    def evaluate(self, rows: Rows, part: str, **options: Any) -> PartScore:
+        self._tape.refuse("a program scores models")
 
     def age(self, name: str) -> Tensor:
         self._tape.refuse("a program asks for the age of what it keeps")
@@ -436,13 +445,11 @@ class Rounds:
             return self._run(program, rows)
         except Refused as error:
             self.reason = str(error)
-        except RuntimeError as error:
-            first_line = str(error).splitlines()[0]
-            if "synchronizing" in first_line:
-                first_line = "a program waits for a number that the GPU computes"
-            elif "captur" not in first_line.lower():
+        except (RuntimeError, TypeError) as error:
+            reason = _reason_of(error)
+            if reason is None:
                 raise
-            self.reason = f"it cannot be captured: {first_line}"
+            self.reason = reason
         self._variants.clear()
         return None
 
@@ -559,8 +566,12 @@ class Rounds:
         play = self._runtime._play
         recorded = variant.play
         values = iter(torch.split(numbers, _sizes(recorded, variant.tape)))
+        suspects = sum(len(suspect.ids) for suspect in recorded.suspects)
+        all_finite = bool((numbers[:suspects] == 1).all())
         for suspect in recorded.suspects:
-            play.suspects.append(_read_suspect(suspect, next(values)))
+            finite = next(values)
+            if not all_finite:
+                play.suspects.append(_read_suspect(suspect, finite))
         tape = variant.tape
         for entry, (number, part) in zip(recorded.ledger.entries, tape.sent, strict=True):
             if questions is not None and number is not None:
@@ -594,6 +605,19 @@ class Rounds:
         tree = self._runtime.tree.copy(question.tier, senders)
         ends = LowerEnds(question.tier, senders, torch.arange(len(senders)))
         return replace(route, tree=tree, ends=ends)
+
+
+def _reason_of(error: Exception) -> str | None:
+    """Why a round cannot be captured, from the error of the attempt; None: it is another error."""
+    first_line = str(error).splitlines()[0]
+    lower = first_line.lower()
+    if "watched" in lower:  # the round's number is not quite a number here
+        return "a program computes with the round's number"
+    if "synchronizing" in lower:
+        return "a program waits for a number that the GPU computes"
+    if "captur" in lower:
+        return f"it cannot be captured: {first_line}"
+    return None
 
 
 @contextmanager
