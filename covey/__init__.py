@@ -11,6 +11,7 @@ from covey import algorithms, data, models
 from covey.cli.load import load
 from covey.engine.alternate import Mix, Move, alternate
 from covey.engine.descend import NO_DATA, Stepper, descend
+from covey.engine.step_rule import StepRule
 from covey.errors import CoveyError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import (
@@ -51,6 +52,7 @@ __all__ = [
     "Run",
     "Runs",
     "Share",
+    "StepRule",
     "Stepper",
     "Tracker",
     "Tree",

@@ -55,6 +55,17 @@ class Topology(ABC):
         It is an error if a node has fewer children than that.
         """
 
+    def child(self, tier: str, ids: Tensor, position: Tensor, number: Tensor) -> Tensor:
+        """The ids of children, [m].
+
+        A child has the given number among those of the node at its `position` in `ids`.
+        """
+        return self.first(tier, ids)[position] + number
+
+    def child_number(self, tier: str, ids: Tensor, position: Tensor, child: Tensor) -> Tensor:
+        """The number of each child among those of its parent, [m]; the inverse of `child`."""
+        return child - self.first(tier, ids)[position]
+
     @property
     def depth(self) -> int:
         """The number of tiers."""
@@ -113,8 +124,7 @@ class Topology(ABC):
             groups = self.local(tier, ids)
             picks = self.picks(tier, sample)[ids]
             position, number = draws.choose(address, groups, sizes=counts, picks=picks)
-        first = self.first(tier, ids)
-        return position, first[position] + number
+        return position, self.child(tier, ids, position, number)
 
 
 @dataclass(frozen=True)
@@ -229,21 +239,7 @@ class Tree(Topology):
 
         It is an error if a node has fewer children than that.
         """
-        counts = self._counts[self.index(tier)]
-        if not _is_sample(sample):
-            rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
-            raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
-        if isinstance(sample, float):
-            share = counts.double() * sample
-            return (share + 0.5).long().clamp(min=1)
-        smallest = int(counts.min())
-        if smallest < sample:
-            node = f"{tier} {int(counts.argmin())}"
-            raise TreeError(
-                f"sample = {sample} at the {tier}, but {node} has only {smallest} children; "
-                f"ask for at most {smallest}, or give a fraction such as 0.5."
-            )
-        return torch.full_like(counts, sample)
+        return picks(self._counts[self.index(tier)], tier, sample)
 
     @cached_property
     def _counts(self) -> tuple[Tensor, ...]:
@@ -277,6 +273,30 @@ class Tree(Topology):
     def _repr_html_(self) -> str:
         """The tree in a notebook."""
         return markup.tree(self.tiers, self.children, repr(self))
+
+
+def picks(counts: Tensor, tier: str, sample: int | float, children: str = "children") -> Tensor:
+    """How many of its children, whose `counts` are given, each node asks under `sample`, [nodes].
+
+    A node without children asks none. `children` says in an error what the counts are of.
+    """
+    if not _is_sample(sample):
+        rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
+        raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
+    asks = counts > 0
+    if isinstance(sample, float):
+        share = counts.double() * sample
+        chosen = (share + 0.5).long().clamp(min=1)
+        return torch.where(asks, chosen, 0)
+    too_few = asks & (counts < sample)
+    if bool(too_few.any()):
+        smallest = int(counts[asks].min())
+        node = f"{tier} {int((counts == smallest).nonzero()[0])}"
+        raise TreeError(
+            f"sample = {sample} at the {tier}, but {node} has only {smallest} {children}; "
+            f"ask for at most {smallest}, or give a fraction such as 0.5."
+        )
+    return asks * sample
 
 
 def _is_sample(sample: object) -> bool:

@@ -83,9 +83,9 @@ GROUPS = Tree.grouped([2, 4])
 Case = tuple[Callable[[], Any], type[Exception], list[str]]
 CASES: dict[str, Case] = {
     # data
-    "an empty device": (
-        lambda: own([examples(20), examples(0), examples(20)]),
-        DataError, ["1 of 3 devices", "devices 1", "give each of them examples"],
+    "empty devices alone": (
+        lambda: own([examples(0), examples(0)]),
+        DataError, ["none of the 2 devices", "training example", "give at least one some"],
     ),
     "NaN in the data": (
         lambda: own([examples(20), examples(20, np.nan)]), DataError, ["NaN", "20 of 40", "example 20", "repair or drop"],

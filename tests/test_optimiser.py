@@ -83,11 +83,15 @@ def factor(schedule: str, round: int) -> float:
 
 
 def by_torch(start: Tensor, spec: dict[str, Any], kind: Any, options: dict[str, Any]) -> Tensor:
-    """The same rounds by torch.optim, whose state begins anew in every round."""
+    """The same rounds by torch.optim, whose state begins anew in every round unless it is kept."""
     module = SPACE.fill(start)
+    optimizer = kind(module.parameters(), lr=LR, **options)
     for round in range(ROUNDS):
         lr = LR * factor(spec.get("schedule", ""), round)
-        optimizer = kind(module.parameters(), lr=lr, **options)
+        if spec.get("state") == "kept":
+            optimizer.param_groups[0]["lr"] = lr
+        else:
+            optimizer = kind(module.parameters(), lr=lr, **options)
         for _ in range(STEPS):
             optimizer.zero_grad()
             F.cross_entropy(module(X), Y).backward()
@@ -115,6 +119,30 @@ def test_steps_are_those_of_torch(name: str) -> None:
     assert float((run.w[0] - expected).abs().max()) < 1e-12
     plain = by_torch(experiment.initial(), {}, torch.optim.SGD, {})
     assert float((expected - plain).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("decay", "cosine")])
+def test_kept_state_goes_on_as_that_of_torch(name: str) -> None:
+    spec, kind, options = SPECS[name]
+    experiment = alone(FedAvg(steps=STEPS, lr=LR, batch=None), solver={**spec, "state": "kept"})
+    run = covey.run(experiment)
+    list(run)
+    expected = by_torch(experiment.initial(), {**spec, "state": "kept"}, kind, options)
+    assert float((run.w[0] - expected).abs().max()) < 1e-12
+    reset = by_torch(experiment.initial(), spec, kind, options)
+    assert float((expected - reset).abs().max()) > 1e-3
+
+
+def test_a_device_counts_the_steps_of_the_rounds_it_took_part_in() -> None:
+    """Adam's count, of devices that are drawn and whose epochs have different lengths."""
+    solver = {"name": "adam", "state": "kept", "epochs": 1}
+    case = case_experiment(PLAIN["FedAvg"], solver=solver)
+    algorithm = FedAvg(lr=0.01, batch=6, sample=2)
+    run = covey.run(Experiment(algorithm, case.data, case.model, Tree.flat(8), 4, solver=solver))
+    gradients = sum(record.gradients for record in run)
+    taken = {name: rows for _, name, _, _, rows in run._columns()}["_batch_solver_taken"]
+    assert float(taken.sum()) == gradients
+    assert len(set(taken.flatten().tolist())) > 1
 
 
 def test_momentum_also_carries_an_algorithm_s_own_terms() -> None:
@@ -311,6 +339,8 @@ def test_accelerated_steps_and_a_solver_are_refused(algorithm: Algorithm) -> Non
         ({"clip": 0}, "clip = 0; give a number above 0"),
         ({"schedule": "cosin"}, "choose one of constant, cosine, linear, step"),
         ({"schedule": []}, "choose one of constant"),
+        ({"momentum": 0.9, "state": "keep"}, "state = 'keep'; choose one of reset, kept"),
+        ({"state": "kept"}, 'state = "kept", but sgd has no state; set momentum'),
     ],
 )
 def test_what_means_nothing_is_refused(spec: Any, error: str) -> None:

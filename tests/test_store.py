@@ -3,6 +3,7 @@ not grow.
 """
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.errors import ProgramError
+from covey.kernel import segments
 from covey.kernel.store import NEVER, PRESENT, Entry, Frozen, Store
+from tests.visits import Visits
 
 NODES, WIDTH = 6, 2
 Kept = dict[int, tuple[int, list[float]]]
@@ -122,7 +125,7 @@ def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
                 assert dict(zip(kept.tolist(), rows.tolist(), strict=True)) == copies.get(
                     (name, k), {}
                 )
-    assert len(store.columns["device", "w"].rows) <= 5 * NODES
+    assert store.columns["device", "w"].capacity <= 5 * NODES
 
 
 def test_a_row_in_several_versions_is_saved_once() -> None:
@@ -170,14 +173,63 @@ def test_memory_is_used_again() -> None:
         store.put("device", "w", ids, torch.full((len(ids), 3), float(round)), round)
         store.put("device", "w", ids, torch.full((len(ids), 3), float(round)), round)
         (store.rollback if round % 7 == 6 else store.commit)()
-    assert len(store.columns["device", "w"].rows) <= 3 * 10
+    assert store.columns["device", "w"].capacity <= 3 * 10
     assert store.get("device", "w", torch.tensor([0]), None, 0).tolist() == [[199.0] * 3]
+
+
+def test_rows_lie_in_several_segments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In memory and in files of four rows each, against a plain tensor."""
+    monkeypatch.setattr(segments, "SEGMENT", 4 * WIDTH * 4)
+    for folder in (None, tmp_path):
+        store = Store({"device": 40}, folder=folder)
+        expected = torch.zeros(40, WIDTH)
+        for round in range(30):
+            ids = (torch.arange(40) * 7 % 40)[round % 5 :: 3]
+            rows = torch.rand(len(ids), WIDTH)
+            store.put("device", "w", ids, rows, round)
+            if round % 4 == 3:
+                store.rollback()
+            else:
+                store.commit()
+                expected[ids] = rows
+        column = store.columns["device", "w"]
+        assert len(column.segments.segments) > 3
+        assert column.capacity <= 3 * 40
+        kept = store.get("device", "w", torch.arange(40), None, 0)
+        assert kept is not None
+        assert torch.equal(kept, expected)
+        out = torch.empty(3, WIDTH)
+        column.read_into(column.find(torch.tensor([30, 2, 17]), 0), out)
+        assert torch.equal(out, expected[[30, 2, 17]])
+    assert all(path.stat().st_size == 4 * WIDTH * 4 for path in tmp_path.iterdir())
+
+
+def visits_of_a_round(nodes: int) -> int:
+    """The elements that two rounds of 100 nodes visit, one of which fails."""
+    store = Store({"device": nodes})
+    everyone = slice(0, nodes)
+    ids = torch.arange(0, nodes, nodes // 100)
+    rows = torch.ones(100, 1)
+    for round in range(3):
+        store.put("device", "w", ids + round, rows, round)
+        store.columns["device", "w"].hold("best", everyone)
+        store.commit()
+    with Visits() as visits:
+        for shift, end in ((5, store.rollback), (1, store.commit)):
+            store.put("device", "w", ids + shift, rows, 3)
+            store.columns["device", "w"].hold("best", everyone)
+            end()
+    return visits.elements
+
+
+def test_a_round_costs_what_it_touches() -> None:
+    assert 2000 < visits_of_a_round(10**6) == visits_of_a_round(10**4)
 
 
 def test_only_holders_take_memory() -> None:
     store = Store({"device": 10**6})
     store.put("device", "w", torch.tensor([999_999, 3]), torch.tensor([[1.0], [2.0]]), 0)
-    assert len(store.columns["device", "w"].rows) == 2
+    assert store.columns["device", "w"].capacity == 2
     assert store.get("device", "w", torch.tensor([3, 999_999]), None, 0).tolist() == [[2.0], [1.0]]
 
 

@@ -37,9 +37,10 @@ class Probe:
     """Measures curvature on a few devices of an experiment, evenly spread over all."""
 
     def __init__(self, experiment: Experiment, shards: Shards) -> None:
-        count = min(shards.devices, _DEVICES)
-        evenly = torch.linspace(0, shards.devices - 1, count)
-        self._ids = evenly.round().long()
+        trainers = shards.train.counts().nonzero()[:, 0]
+        count = min(len(trainers), _DEVICES)
+        evenly = torch.linspace(0, len(trainers) - 1, count)
+        self._ids = trainers[evenly.round().long()]
         self._task = _task(experiment, shards.chosen(self._ids.tolist()))
         self._seed = experiment.seed
         self._l2 = experiment.l2

@@ -69,6 +69,7 @@ class PFedGP(Algorithm):
 
     sends: ClassVar[str] = "its network of features; the classifier never leaves it"
     plain_steps: ClassVar[str | None] = "it steps along the gradient of a loss of its own"
+    needs_examples: ClassVar[str | None] = "a device's classifier consists of its examples"
     eager: ClassVar[str | None] = "CUDA cannot capture Cholesky factors and triangular solves"
 
     def server(self, me: Nodes, w: Rows) -> Rows:

@@ -18,6 +18,7 @@ from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment, difference
+from covey.runtimes.ranks import ALONE, Ranks
 from covey.tree import Tree
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class Experiments:
     """The experiments of a file and of the algorithms compared with it.
 
     They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and
-    only then. `runtime` is the name of what runs them.
+    only then. `runtime` is the name of what runs them, and `ranks` are the processes that do.
     """
 
-    def __init__(self, runtime: str = "simulator") -> None:
+    def __init__(self, runtime: str = "simulator", ranks: Ranks = ALONE) -> None:
         self.runtime = runtime
+        self.ranks = ranks
         self._worlds: dict[int, World] = {}
 
     def of(self, config: Config, seed: int) -> Experiment:
@@ -85,7 +87,8 @@ def side_by_side(
 ) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
-    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
+    A group is as large as memory allows, or one seed if the seeds differ too much, or in another
+    runtime than the simulator.
     """
     first = experiments[0]
     parameters = [p.numel() for p in first.model.parameters() if p.requires_grad]
@@ -116,10 +119,12 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_sample=config.score_sample,
         metrics=metrics(config.metrics),
         select=config.select,
+        stop=config.stop,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
         radio=radio,
+        schedules=config.schedules,
         **_training(config, seed),
     )
 
@@ -134,6 +139,8 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
         model,
         Tree.flat(1),
         rounds=1,
+        metrics=metrics(config.metrics),
+        select=config.select,
         **_training(config, seed),
     )
 
@@ -145,6 +152,7 @@ def _training(config: Config, seed: int) -> dict[str, Any]:
     return out | {
         "seed": seed,
         "loss": loss(config.loss),
+        "solver": solver(config.solver),
         "private": private,
         "dtype": _DTYPES[config.dtype],
         "augment": augment(config.augment),
@@ -166,6 +174,17 @@ def loss(given: str | dict[str, Any]) -> Any:
     if not isinstance(given, str) and len(given) > 1:
         raise ConfigError(f"loss {name} takes no settings; put them into the function.")
     return modules.find("loss", name, setting=f"loss = {name!r}")
+
+
+def solver(given: str | dict[str, Any]) -> Any:
+    """What a file asks for, with the class or function in the place of a name such as mine:Lion."""
+    name = loss_name(given)
+    if not isinstance(name, str) or ":" not in name:
+        return given
+    own = modules.find("solver", name, setting=f"solver = {name!r}")
+    if isinstance(given, str):
+        return own
+    return {**given, "name": own}
 
 
 def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:

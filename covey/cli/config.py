@@ -34,7 +34,9 @@ from covey.engine.metrics import check_metric_names
 from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.rates import rates
 from covey.runs.experiment import Experiment
+from covey.runs.stopping import early_stop
 
 __all__ = [
     "DEMO",
@@ -71,11 +73,13 @@ class Config(BaseModel):
     augment: str | list[str | dict[str, Any]] = []
     norm: Literal["device", "frozen", "group"] = "device"
     solver: str | dict[str, Any] = "sgd"
+    schedules: dict[str, str] = {}
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
     metrics: list[str] = []
     select: str = ""
+    stop: dict[str, Any] | None = None
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["fp32", "bf16"] = "fp32"
@@ -119,10 +123,16 @@ class Config(BaseModel):
             change = {
                 "name": f"{self.title}-{name}",
                 "algorithm": table,
+                "schedules": self._schedules_of(table),
                 "compare": [],
             }
             out[name] = self.model_copy(update=change)
         return out
+
+    def _schedules_of(self, table: dict[str, Any]) -> dict[str, str]:
+        """The schedules of rates that another algorithm has too."""
+        known = named.resolved("algorithm", table)
+        return {name: value for name, value in self.schedules.items() if name in known}
 
     def compared(self) -> list[dict[str, Any]]:
         """The tables of `compare`; a name alone is an algorithm at its defaults."""
@@ -142,6 +152,11 @@ class Config(BaseModel):
             named.without_null(named.resolved("algorithm", table)) for table in self.compared()
         ]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
+        stop = early_stop(self.stop)
+        if stop is None:
+            del out["stop"]
+        else:
+            out["stop"] = stop.as_dict()
         if self.radio is None:
             del out["radio"]
         else:
@@ -182,11 +197,13 @@ def read(table: dict[str, Any]) -> Config:
     config = check(Config, table, "")
     for section in named.KINDS:
         named.checked(section, getattr(config, section))
+    rates(config.schedules, config.learner(), config.rounds)
     _check_compare(config)
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
     check_metric_names(assemble.metrics(config.metrics), config.select)
-    optimiser(config.solver)
+    optimiser(assemble.solver(config.solver))
+    _check_stop(config)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
@@ -233,6 +250,17 @@ def _check_compare(config: Config) -> None:
             raise ConfigError(
                 f"compare names {name!r} {times} times; keep one, or start a run for each."
             )
+
+
+def _check_stop(config: Config) -> None:
+    """An error for a rule of `stop` that means nothing, or whose metric does not exist."""
+    stop = early_stop(config.stop)
+    if stop is None:
+        return
+    try:
+        check_metric_names(assemble.metrics(config.metrics), stop.metric)
+    except ConfigError as error:
+        raise ConfigError(f"stop: metric = {stop.metric!r}; {error}") from error
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:

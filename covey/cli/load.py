@@ -29,6 +29,7 @@ from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.data.windows import ids as token_numbers
 from covey.engine.layout import ParameterLayout
+from covey.engine.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
 from covey.errors import ConfigError, DataError
 from covey.kernel.algorithm import Algorithm
@@ -116,8 +117,17 @@ class Loaded:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were run."""
-        return len(self.history) >= self.config.rounds
+        """Whether no round is left: all were run, or the run stopped early."""
+        return len(self.history) >= self.config.rounds or self.stopped_early
+
+    @cached_property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last round, by the rule of its `stop`."""
+        saved = self.place / "checkpoint.safetensors"
+        if self.config.stop is None or not saved.exists():
+            return False
+        facts = checkpoint.read(saved, tensors=False).facts
+        return "stopped" in facts and len(self.history) < self.config.rounds
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -204,6 +214,11 @@ class Loaded:
     def classes(self) -> int | None:
         """How many classes a prediction chooses from; None where it is a number."""
         return self._form.classes
+
+    @property
+    def yes_no(self) -> bool:
+        """Whether a prediction is a probability for each of several yes-or-no labels."""
+        return self._form.yes_no and isinstance(self.experiment.loss, BinaryCrossEntropy)
 
     @property
     def class_names(self) -> list[str]:
@@ -298,10 +313,11 @@ class Loaded:
     ) -> Array:
         """The predictions of a device's model for new examples.
 
-        They are names of classes (numbers where the classes have none), or values. `examples` are
-        in the units of the training data: an array [n, ...], one example, or a DataFrame (or a dict
-        of columns) with the columns of the features, in any order. Of a run on characters they may
-        be a text or a list of texts.
+        They are names of classes (numbers where the classes have none), or values. Of several
+        yes-or-no labels they are the probabilities of yes, [n, labels]. `examples` are in the units
+        of the training data: an array [n, ...], one example, or a DataFrame (or a dict of columns)
+        with the columns of the features, in any order. Of a run on characters they may be a text or
+        a list of texts.
         """
         outputs = self._outputs(self._inputs(examples), device, model, which)
         if self.classes is None:
@@ -310,6 +326,8 @@ class Loaded:
                 np.prod(shape)
             ):  # a module answers [n, 1] where targets are [n]
                 outputs = outputs.reshape(len(outputs), *shape)
+            if self.yes_no:
+                outputs = torch.sigmoid(outputs)
             return np.asarray(outputs.numpy())
         best = outputs.argmax(-1).numpy()
         names = self.names.classes

@@ -41,6 +41,7 @@ _WANTED = {
     "augment": "a function of the examples x and the random numbers u",
     "loss": "a function of outputs and targets",
     "metric": "a function of outputs and targets, with one number per example",
+    "solver": "a function of x and the gradient, or a class with `begin` and `direction`",
     "tracker": "a class with the methods of covey.Tracker: start, log and finish",
 }
 _RETURNS = {
@@ -48,7 +49,8 @@ _RETURNS = {
     "model": "a torch.nn.Module",
     "data": "covey.data.Shards",
 }
-_TRACKS = ("start", "log", "finish")
+_METHODS = {"tracker": ("start", "log", "finish"), "solver": ("begin", "direction")}
+"""What a class must have."""
 _FILES: list[str] = []  # folders of the experiment files that were read: modules may lie there too
 
 
@@ -116,13 +118,13 @@ def make(
 def makes(thing: object, section: str) -> bool:
     """Whether it can be called to make one; of a function, that shows in what it returns."""
     if not inspect.isclass(thing):
-        functions = ("model", "data", "augment", "loss", "metric")
+        functions = ("model", "data", "augment", "loss", "metric", "solver")
         return section in functions and inspect.isfunction(thing)
     if section == "algorithm":
         whole = is_dataclass(thing) and not inspect.isabstract(thing)
         return issubclass(thing, Algorithm) and whole
-    if section == "tracker":
-        return all(callable(getattr(thing, method, None)) for method in _TRACKS)
+    if section in _METHODS:
+        return all(callable(getattr(thing, method, None)) for method in _METHODS[section])
     return section == "model" and issubclass(thing, nn.Module)
 
 

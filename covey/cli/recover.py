@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from covey.errors import CheckpointError, ConfigError
 from covey.runs import checkpoint
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
+from covey.runs.stopping import Patience
 
 
 def rounds_run(folder: Folder) -> int:
@@ -61,11 +63,35 @@ def check_rounds(config: Config, folder: Folder) -> None:
         raise ConfigError(f"rounds = {config.rounds}, but {already}; give more rounds.")
 
 
-def finished(folder: Folder, rounds: int) -> bool:
+def check_stop(folder: Folder, experiment: Experiment) -> None:
+    """An error, before anything is written, if another `stop` than before would have ended it."""
+    stop = experiment.early_stop()
+    rounds = rounds_run(folder)
+    if stop is None or not 0 < rounds < experiment.rounds or stopped_early(folder, experiment):
+        return
+    patience = Patience(stop, experiment)
+    if patience.ended(history(folder, experiment)):
+        fix = "to go on, give stop more patience, or leave it out"
+        raise ConfigError(f"{folder.checkpoint}: {patience.reason(rounds)}; {fix}.")
+
+
+def finished(folder: Folder, experiment: Experiment) -> bool:
     """Whether a seed needs no more rounds; its checkpoint must be whole."""
     if not folder.checkpoint.exists():
         return False
-    return bool(checkpoint.read(folder.checkpoint).facts["round"] >= rounds)
+    facts = checkpoint.read(folder.checkpoint).facts
+    return bool(facts["round"] >= experiment.rounds) or _stopped_by(facts, experiment)
+
+
+def stopped_early(folder: Folder, experiment: Experiment) -> bool:
+    """Whether a seed has rounds left and ended by the experiment's own rule of `stop`."""
+    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    return facts["round"] < experiment.rounds and _stopped_by(facts, experiment)
+
+
+def _stopped_by(facts: dict[str, Any], experiment: Experiment) -> bool:
+    stop = experiment.early_stop()
+    return stop is not None and facts.get("stopped") == stop.text
 
 
 def history(folder: Folder, experiment: Experiment) -> list[Round]:

@@ -24,7 +24,7 @@ from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.cli.tracked import Tracked
 from covey.cli.trackers import Maker
-from covey.errors import CheckpointError, CoveyError, DivergedError
+from covey.errors import CheckpointError, CoveyError, DivergedError, RankError
 from covey.report.summary import summarise
 from covey.runs import confusion
 from covey.runs.devices import to_csv
@@ -86,6 +86,7 @@ class Seeds:
     printed: set[str] = field(default_factory=set)  # lines that need not be printed again
     lines: int = LINES  # of progress without a terminal
     makers: Mapping[str, Maker] = field(default_factory=dict)  # of trackers, by name
+    stopped: set[int] = field(default_factory=set)  # seeds that stopped early
 
     def run(self) -> tuple[Histories, dict[str, Any]]:
         """The history of every seed, and how training was computed."""
@@ -117,18 +118,27 @@ class Seeds:
         waiting: dict[int, list[int]] = {}
         for seed, folder in self.folders.items():
             folder.make()
-            if recover.finished(folder, self.config.rounds):
-                done[seed] = recover.history(folder, self.experiments.of(self.config, seed))
+            experiment = self.experiments.of(self.config, seed)
+            if recover.finished(folder, experiment):
+                done[seed] = recover.history(folder, experiment)
+                if recover.stopped_early(folder, experiment):
+                    self.stopped.add(seed)
                 self._track_again(seed, done[seed])
-                more = ""
-                if self.config.seeds == 1:
-                    more = f"; for more, add rounds={self.config.rounds + 10}"
-                self._note(
-                    f"{self._label([seed])}all {self.config.rounds} rounds were run before{more}"
-                )
+                self._note(f"{self._label([seed])}{self._ran_before(seed, len(done[seed]))}")
             else:
                 waiting.setdefault(recover.rounds_run(folder), []).append(seed)
         return waiting
+
+    def _ran_before(self, seed: int, rounds: int) -> str:
+        """That a seed has no rounds left, and how to give it some."""
+        more = ""
+        if seed in self.stopped:
+            if self.config.seeds == 1 and self.config.stop is not None:
+                more = f"; to go on, add stop.patience={self.config.stop['patience'] + 5}"
+            return f"stopped early after round {rounds} of {self.config.rounds} before{more}"
+        if self.config.seeds == 1:
+            more = f"; for more, add rounds={self.config.rounds + 10}"
+        return f"all {self.config.rounds} rounds were run before{more}"
 
     def _groups(self, seeds: list[int]) -> list[list[int]]:
         if self.start is not None:
@@ -151,6 +161,9 @@ class Seeds:
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
             self._rounds(runs, seeds, recorders, tracked)
             _save(runs, recorders)
+            if runs.stopped is not None:
+                self.stopped.update(seeds)
+                self._note(f"{self._label(seeds)}{runs.stopped}")
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
@@ -174,18 +187,19 @@ class Seeds:
         try:
             yield tracked
         finally:
-            for tracker, history in zip(tracked, histories(), strict=True):
-                tracker.finish(self._ended(history))
+            for seed, tracker, history in zip(seeds, tracked, histories(), strict=True):
+                tracker.finish(self._ended(seed, history))
 
     def _track_again(self, seed: int, history: Sequence[Round]) -> None:
         """Tell trackers of a seed that ended before: of the rounds that they lack."""
         with self._tracking([seed], lambda: [history]):
             pass
 
-    def _ended(self, history: Sequence[Round]) -> dict[str, Any]:
+    def _ended(self, seed: int, history: Sequence[Round]) -> dict[str, Any]:
         """What a seed has come to, for its trackers."""
         rounds = len(history)
-        out = {"finished": rounds >= self.config.rounds, "rounds": rounds}
+        finished = rounds >= self.config.rounds or seed in self.stopped
+        out = {"finished": finished, "rounds": rounds}
         if self.makers and any(record.models for record in history):
             out |= summarise([list(history)], self.config.protocol).as_dict()
         return out
@@ -214,27 +228,28 @@ class Seeds:
         ) as show:
             try:
                 for records in runs:
-                    self.stop.check()
-                    show(records)
-                    parts = zip(runs.seeds, records, recorders, tracked, strict=True)
-                    for run, record, recorder, trackers in parts:
-                        recorder.folder.append(record)
-                        recorder.add(run)
-                        trackers.log(record)
-                    self._checkpoint(runs, recorders)
+                    with self.experiments.ranks.together():
+                        self.stop.check()
+                        show(records)
+                        parts = zip(runs.seeds, records, recorders, tracked, strict=True)
+                        for run, record, recorder, trackers in parts:
+                            recorder.folder.append(record)
+                            recorder.add(run)
+                            trackers.log(record)
+                        self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
-                if not isinstance(error, CheckpointError):
+                if not isinstance(error, CheckpointError | RankError):
                     _save(runs, recorders)
                 raise
 
     def _checkpoint(self, runs: Runs, recorders: list[Recorder]) -> None:
         """Save every so many rounds; the last is saved with everything else."""
         due = runs.round % self.config.checkpoint_every == 0
-        if due and runs.round < self.config.rounds:
+        if due and not runs.done:
             for run, recorder in zip(runs.seeds, recorders, strict=True):
                 recorder.sync(run)
-                run.save(recorder.folder.checkpoint)
+                run.save(recorder.folder.checkpoint, wait=False)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:
@@ -259,7 +274,7 @@ def _save(runs: Runs, recorders: list[Recorder]) -> None:
     """
     for run, recorder in zip(runs.seeds, recorders, strict=True):
         folder = recorder.folder
-        if run.round == run.experiment.rounds:
+        if run.done:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
             _write_confusion(folder, run)

@@ -52,8 +52,9 @@ def own(
 ) -> Shards:
     """Shards of one pair (x, y), or one torch Dataset of pairs, per device.
 
-    Each device's examples are shuffled and cut into train, validation and test. `tokens` says that
-    x holds token ids: their number, or True for one more than the largest.
+    Each device's examples are shuffled and cut into train, validation and test. A device with
+    empty arrays receives models, but never trains. `tokens` says that x holds token ids: their
+    number, or True for one more than the largest.
 
     >>> rng = np.random.default_rng(0)
     >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
@@ -101,7 +102,8 @@ def own_parts(
 ) -> Shards:
     """Shards of a split made beforehand: one pair (x, y) or Dataset per device in each part.
 
-    A part left out is empty. `tokens` is as in `own`.
+    A part left out is empty. A device without training examples receives models and is scored on
+    its other parts, but never trains. `tokens` is as in `own`.
 
     >>> one = (np.zeros((3, 2)), np.array([0, 1, 2]))
     >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
@@ -390,10 +392,7 @@ def _classes(y: Tensor, classes: int | None) -> int | None:
 def _check_filled(pairs: list[Ready]) -> None:
     if not pairs:
         raise DataError("there are 0 devices; give at least one pair (x, y).")
-    empty = [device for device, (x, _) in enumerate(pairs) if len(x) == 0]
-    if empty:
+    if not any(len(x) for x, _ in pairs):
         raise DataError(
-            f"{len(empty)} of {len(pairs)} devices have no training example (devices "
-            f"{some(empty)}); "
-            "give each of them examples or leave it out."
+            f"none of the {len(pairs)} devices has a training example; give at least one some."
         )

@@ -104,6 +104,7 @@ class Names:
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # of the targets of an example, where it has several
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +137,8 @@ class Shards:
     tokens: int | None = None  # how many token ids there are; None where x holds numbers
     encoding: Encoding | None = None  # how x came from the columns of a table with words or gaps
     notes: tuple[str, ...] = ()  # what was left out or moved when the data was read
+    yes_no: bool = False
+    """Whether targets are yes-or-no labels, several per example; the loss is then bce."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -178,6 +181,27 @@ class Shards:
         if self.train.present is None:
             return torch.ones(self.devices, dtype=torch.bool)
         return self.train.present
+
+    @property
+    def receivers(self) -> Tensor:
+        """The devices here without training examples, ids [k]: they receive, but never train."""
+        empty = (self.train.counts() == 0) & self.present
+        return empty.nonzero()[:, 0]
+
+    def receiver_notes(self) -> tuple[str, ...]:
+        """What a user should know of devices without training examples.
+
+        >>> x, nobody = torch.zeros(2, 1), Part.of([[], []])
+        >>> Shards(x, torch.zeros(2), Part.of([[0, 1], []]), nobody, nobody).receiver_notes()
+        ('1 of 2 devices has no training examples: it receives, but never trains.',)
+        """
+        count = len(self.receivers)
+        if not count:
+            return ()
+        devices = f"{count} of {self.devices} devices"
+        if count == 1:
+            return (f"{devices} has no training examples: it receives, but never trains.",)
+        return (f"{devices} have no training examples: they receive, but never train.",)
 
     def check_present(self, ids: Tensor) -> None:
         """Refuse to read the examples of devices that are elsewhere."""
@@ -436,12 +460,10 @@ def _check_parts(shards: Shards) -> None:
         )
     if shards.devices == 0:
         raise DataError("the parts have 0 devices; give at least one device with examples.")
-    empty = ((shards.train.counts() == 0) & shards.present).nonzero().flatten().tolist()
-    if empty:
+    if not shards.partial and not len(shards.train.index):
         raise DataError(
-            f"{len(empty)} of {shards.devices} devices have no training example (devices "
-            f"{some(empty)}); "
-            "give each of them examples or leave it out."
+            f"none of {shards.devices} devices has a training example; "
+            "give at least one device some."
         )
 
 
@@ -452,6 +474,7 @@ def _check_names(shards: Shards) -> None:
         ("edges", names.edges, len(shards.edges)),
         ("classes", names.classes, shards.classes or 0),
         ("tokens", names.tokens, shards.tokens or 0),
+        ("labels", names.labels, shards.y[:1].numel() if len(shards.y) else len(names.labels)),
     ):
         if have and len(have) != want:
             raise DataError(
@@ -568,6 +591,8 @@ def _check_targets(shards: Shards) -> None:
             "give targets of x's type, as in y.to(x.dtype), with one or two axes."
         )
     _check_finite("y", y, shards)
+    if shards.yes_no and not bool(((y == 0) | (y == 1)).all()):
+        raise DataError("yes_no is True, but y has other numbers than 0 and 1; leave it out.")
 
 
 def _check_labels(shards: Shards) -> None:

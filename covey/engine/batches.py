@@ -15,13 +15,15 @@ from covey import draws
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, SPLITS
 from covey.engine.population import BLOCK, Population, block_size, most_labels
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, ProgramError
 from covey.types import Ids
 
 Batches = Literal["uniform", "cyclic"]
 _SMALL = 1 << 18
 """Bytes of examples that are gathered for many devices at once."""
 _CACHE_LINE = 64
+_REMEMBERED = 1 << 23
+"""Positions of examples that are remembered from one scored round to the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +148,10 @@ class Batch:
         return [Batch(self.data, *values) for values in columns]
 
 
+RememberedBlocks = tuple[Ids, list[tuple[Tensor | None, Batch]]]
+"""The ids of some devices, and the blocks of one part of their examples."""
+
+
 class Examples:
     """The examples of all devices, or of those in the shards, and who holds which.
 
@@ -178,6 +184,10 @@ class Examples:
             self.offset[split] = part.offset
             self._offset_on_device[split] = part.offset.to(device)
         self._totals = self._population_offset()
+        self._has_receivers = len(shards.receivers) > 0
+        self.remembers = device.type != "cpu"
+        """Whether blocks are remembered: what goes to a GPU waits for it."""
+        self._last_blocks: dict[tuple[str, int], RememberedBlocks] = {}
         self._no_single: str | None = None
         """Why a batch of one example has no meaning; None where it has one."""
 
@@ -198,6 +208,27 @@ class Examples:
             raise ConfigError(
                 f'batch = 1, but {self._no_single}; take larger batches, or use norm = "group".'
             )
+
+    def check_norms(self) -> None:
+        """Refuse devices without training examples, whose norm layers would have no statistics."""
+        receivers = self.shards.receivers.tolist()
+        if receivers:
+            raise DataError(
+                f"device {receivers[0]} has no training examples, but the model has BatchNorm "
+                "layers, whose statistics are those of a device's training examples; leave out "
+                'such devices, or use norm = "group".'
+            )
+
+    def _check_train(self, ids: Ids) -> None:
+        """Refuse to draw examples for a device that has none: they would be another device's.
+
+        A GPU is not waited for.
+        """
+        if not self._has_receivers or ids.device.type != "cpu" or not len(ids):
+            return
+        empty = ids[self.counts("train", ids) == 0].tolist()
+        if empty:
+            raise ProgramError(f"device {empty[0]} has no training examples to draw a batch from.")
 
     @property
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -251,6 +282,7 @@ class Examples:
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
         self._check_size(size)
+        self._check_train(ids)
         ids = ids.to(self.device)
         if local is None:
             local = ids
@@ -279,6 +311,7 @@ class Examples:
         holds one example.
         """
         self._check_size(size)
+        self._check_train(ids)
         ids = ids.to(self.device)
         counts = self.counts("train", ids)[:, None]
         places = torch.arange(size * steps.start, size * steps.stop, device=self.device)
@@ -303,6 +336,7 @@ class Examples:
         The last batch of a lap is short.
         """
         self._check_size(size)
+        self._check_train(ids)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size
         first = (turn % batches_per_lap) * size
@@ -329,14 +363,22 @@ class Examples:
             return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(
+        self, split: str, ids: Ids, size: int | None = None
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size.
 
         Gives (which rows have any left, None for all; the block). The size does not depend on who
-        is in `ids`, so neither do the bits of a row.
+        is in `ids`, so neither do the bits of a row; another `size` may be given.
         """
+        if size is None:
+            size = self.block(split)
+        if not self.remembers:
+            return self._cut_blocks(split, ids, size)
+        return self._remembered_blocks(split, ids, size)
+
+    def _cut_blocks(self, split: str, ids: Ids, size: int) -> Iterator[tuple[Tensor | None, Batch]]:
         counts = self.counts(split, ids)
-        size = self.block(split)
         longest = 1
         if len(counts):
             longest = max(1, int(counts.max()))
@@ -348,6 +390,34 @@ class Examples:
                 yield None, batch
             else:
                 yield rows, batch
+
+    def _remembered_blocks(
+        self, split: str, ids: Ids, size: int
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
+        """As `_cut_blocks`; the positions of the last call's examples stay on the GPU."""
+        key = (split, size)
+        last = self._last_blocks.get(key)
+        if last is None or not torch.equal(last[0], ids):
+            self._last_blocks.pop(key, None)
+            blocks = []
+            positions = 0
+            for rows, batch in self._cut_blocks(split, ids, size):
+                blocks.append((rows, batch))
+                positions += batch.examples.numel()
+            last = (ids.clone(), blocks)
+            if positions <= _REMEMBERED:
+                self._last_blocks[key] = last
+        for rows, batch in last[1]:
+            yield rows, replace(batch)  # without the examples that it gathers
+
+    @cached_property
+    def longest(self) -> dict[str, int]:
+        """The max number of examples of a device, by part."""
+        out = {}
+        for split, offset in self.offset.items():
+            counts = offset.diff()
+            out[split] = int(counts.max()) if len(counts) else 0
+        return out
 
     def _padded(self, split: str, ids: Ids, slots: Tensor, counts: Tensor) -> Batch:
         """The examples in these slots, of weight 0 where a slot is beyond a device's count."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from covey.engine import in_place, rowwise
+from covey.engine import gpu_steps, in_place, rowwise
 from covey.engine.layout import ParameterLayout
 from covey.engine.objective import Coefficient, DataLoss, Objective
 from covey.engine.stack import LinearStack
@@ -61,7 +61,10 @@ def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     assert batch is not None
     assert not isinstance(task.stack, str)
     assert not isinstance(terms.lr, Tensor)
-    return descend(
+    compute = descend
+    if start.is_cuda and gpu_steps.unfit(task.stack, task.space) is None:
+        compute = gpu_steps.factored
+    return compute(
         task.stack,
         task.space,
         start,

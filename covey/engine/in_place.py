@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from covey.engine import smooth_l1
+from covey.engine import gpu_steps, smooth_l1
 from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.types import Rows
 
@@ -67,6 +67,8 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     stack = loss.task.stack
     if isinstance(stack, str):
         take_step = _autograd_steps(loss, x, terms, terms.lr)
+    elif x.is_cuda and gpu_steps.unfit(stack, loss.task.space) is None:
+        take_step = gpu_stack_steps(stack, loss, x, terms, terms.lr)
     else:
         take_step = _stack_steps(stack, loss, x, terms, terms.lr)
     for step in range(terms.steps):
@@ -87,6 +89,20 @@ def _stack_steps(
         factors = stack.factors(views, inputs, batch.y, batch.weight)
         step_without_data(x, terms, lr, loss.task.l2)
         stack.add(views, factors, scale=-lr)
+
+    return step
+
+
+def gpu_stack_steps(
+    stack: LinearStack, loss: DataLoss, x: Rows, terms: Objective, lr: float
+) -> Callable[[Batch], None]:
+    """As `_stack_steps`, in fewer kernels."""
+    steps = gpu_steps.Steps(stack, loss, x, lr)
+
+    def step(batch: Batch) -> None:
+        inputs, errors, scale = steps.gradient(batch)
+        step_without_data(x, terms, lr, loss.task.l2)
+        steps.add(inputs, errors, scale)
 
     return step
 

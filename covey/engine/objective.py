@@ -86,6 +86,14 @@ class DataLoss(ABC):
     def skip(self, steps: int) -> None:
         """Called after a descent that took its steps without calling the gradient."""
 
+    def recall(self, name: str, default: Rows) -> Rows:
+        """What the rows' devices have kept of a solver's state, `default` where they have none."""
+        return default
+
+    def keep(self, name: str, rows: Rows) -> None:
+        """Let the rows' devices keep a part of a solver's state."""
+        raise ConfigError("solver: state is kept by devices, but these steps are of none.")
+
 
 @dataclass(frozen=True, eq=False)
 class Objective:

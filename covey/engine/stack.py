@@ -238,7 +238,8 @@ def _share(y: Tensor, weight: Tensor | None) -> Tensor | float:
     return share.unsqueeze(2)
 
 
-def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """The derivative of cross-entropy: probabilities, minus 1 at the label."""
     probability = torch.softmax(outputs, dim=2)
     label = y.unsqueeze(2)
     minus_one = probability.new_full((), -1.0).expand(label.shape)
@@ -250,6 +251,6 @@ def _squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 _DERIVATIVES: dict[str, Derivative] = {
-    "cross_entropy": _cross_entropy,
+    "cross_entropy": cross_entropy,
     "squared_error": _squared_error,
 }

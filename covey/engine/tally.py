@@ -62,7 +62,7 @@ def evaluate(
         x,
         split,
         ids,
-        predict=predict or _outputs_of(task, x),
+        predict=predict,
         bins=bins,
         errors=errors,
         metrics=metrics,
@@ -138,12 +138,16 @@ def _by_torch(
     split: str,
     ids: Ids,
     *,
-    predict: Predict,
+    predict: Predict | None,
     bins: int,
     errors: bool,
     metrics: bool,
 ) -> PartScore:
     n = len(ids)
+    block = None
+    if predict is None:
+        predict = _outputs_of(task, x)
+        block = _large_block(task, split, n)
     right = torch.zeros(n, dtype=torch.float64, device=task.device)
     loss = torch.zeros_like(right)
     by_bin = None
@@ -155,12 +159,10 @@ def _by_torch(
     of_metrics = None
     if metrics:
         of_metrics = right.new_zeros(n, task.metric_columns)
-    for rows, batch in task.examples.blocks(split, ids):
+    for rows, batch in task.examples.blocks(split, ids, block):
         weight = batch.target_weight
         assert weight is not None
-        if rows is None:
-            rows = torch.arange(n)
-        where = rows.to(task.device)
+        where = _where(rows, n, task.device)
         outputs = predict(batch, where)
         losses = task.losses(outputs, batch.y) * weight
         loss[where] += losses.double().sum(1)
@@ -175,8 +177,35 @@ def _by_torch(
             sums[where] += error_sums(outputs, y, weight)
         if of_metrics is not None:
             of_metrics[where] += metric_sums(task, outputs, y, weight)
-    counts = task.examples.target_counts(split, ids).double().to(task.device)
+    counts = task.examples.target_counts(split, ids).double()
+    counts = counts.to(task.device, non_blocking=True)
     return PartScore(right, loss, counts, by_bin, sums, of_metrics)
+
+
+def _where(rows: Tensor | None, count: int, device: torch.device) -> Tensor:
+    """The rows of a block on the device; None for all of `count`."""
+    if rows is None:
+        return torch.arange(count, device=device)
+    return rows.to(device, non_blocking=True)
+
+
+_GPU_BYTES = 1 << 28
+"""Bytes of examples that a GPU scores at once."""
+_STEP = 32
+
+
+def _large_block(task: Task, split: str, devices: int) -> int | None:
+    """How many examples of each device a GPU scores at once; None: as many as a CPU does.
+
+    Of linear stacks alone, whose activations are smaller than the examples.
+    """
+    if not task.examples.remembers or isinstance(task.stack, str):
+        return None
+    example = task.x[:1].nbytes * max(devices, 1)
+    room = _GPU_BYTES // max(example, 1)
+    longest = task.examples.longest[split]
+    block = min(longest, room) // _STEP * _STEP + _STEP
+    return max(block, task.block(split))
 
 
 def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:

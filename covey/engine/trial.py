@@ -154,6 +154,7 @@ def _check_norms(task: Task) -> None:
     """
     if not task.space.norms:
         return
+    task.examples.check_norms()
     x, _ = task.examples.sample
     points = norm.points(task.space.module, task.space.norms, x)
     single = [name for name, count in points.items() if count == 1]

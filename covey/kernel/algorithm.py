@@ -59,6 +59,8 @@ class Algorithm(ABC):
     """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
     plain_steps: ClassVar[str | None] = None
     """Why an experiment's `solver` cannot take its steps on data; None: it can."""
+    needs_examples: ClassVar[str | None] = None
+    """Why all devices must have training examples; None: those without any receive models."""
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 

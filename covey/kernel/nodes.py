@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
@@ -19,6 +20,7 @@ from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
 from covey.kernel.call import Call
+from covey.kernel.moved import on_device
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store import NEVER, Store
 from covey.tree import Sample, Topology
@@ -27,7 +29,19 @@ from covey.types import Ids, Rows
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
-Cohort = Sample | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Nodes of the tier below that are asked if they are children of those who ask.
+
+    `ids` are in rising order, [m].
+    """
+
+    ids: Ids
+
+
+Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
@@ -46,6 +60,11 @@ class Services(Protocol):
     @property
     def counts_moved(self) -> bool:
         """Whether the environment asks how many weights a node moved."""
+        ...
+
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
         ...
 
     def ask(
@@ -94,6 +113,7 @@ class Nodes:
         self._path = path
         self._asks = 0
         self._calls: dict[str, int] = {}
+        self._masks: list[tuple[Tensor, Tensor]] = []  # on the device, in main memory
         self.call = Call(len(ids))
 
     def __len__(self) -> int:
@@ -107,7 +127,7 @@ class Nodes:
     @cached_property
     def device_ids(self) -> Ids:
         """The ids on the device of the data: on the GPU, if that is where training happens."""
-        return self.ids.to(self._runtime.task.device, non_blocking=True)
+        return on_device(self.ids, self._runtime.task.device)
 
     @property
     def there(self) -> Ids:
@@ -124,13 +144,13 @@ class Nodes:
 
     @property
     def children(self) -> Tensor:
-        """The number of children of each node, [n]."""
-        return self._runtime.tree.counts(self.tier, self.ids)
+        """The number of children of each node, [n]; in training, of those with examples."""
+        return self._runtime.members.counts(self.tier, self.ids)
 
     @property
     def max_children(self) -> int:
         """The max number of children of a node of this tier; the same for a call without nodes."""
-        return self._runtime.tree.widest(self.tier)
+        return self._runtime.members.widest(self.tier)
 
     @property
     def fan(self) -> int:
@@ -238,18 +258,28 @@ class Nodes:
         predict: Predict | None = None,
         bins: int = 0,
         metrics: bool = True,
+        models: int = 1,
     ) -> PartScore:
-        """The score of these models on a part of the nodes' own data; for scoring."""
+        """The score of these models on a part of the nodes' own data; for scoring.
+
+        `rows` may be those of several models, one after the other.
+        """
         task = self._runtime.task
         return task.evaluate(
             rows,
             part,
-            self.ids,
+            self.ids.repeat(models),
             predict=predict,
             bins=bins,
             errors=True,
             metrics=metrics,
         )
+
+    @property
+    def scores_together(self) -> bool:
+        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
+        task = self._runtime.task
+        return task.examples.remembers and not task.space.norms
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -364,14 +394,31 @@ class Nodes:
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
         The loop is as long as the longest. `ask(..., where=active)` lets only active nodes ask.
         """
-        device = self._runtime.task.device
-        rounds = torch.as_tensor(self.own(count), device=device)
-        rounds = rounds.expand(len(self), 1)
         longest = count
         if not isinstance(longest, int):
             longest = max(longest)
+        in_main_memory = self._rounds(count)
         for k in range(longest):
-            yield k, rounds > k
+            active = in_main_memory > k
+            mask = on_device(active, self._runtime.task.device)
+            self._masks = [*self._masks[-1:], (mask, active)]
+            yield k, mask
+
+    def _rounds(self, count: int | Sequence[int]) -> Tensor:
+        """The number of rounds of each node in main memory, [n, 1]."""
+        if isinstance(count, int):
+            return torch.full((len(self), 1), count)
+        self.own(count)  # an error if it has another length than the tier
+        tree = self._runtime.tree
+        local = tree.local(self.tier, self.ids)
+        return torch.tensor(count)[local][:, None]
+
+    def in_main_memory(self, mask: Tensor) -> Tensor:
+        """A mask of these nodes in main memory; one of `rounds` without waiting for a GPU."""
+        for known, active in self._masks:
+            if known is mask:
+                return active
+        return mask.cpu()
 
     @property
     def planned(self) -> Tensor:
@@ -504,8 +551,8 @@ class Nodes:
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
-    def drawn(self, count: int, stream: str) -> Tensor:
-        """A mask of the children of these nodes that are in a cohort of `count`, bool [children].
+    def drawn(self, count: int, stream: str) -> Drawn:
+        """A cohort of `count` for an ask, of which these nodes ask those that are their children.
 
         The cohort is drawn from all nodes of the children's tier. The draw has the address (seed,
         round, stream): every asker computes the same cohort by itself.
@@ -519,9 +566,7 @@ class Nodes:
         picks = torch.full_like(copies, min(count, size))
         group = torch.zeros_like(copies)
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
-        drawn = copy * size + number
-        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
-        return torch.isin(children, drawn)
+        return Drawn(copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved; for runtimes.
@@ -721,6 +766,17 @@ class DataGradient(DataLoss):
         """Mark steps of the descent as taken; their work was counted when it began."""
         self._step += steps
         self._counted = 0
+
+    def recall(self, name: str, default: Rows) -> Rows:
+        """The solver's state of these nodes; each stream of examples has its own."""
+        return self._me.recall(self._kept_name(name), default)
+
+    def keep(self, name: str, rows: Rows) -> None:
+        """Keep the solver's state as an ordinary row."""
+        self._me.keep(self._kept_name(name), rows)
+
+    def _kept_name(self, name: str) -> str:
+        return f"_{self._stream}_solver_{name}"
 
     def of_turn(self, turn: int) -> DataGradient:
         """The gradient on the batch of a turn, where each has its own; else itself."""

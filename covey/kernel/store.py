@@ -2,19 +2,23 @@
 
 A round writes into fresh slots and its end swaps them in, so that a round that fails leaves the
 last good rows untouched. For the same reason a version of a column can be held for the price of an
-index: its slots are not written again.
+index: its slots are not written again. What a round touched is its undo list: a commit, a rollback
+and holding a version cost what was touched, however many nodes there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.errors import ProgramError
+from covey.kernel.changes import Changes
+from covey.kernel.segments import Segments
 
 NEVER = -1
 ColumnKey = tuple[str, str]
@@ -25,38 +29,48 @@ PRESENT = "present"
 """The label of what nodes keep now, beside those of held versions."""
 
 
-@dataclass(frozen=True, eq=False)
 class Version:
-    """The slot of each node's row at one moment, and the round it was kept in, [nodes] each.
+    """The slot of each node's row, and the round it was kept in, int32 [nodes] each."""
 
-    A version is never changed in place.
-    """
-
-    slot: Tensor
-    round: Tensor
-
-    @staticmethod
-    def empty(nodes: int) -> Version:
-        """No node has a row."""
-        never = torch.full((nodes,), NEVER)
-        return Version(never, never.clone())
-
-    def copy(self) -> Version:
-        """The same numbers in memory of their own."""
-        return Version(self.slot.clone(), self.round.clone())
+    def __init__(self, nodes: int) -> None:
+        self.slot = torch.full((nodes,), NEVER, dtype=torch.int32)
+        self.round = torch.full((nodes,), NEVER, dtype=torch.int32)
+        self.changes = Changes(nodes)
 
     def ids(self, nodes: slice) -> Tensor:
         """The ids of those among some nodes that have a row, counted from the first of them."""
         have = self.slot[nodes] != NEVER
         return have.nonzero()[:, 0]
 
-    def updated(self, ids: Tensor, slot: Tensor | int, round: Tensor | int) -> Version:
-        """The same but for these nodes."""
-        slots = self.slot.clone()
-        rounds = self.round.clone()
-        slots[ids] = slot
-        rounds[ids] = round
-        return Version(slots, rounds)
+    def slots(self, ids: Tensor) -> Tensor:
+        """The slots of these nodes, int64 [n]."""
+        return self.slot[ids].long()
+
+    def rounds(self, ids: Tensor) -> Tensor:
+        """The rounds of these nodes, int64 [n]."""
+        return self.round[ids].long()
+
+    def set(self, ids: Tensor, slots: Tensor, rounds: Tensor | int) -> None:
+        """Other slots and rounds for these nodes."""
+        self.slot[ids] = slots.int()
+        if isinstance(rounds, Tensor):
+            rounds = rounds.int()
+        self.round[ids] = rounds
+        self.changes.add(ids)
+
+
+@dataclass(frozen=True, eq=False)
+class _Undo:
+    """What some nodes had in a version before it changed."""
+
+    version: Version
+    ids: Tensor
+    slots: Tensor
+    rounds: Tensor
+
+    def apply(self) -> None:
+        """Give it back."""
+        self.version.set(self.ids, self.slots, self.rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,73 +101,121 @@ class Frozen:
 class Column:
     """The rows one name has on one tier, with the round each was kept in."""
 
-    def __init__(self, nodes: int, template: Tensor) -> None:
-        self.rows = template.new_empty((0, *template.shape[1:]))
-        self.slot = torch.full((nodes,), NEVER)
-        self.round = torch.full((nodes,), NEVER)
-        self.held: Mapping[str, Version] = {}
-        self._good = self.version().copy()
-        self._free = torch.empty(0, dtype=torch.int64)
+    def __init__(self, nodes: int, template: Tensor, folder: Path | None = None) -> None:
+        self.nodes = nodes
+        self.segments = Segments(template, nodes, folder)
+        self.present = Version(nodes)
+        self.held: dict[str, Version] = {}
+        self._held_at: dict[tuple[str, int], int] = {}
+        self._undo: list[_Undo] = []
+        self._new_labels: list[str] = []
+        self._holds: list[tuple[tuple[str, int], int]] = []
+        self.slots = Slots()
+        self._touched = torch.zeros(nodes, dtype=torch.int32)
+        self._transaction = 1
+
+    @property
+    def template(self) -> Tensor:
+        """Empty rows of the shape and type of this column, [0, ...]."""
+        return self.segments.template
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that there is memory for."""
+        return self.segments.capacity
 
     def put(self, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for these nodes, visible now, kept for good at `commit`."""
         if not self.takes(rows):
-            holds = _form(self.rows)
+            holds = _form(self.template)
             got = _form(rows)
             text = f"kept rows of shape and type {got} under a name that holds {holds}"
             raise ProgramError(f"{text}; use another name.")
-        unchanged = self.slot[ids] == self._good.slot[ids]
-        stale = ids[unchanged]
-        self.slot[stale] = self._take(len(stale))
-        slots = self._on_device(self.slot[ids])
-        self.rows.index_copy_(0, slots, rows)
-        self.round[ids] = round
+        if not len(ids):
+            return
+        slots = self.present.slots(ids)
+        written_now = self._touched[ids] == self._transaction
+        in_place = written_now & (self.slots.references(slots) == 1)
+        if not bool(in_place.all()):
+            fresh = ~in_place
+            self._move(self.present, ids[fresh], self._take(int(fresh.sum())), round)
+            slots = self.present.slots(ids)
+        self.segments.write(slots, rows)
+        self.present.round[ids] = round
+        self._touched[ids] = self._transaction
 
     def takes(self, rows: Tensor) -> bool:
         """Whether rows are of the shape and type of this column."""
-        return _form(rows) == _form(self.rows)
+        return _form(rows) == _form(self.template)
 
     def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
-        slots = self.slot[ids]
-        fresh = (slots != NEVER) & (self.round[ids] >= since)
+        slots = self.find(ids, since)
+        fresh = slots != NEVER
         if bool(fresh.all()):
-            return self._rows_at(slots)
+            return self.segments.read(slots)
         if default is None:
             return None
         out = default.clone()
         positions = fresh.nonzero()[:, 0]
-        rows = self._rows_at(slots[positions])
-        out.index_copy_(0, self._on_device(positions), rows)
+        rows = self.segments.read(slots[positions])
+        out.index_copy_(0, self.segments.on_device(positions), rows)
         return out
+
+    def find(self, ids: Tensor, since: int) -> Tensor:
+        """The slots of the rows that nodes kept in round `since` or later, NEVER for the others.
+
+        `read_into` copies the rows of such slots.
+        """
+        slots = self.present.slots(ids)
+        return torch.where(self.present.round[ids] >= since, slots, NEVER)
+
+    def read_into(self, slots: Tensor, out: Tensor) -> None:
+        """Copy the rows in these slots, numbers on the device of the rows, without waiting."""
+        self.segments.read_into(slots, out)
 
     def version(self, label: str = PRESENT) -> Version:
         """What nodes keep now, or a version that is held."""
         if label == PRESENT:
-            return Version(self.slot, self.round)
-        return self.held.get(label) or Version.empty(len(self.slot))
+            return self.present
+        return self.held.get(label) or Version(self.nodes)
 
     def read(self, label: str, nodes: slice) -> KeptRows:
         """(ids, rounds, rows) of those among some nodes that have a row in a version."""
         version = self.version(label)
         first = nodes.start or 0
         ids = version.ids(nodes) + first
-        rows = self._rows_at(version.slot[ids])
-        return ids, version.round[ids], rows
+        rows = self.segments.read(version.slots(ids))
+        return ids, version.rounds(ids), rows
 
     def hold(self, label: str, nodes: slice) -> None:
-        """Hold what these nodes keep now, in place of what was held of them under this label."""
-        ids = torch.arange(len(self.slot))[nodes]
-        version = self.version(label)
-        held = version.updated(ids, self.slot[ids], self.round[ids])
-        self.held = {**self.held, label: held}
+        """Hold what these nodes keep now, in place of what was held of them under this label.
+
+        It costs what has changed since they were held last.
+        """
+        first, stop, _ = nodes.indices(self.nodes)
+        version = self._label(label)
+        key = (label, first)
+        before = self._held_at.get(key, 0)
+        self._holds.append((key, before))
+        self._held_at[key] = self.present.changes.now
+        ids = self.present.changes.since(before)
+        ids = ids[(ids >= first) & (ids < stop)]
+        ids = ids[version.slot[ids] != self.present.slot[ids]]
+        self._move(version, ids, self.present.slots(ids), self.present.rounds(ids))
 
     def release(self, label: str, nodes: slice) -> None:
         """Hold nothing of these nodes under this label any more."""
-        if label in self.held:
-            ids = torch.arange(len(self.slot))[nodes]
-            released = self.held[label].updated(ids, NEVER, NEVER)
-            self.held = {**self.held, label: released}
+        if label not in self.held:
+            return
+        first, _, _ = nodes.indices(self.nodes)
+        version = self.held[label]
+        ids = version.ids(nodes) + first
+        never = torch.full_like(ids, NEVER)
+        self._move(version, ids, never, never)
+        key = (label, first)
+        self._holds.append((key, self._held_at.get(key, 0)))
+        self._held_at[key] = 0
 
     def freeze(self, nodes: slice) -> tuple[Tensor, dict[str, Entry]]:
         """The rows of these nodes in all versions, each once, and the versions."""
@@ -166,74 +228,129 @@ class Column:
             version = self.version(label)
             numbers = version.ids(nodes)
             ids.append(numbers)
-            rounds.append(version.round[numbers + first])
-            slots.append(version.slot[numbers + first])
+            rounds.append(version.rounds(numbers + first))
+            slots.append(version.slots(numbers + first))
         unique, positions = _by_first_appearance(torch.cat(slots))
         counts = [len(numbers) for numbers in ids]
         places = torch.split(positions, counts)
         entries = {}
         for k, label in enumerate(labels):
             entries[label] = Entry(ids[k], rounds[k], places[k].clone())
-        return self._rows_at(unique), entries
+        return self.segments.read(unique), entries
 
     def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
         """Take over what `freeze` gave for the nodes from `first` on."""
         slots = self._take(len(rows))
-        rows = rows.to(self.rows.device)
-        self.rows.index_copy_(0, self._on_device(slots), rows)
+        self.segments.write(slots, rows.to(self.template.device))
         for label, entry in entries.items():
-            ids = entry.ids + first
-            version = self.version(label)
-            version = version.updated(ids, slots[entry.places], entry.rounds)
-            if label == PRESENT:
-                self._set(version)
-            else:
-                self.held = {**self.held, label: version}
+            version = self.present
+            if label != PRESENT:
+                version = self._label(label)
+            self._move(version, entry.ids + first, slots[entry.places], entry.rounds)
         self.commit()
+        self.slots.free(slots[self.slots.references(slots) == 0])
 
     def commit(self) -> None:
         """What was put since the last commit becomes the good state."""
-        self._good = self.version().copy()
-        self._free = self._unused()
+        for undo in self._undo:
+            self.slots.drop(undo.slots)
+        self._end()
 
     def rollback(self) -> None:
         """Back to the last commit."""
-        self._set(self._good.copy())
-        self._free = self._unused()
+        for undo in reversed(self._undo):
+            self.slots.drop(undo.version.slots(undo.ids))
+            undo.apply()
+        for key, moment in reversed(self._holds):
+            self._held_at[key] = moment
+        for label in self._new_labels:
+            del self.held[label]
+        self._end()
 
-    def _set(self, version: Version) -> None:
-        """Make a version that which nodes keep now."""
-        self.slot = version.slot
-        self.round = version.round
+    def _end(self) -> None:
+        """Begin the next transaction."""
+        self._undo.clear()
+        self._holds.clear()
+        self._new_labels.clear()
+        self._transaction += 1
 
-    def _rows_at(self, slots: Tensor) -> Tensor:
-        """A copy of the rows in these slots."""
-        return torch.index_select(self.rows, 0, self._on_device(slots))
+    def _label(self, label: str) -> Version:
+        """The held version of this label, which is made if there is none."""
+        if label not in self.held:
+            self.held[label] = Version(self.nodes)
+            self._new_labels.append(label)
+        return self.held[label]
 
-    def _on_device(self, numbers: Tensor) -> Tensor:
-        """The numbers on the device of the rows, without waiting for what a GPU is doing."""
-        return numbers.to(self.rows.device, non_blocking=True)
-
-    def _unused(self) -> Tensor:
-        """The slots that neither a good row nor a held one lies in."""
-        used = torch.zeros(len(self.rows), dtype=torch.bool)
-        for version in (self._good, *self.held.values()):
-            slots = version.slot[version.slot != NEVER]
-            used[slots] = True
-        return (~used).nonzero()[:, 0]
+    def _move(self, version: Version, ids: Tensor, slots: Tensor, rounds: Tensor | int) -> None:
+        """Other slots for these nodes of a version, until a rollback."""
+        undo = _Undo(version, ids, version.slots(ids), version.rounds(ids))
+        self._undo.append(undo)
+        self.slots.use(slots)
+        version.set(ids, slots, rounds)
 
     def _take(self, count: int) -> Tensor:
         """Take `count` free slots; the column grows where there are too few."""
-        if len(self._free) < count:
-            size = len(self.rows)
-            more = max(count - len(self._free), size // 2)
-            memory = self.rows.new_empty((more, *self.rows.shape[1:]))
-            self.rows = torch.cat([self.rows, memory])
-            new_slots = torch.arange(size, size + more)
-            self._free = torch.cat([self._free, new_slots])
-        taken = self._free[:count]
-        self._free = self._free[count:]
-        return taken
+        missing = count - self.slots.available
+        if missing > 0:
+            self.slots.add(self.segments.grow(missing))
+        return self.slots.take(count)
+
+
+class Slots:
+    """Which slots are free: those that no version refers to.
+
+    Every operation costs the slots that it is about.
+    """
+
+    def __init__(self) -> None:
+        self.available = 0
+        self._free: list[Tensor] = []
+        self._references = torch.zeros(0, dtype=torch.int32)
+
+    def references(self, slots: Tensor) -> Tensor:
+        """How many versions refer to each of these slots; a slot NEVER has no meaning."""
+        if not len(self._references):
+            return torch.zeros_like(slots)
+        return self._references[slots]
+
+    def add(self, slots: Tensor) -> None:
+        """New slots, which are free."""
+        stop = int(slots[-1]) + 1
+        if stop > len(self._references):
+            room = self._references.new_zeros(max(stop, 2 * len(self._references)))
+            room[: len(self._references)] = self._references
+            self._references = room
+        self.free(slots)
+
+    def take(self, count: int) -> Tensor:
+        """Take some of the free slots."""
+        chunks = [torch.empty(0, dtype=torch.int64)]
+        while count:
+            chunk = self._free.pop()
+            if len(chunk) > count:
+                self._free.append(chunk[count:])
+                chunk = chunk[:count]
+            chunks.append(chunk)
+            count -= len(chunk)
+            self.available -= len(chunk)
+        return torch.cat(chunks)
+
+    def use(self, slots: Tensor) -> None:
+        """One more version refers to each of these slots."""
+        slots = slots[slots != NEVER]
+        self._references[slots] += 1
+
+    def drop(self, slots: Tensor) -> None:
+        """One version less refers to each of these slots; those without any are free."""
+        slots = slots[slots != NEVER]
+        self._references[slots] -= 1
+        self.free(slots[self._references[slots] == 0])
+
+    def free(self, slots: Tensor) -> None:
+        """These slots may be used again."""
+        if len(slots):
+            self._free.append(slots)
+            self.available += len(slots)
 
 
 def _form(rows: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
@@ -261,7 +378,8 @@ class Store:
 
     sizes: dict[str, int]
     columns: dict[ColumnKey, Column] = field(default_factory=dict)
-    _good_holds: dict[ColumnKey, Mapping[str, Version]] = field(default_factory=dict)
+    folder: Path | None = None
+    """Where files with rows lie; None: rows are in memory."""
 
     def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
@@ -272,7 +390,7 @@ class Store:
         """The column of a name, which is opened for rows like these if there is none."""
         key = (tier, name)
         if key not in self.columns:
-            self.columns[key] = Column(self.sizes[tier], rows)
+            self.columns[key] = Column(self.sizes[tier], rows, self.folder)
         return self.columns[key]
 
     def get(
@@ -294,19 +412,16 @@ class Store:
         column = self.columns.get((tier, name))
         if column is None:
             return torch.full_like(ids, NEVER)
-        return column.round[ids]
+        return column.present.rounds(ids)
 
     def commit(self) -> None:
         """What nodes keep now, and what is held, is good."""
-        self._good_holds = {key: column.held for key, column in self.columns.items()}
         for column in self.columns.values():
             column.commit()
 
     def rollback(self) -> None:
         """Go back to the last commit."""
-        for key, column in self.columns.items():
-            # The held versions first, since a rollback frees all other slots.
-            column.held = self._good_holds.get(key, {})
+        for column in self.columns.values():
             column.rollback()
 
     def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
@@ -351,15 +466,22 @@ def _check_lists(name: str, *lists: Tensor) -> None:
             raise ValueError(f"{name}: ids, rounds and places are not three lists of equal length")
 
 
+def rising(ids: Tensor, nodes: int) -> bool:
+    """Whether these are ids of different nodes in rising order, int64 [n]."""
+    if ids.dtype != torch.int64 or ids.ndim != 1:
+        return False
+    if not len(ids):
+        return True
+    inside = int(ids[0]) >= 0 and int(ids[-1]) < nodes
+    return inside and bool((ids.diff() > 0).all())
+
+
 def _check_entry(name: str, entry: Entry, nodes: int, rows: int) -> None:
     """Raise ValueError unless an entry is one of `nodes` nodes and `rows` rows."""
     _check_lists(name, entry.ids, entry.rounds, entry.places)
     if not len(entry.ids):
         return
-    rising = bool((entry.ids.diff() > 0).all())
-    first = int(entry.ids[0])
-    last = int(entry.ids[-1])
-    if not rising or not 0 <= first <= last < nodes:
+    if not rising(entry.ids, nodes):
         raise ValueError(f"{name}: ids are not different, rising and below {nodes}")
     earliest = int(entry.rounds.min())
     if earliest < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,8 +34,8 @@ class NodeBytes:
     >>> bytes = NodeBytes()
     >>> bytes.add("device", "up", torch.tensor([2, 0]), torch.tensor([10, 5]))
     >>> bytes.add("device", "up", torch.tensor([2]), torch.tensor([1]))
-    >>> bytes.totals({"device": 3})["device", "up"].tolist()
-    [5, 0, 11]
+    >>> bytes.sums()["device", "up"]
+    (tensor([2, 0, 2]), tensor([10,  5,  1]))
     """
 
     chunks: dict[NodeKey, list[tuple[Ids, Tensor]]] = field(default_factory=dict)
@@ -45,14 +45,13 @@ class NodeBytes:
         chunks = self.chunks.setdefault((tier, direction), [])
         chunks.append((ids, lengths))
 
-    def totals(self, sizes: Mapping[str, int]) -> dict[NodeKey, Tensor]:
-        """The bytes of every node by tier and direction; `sizes` are the tiers' nodes."""
+    def sums(self) -> dict[NodeKey, tuple[Ids, Tensor]]:
+        """(ids, bytes) by tier and direction; a node has an entry for each of its messages."""
         out = {}
-        for (tier, direction), chunks in sorted(self.chunks.items()):
-            total = torch.zeros(sizes[tier], dtype=torch.int64)
+        for key, chunks in sorted(self.chunks.items()):
             ids = torch.cat([numbers for numbers, _ in chunks])
             lengths = torch.cat([values for _, values in chunks])
-            out[tier, direction] = total.index_add_(0, ids, lengths)
+            out[key] = (ids, lengths)
         return out
 
     def as_list(self) -> list[list[object]]:

@@ -42,6 +42,8 @@ def difference(
         return "there is none"
     if len(experiments) == 1:
         return None
+    if any(experiment.stop is not None for experiment in experiments):
+        return "`stop` ends each of them in a round of its own"
     if fingerprints is None:
         fingerprints = [experiment.fingerprint() for experiment in experiments]
     for number in range(1, len(experiments)):
@@ -88,6 +90,8 @@ def _size_that_differs(first: Experiment, other: Experiment) -> str | None:
                 f"their largest {part} parts differ so much ({sizes}) "
                 "that the last bits would differ"
             )
+    if not torch.equal(data.receivers, other_data.receivers):
+        return "their devices without training examples differ"
     return None
 
 

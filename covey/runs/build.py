@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,30 +12,41 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
+from covey.runs import checkpoint
 from covey.runs.experiment import Experiment
+from covey.runs.loss_notes import loss_notes
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
+from covey.runtimes import launch
 from covey.runtimes.contract import Runtime
 from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.place import Place
+from covey.runtimes.ranks import ALONE, Ranks, join
+from covey.runtimes.sharded import Sharded, first_difference
+from covey.runtimes.shares import Shares
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.types import Rows
 from covey.wireless.clock import RadioClock
 
-RUNTIMES = ("simulator", "loopback")
-"""The runtimes of an experiment: one process for all nodes, or nodes that share nothing.
+RUNTIMES = ("simulator", "loopback", "sharded")
+"""The runtimes of an experiment: one process for all nodes, nodes that share nothing, or several
+processes with some subtrees each.
 
 The bits are the same.
 """
+AUTO = "auto"
+"""Sharded in a process that torchrun has started as one of several, else the simulator."""
 
+_VERSION = "version of "
 _GRAIN = 200_000
 """Values of rows below which a second thread waits for Python's lock more than it computes."""
 
@@ -52,14 +64,36 @@ class Built:
     notes: list[str]
 
 
-def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simulator") -> Built:
+def chosen(runtime: str) -> str:
+    """The name of a runtime; that which `AUTO` stands for in this process."""
+    if runtime != AUTO:
+        return runtime
+    if launch.several():
+        return "sharded"
+    return "simulator"
+
+
+def build(
+    experiments: Sequence[Experiment],
+    start: Rows,
+    runtime: str = "simulator",
+    facts: Mapping[str, str] | None = None,
+) -> Built:
     """What runs these experiments, which differ in seed and data alone.
 
-    `start` are their initial rows, [experiments, P].
+    `start` are their initial rows, [experiments, P]. `facts` decide the bits of the first one;
+    all ranks must have the same.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
+    ranks = ALONE
+    if runtime == "sharded":
+        ranks = join()
+        with ranks.together("build the runtime"):
+            _check_sharded(experiments)
+            _check_same(ranks, facts or {})
+            ranks.use(torch.device(first.device))
     notes: list[str] = list(first.data.notes)
     outs = [held_out(experiment) for experiment in experiments]
     module = module_of(first)
@@ -69,6 +103,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         notes.append(note)
     pairs = zip(experiments, outs, strict=True)
     data = [training_data(experiment, out) for experiment, out in pairs]
+    notes += data[0].receiver_notes()
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -76,11 +111,16 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
     if runtime == "loopback":
         _check_loopback(experiments)
         built: Runtime = _loopback(first, module, start, tree, data[0], links)
+    elif runtime == "sharded":
+        built = _sharded(first, module, start, tree, data[0], links, ranks)
+        notes.append(_shard_note(built))
     else:
         task = task_of(first, module, Shards.stack(data))
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
+    notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)
+    notes += _stop_notes(first)
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
     return Built(built, newcomers, outs, notes)
@@ -96,14 +136,7 @@ def _simulator(
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
-    grain = _GRAIN
-    if first.workers or task.path == "each":  # one row is work enough for a worker
-        grain = 1
     workers = _workers(first, task)
-    chunk_rows = None
-    if task.device.type == "cpu":
-        keep_freed_memory()
-        chunk_rows = min(cache_bytes() // workers, LARGEST_ROWS)
     return Simulator(
         first.algorithm,
         tree,
@@ -114,12 +147,108 @@ def _simulator(
         first.idle,
         first.batches,
         air or Ideal(),
+        first.rates(),
         workers=workers,
         memory=first.memory,
-        chunk_rows=chunk_rows,
-        grain=grain,
-        capture=first.capture,
+        chunk_rows=_chunk_rows(task, workers),
+        grain=_grain(first, task),
+        capture=first.capture and not first.rates().schedules,
     )
+
+
+def _sharded(
+    experiment: Experiment,
+    module: nn.Module,
+    start: Rows,
+    tree: Tree,
+    data: Shards,
+    links: LinkSpecs,
+    ranks: Ranks,
+) -> Sharded:
+    """One process of several that play the nodes of one seed, with its own devices' examples."""
+    shares = Shares.of(tree, data.train.counts(), ranks.world)
+    own = data
+    if ranks.world > 1:
+        devices = shares.nodes(tree.tiers[-1], ranks.rank)
+        own = data.only(range(devices.start, devices.stop))
+    task = task_of(experiment, module, own, Population.of(data))
+    workers = _workers(experiment, task)
+    return Sharded(
+        experiment.algorithm,
+        tree,
+        task,
+        links,
+        start,
+        (experiment.seed,),
+        experiment.idle,
+        experiment.batches,
+        Ideal(),
+        experiment.rates(),
+        workers=workers,
+        memory=experiment.memory,
+        chunk_rows=_chunk_rows(task, workers),
+        grain=_grain(experiment, task),
+        capture=experiment.capture and not experiment.rates().schedules,
+        ranks=ranks,
+        shares=shares,
+    )
+
+
+def _check_sharded(experiments: Sequence[Experiment]) -> None:
+    """Refuse what several processes cannot run."""
+    reason = None
+    if len(experiments) > 1:
+        reason = "it runs one seed at a time; run the seeds one after the other"
+    elif experiments[0].radio is not None:
+        reason = "a radio has a virtual clock, which only the simulator has; run one process"
+    if reason is not None:
+        raise ConfigError(f'runtime = "sharded": {reason}.')
+
+
+def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
+    """Refuse ranks with different experiments, or with other versions of covey or torch."""
+    versions = checkpoint.versions()
+    mine = {**facts, **{f"{_VERSION}{name}": text for name, text in versions.items()}}
+    everyone = ranks.gather_json("compare experiments", mine)
+    different = first_difference(everyone)
+    if different is None:
+        return
+    rank, name = different
+    there, here = checkpoint.around_difference(
+        str(everyone[rank].get(name)), str(everyone[0].get(name))
+    )
+    fix = "start all ranks with the same file, data and versions"
+    if name == f"{_VERSION}processor":
+        fix = "set the same ATEN_CPU_CAPABILITY on all machines, for instance avx2"
+    raise ConfigError(
+        f"the {name} of rank {rank} is not that of rank 0 ({there} and {here}); {fix}. "
+        'To run an experiment of its own in every process, give runtime="simulator".'
+    )
+
+
+def _shard_note(runtime: Sharded) -> str:
+    """How the nodes are dealt to the ranks."""
+    facts = runtime.report()
+    shares = ", ".join(map(str, facts["nodes by rank"]))
+    return (
+        f"{facts['ranks']} ranks have {shares} nodes of tier {facts['cut']}; "
+        f"sums of models across ranks are {facts['sums']}."
+    )
+
+
+def _chunk_rows(task: Task, workers: int) -> int | None:
+    """The max bytes of the rows of a chunk, which stay in the cache; None on a GPU."""
+    if task.device.type != "cpu":
+        return None
+    keep_freed_memory()
+    return min(cache_bytes() // workers, LARGEST_ROWS)
+
+
+def _grain(experiment: Experiment, task: Task) -> int:
+    """The min number of values of rows in a chunk for a worker."""
+    if experiment.workers or task.path == "each":  # one row is work enough for a worker
+        return 1
+    return _GRAIN
 
 
 def _loopback(
@@ -133,7 +262,7 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, own_task: Task, examples: int) -> Station:
+    def station(location: Place, training: Place | None, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
@@ -143,7 +272,9 @@ def _loopback(
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
+            rates=experiment.rates(),
             place=location,
+            training_place=training,
             under=examples,
             makers={Scorer.__name__: scorer},
         )
@@ -179,8 +310,15 @@ def _others(devices: int, out: Sequence[int]) -> list[int]:
 
 
 def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
-    """The data of the devices held out."""
-    return experiment.protocol_data().chosen(sorted(out))
+    """The data of the devices held out, of which one or more has training examples."""
+    data = experiment.protocol_data()
+    chosen = sorted(out)
+    if not bool(data.train.counts()[chosen].any()):
+        raise ConfigError(
+            f"holdout_devices: none of the devices {some(chosen)} has training examples to adapt "
+            "to; hold out others."
+        )
+    return data.chosen(chosen)
 
 
 def module_of(experiment: Experiment) -> nn.Module:
@@ -306,6 +444,25 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     if sample is None or sample <= devices:
         return []
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
+
+
+def _stop_notes(experiment: Experiment) -> list[str]:
+    """What the user should know of an early stop that the rounds leave no room for."""
+    stop = experiment.early_stop()
+    if stop is None:
+        return []
+    before = experiment.rounds - 1
+    scored = before // experiment.score_every
+    every = experiment.score_train_every
+    if every is not None:
+        scored += before // every - before // math.lcm(every, experiment.score_every)
+    too_few = f"stop cannot act in {experiment.rounds} rounds"
+    if stop.min_rounds > before:
+        return [f"{too_few}: min_rounds = {stop.min_rounds}."]
+    if scored <= stop.patience:
+        needed = f"patience = {stop.patience} needs {stop.patience + 1} scored rounds"
+        return [f"{too_few}: {needed} before the last, and there are {scored}."]
+    return []
 
 
 def _link_notes(

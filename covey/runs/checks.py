@@ -7,23 +7,34 @@ in several forms, such as one pattern or a list, are put into the one that runs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from covey.data import Shards
+from covey.data.shards import some
 from covey.engine import held, norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
-from covey.engine.metrics import Confusion, MetricSpec, Own, Targets, metrics_of
+from covey.engine.metrics import (
+    Confusion,
+    Metric,
+    MetricSpec,
+    Own,
+    Recorded,
+    Targets,
+    metrics_of,
+)
 from covey.engine.named_losses import Huber
 from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST
+from covey.runs.stopping import VALIDATION, early_stop
 from covey.tree import Tree
 from covey.wireless import Radio
 
@@ -93,10 +104,13 @@ def check(experiment: Experiment) -> None:
     _check_augment(experiment)
     _check_algorithm(experiment)
     _check_solver(experiment)
+    experiment.rates()
     _check_loss(experiment)
     _check_metrics(experiment)
+    _check_stop(experiment)
     _check_tree(experiment)
     _check_holdout(experiment)
+    _check_receivers(experiment)
     _check_radio(experiment)
     _check_device(experiment.device)
 
@@ -286,21 +300,77 @@ def _check_metrics(experiment: Experiment) -> None:
 def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[MetricSpec, ...]:
     """Set `select` to the name of its metric; return the metrics with that one."""
     targets = Targets.of(experiment.data, experiment.loss)
-    name = experiment.select.removeprefix("-")
     metrics = metrics_of(specs, targets)
-    chosen = [metric for metric in metrics if metric.name == name]
-    if not chosen:
-        chosen = list(metrics_of([name], targets))
-        name = chosen[0].name
-        if all(metric.name != name for metric in metrics):
-            specs = (*specs, name)
-    if isinstance(chosen[0], Confusion):
+    chosen = _chosen_metric(experiment.select, metrics, targets)
+    if isinstance(chosen, Confusion):
         raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
-    lower = not chosen[0].higher
-    if isinstance(chosen[0], Own):
-        lower = lower or experiment.select.startswith("-")
-    _set(experiment, "select", f"-{name}" if lower else name)
-    return specs
+    _set(experiment, "select", _signed(chosen, experiment.select))
+    return _with_metric(specs, metrics, chosen)
+
+
+def _chosen_metric(text: str, metrics: Sequence[Metric], targets: Targets) -> Metric:
+    """The metric that a setting names, after a minus or not: one of these, or a known one."""
+    name = text.removeprefix("-")
+    for metric in metrics:
+        if metric.name == name:
+            return metric
+    return metrics_of([name], targets)[0]
+
+
+def _signed(metric: Metric, text: str) -> str:
+    """The name of a metric, after a minus where lower is better.
+
+    Of a function of the user's own, the setting's `text` may say so.
+    """
+    lower = not metric.higher
+    if isinstance(metric, Own):
+        lower = lower or text.startswith("-")
+    if lower:
+        return f"-{metric.name}"
+    return metric.name
+
+
+def _with_metric(
+    specs: tuple[MetricSpec, ...], metrics: Sequence[Metric], chosen: Metric
+) -> tuple[MetricSpec, ...]:
+    """The metrics of an experiment, with the chosen one."""
+    if any(metric.name == chosen.name for metric in metrics):
+        return specs
+    return (*specs, chosen.name)
+
+
+def _check_stop(experiment: Experiment) -> None:
+    """Set the rule of `stop`, its metric as `select` is; an error where it cannot decide."""
+    stop = early_stop(experiment.stop)
+    if stop is None:
+        return
+    if experiment.protocol == "paper":
+        why = "but protocol = 'paper' has no validation part, and test data must not end a run"
+        raise ConfigError(f"stop is set, {why}; leave out stop, or use protocol = 'honest'.")
+    if VALIDATION not in experiment.parts:
+        parts = shown(experiment.parts)
+        raise ConfigError(f"stop needs scores on validation data, but parts = {parts}; add it.")
+    if not experiment.data.part(VALIDATION).counts().sum():
+        why = "no device has validation examples; give the data a validation part"
+        raise ConfigError(f"stop needs validation data, but {why}, or leave out stop.")
+    if stop.metric:
+        stop = replace(stop, metric=_stop_metric(experiment, stop.metric))
+    _set(experiment, "stop", stop)
+
+
+def _stop_metric(experiment: Experiment, text: str) -> str:
+    """The name of an early stop's metric; it is computed where records do not hold it anyway."""
+    targets = Targets.of(experiment.data, experiment.loss)
+    metrics = metrics_of(experiment.metrics, targets)
+    try:
+        chosen = _chosen_metric(text, metrics, targets)
+    except ConfigError as error:
+        raise ConfigError(f"stop: metric = {text!r}; {error}") from error
+    if isinstance(chosen, Confusion):
+        raise ConfigError("stop: metric = 'confusion' is a table; use a figure such as 'f1'.")
+    if not isinstance(chosen, Recorded):
+        _set(experiment, "metrics", _with_metric(experiment.metrics, metrics, chosen))
+    return _signed(chosen, text)
 
 
 def _check_tree(experiment: Experiment) -> None:
@@ -328,6 +398,24 @@ def _check_holdout(experiment: Experiment) -> None:
     if count == devices:
         why = f"leaves none of the {devices} devices to train on"
         raise ConfigError(f"holdout_devices = {shown(wanted)} {why}.")
+
+
+def _check_receivers(experiment: Experiment) -> None:
+    """An error where devices without training examples cannot take part as receivers."""
+    if not len(experiment.data.receivers):
+        return
+    data = experiment.protocol_data()
+    receivers = data.receivers.tolist()
+    name = type(experiment.algorithm).__name__
+    reason = experiment.algorithm.needs_examples
+    if reason is not None:
+        reason = f"{name} needs some of every device, because {reason}"
+    elif experiment.radio is not None:
+        reason = "a radio plan counts on every device's work"
+    if reason is None or not receivers:
+        return
+    devices = f"{len(receivers)} of {data.devices} devices have no training examples"
+    raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
 
 
 def _is_number(value: Any, below: int) -> bool:

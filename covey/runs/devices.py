@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.runs.figures import NodeFigures
+
 PARTS = ("train", "validation", "test")
 RIGHT, LOSS, COUNT, HOLDS, ABSOLUTE, SQUARED = range(6)
-Sums = dict[str, Tensor]
+Sums = dict[str, NodeFigures]
 """By part of the data: right answers, summed loss, examples, whether the device holds the model,
-[devices, 4]; where numbers are predicted, [devices, 6] with the sums of |error| and error^2. Values
-of metrics follow as columns 6 and up; where there are no errors, columns 4 and 5 are then NaN."""
+[m, 4], of the m devices that were scored; where numbers are predicted, [m, 6] with the sums of
+|error| and error^2. Values of metrics follow as columns 6 and up; where there are no errors,
+columns 4 and 5 are then NaN."""
 METRICS = 6
 
 
@@ -70,8 +73,7 @@ def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[
         model, _, part = name.rpartition("/")
         if part not in PARTS:
             continue
-        sums = torch.zeros(devices, figures.shape[1], dtype=torch.float64)
-        sums[ids] = figures
+        sums = NodeFigures(devices, ids, figures.double())
         out.setdefault(model, {})[part] = sums
     return out
 
@@ -99,8 +101,8 @@ def table(
         for part in PARTS:
             if part not in parts:
                 continue
-            sums = parts[part].tolist()
-            last_sums = last_parts.get(part, parts[part]).tolist()
+            sums = parts[part].dense().tolist()
+            last_sums = last_parts.get(part, parts[part]).dense().tolist()
             for k, row in enumerate(sums):
                 if not row[COUNT]:
                     continue

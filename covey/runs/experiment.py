@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,10 +18,12 @@ from covey.engine.optimiser import Optimiser, Solver, optimiser
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
+from covey.kernel.rates import Rates, rates
 from covey.links.spec import Spec, wires
 from covey.runs import checks, fingerprint
 from covey.runs.alike import difference
 from covey.runs.fingerprint import describe
+from covey.runs.stopping import EarlyStop, Stop, early_stop
 from covey.tree import Tree
 from covey.wireless import Radio, Work
 
@@ -45,7 +48,8 @@ class Experiment:
     how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
     from the module, "group" puts GroupNorm in their place (covey/engine/norm.py). `solver` is the
     optimiser of the devices' steps on data: "sgd", "adam", "adamw", or a table with momentum,
-    decay, clip or schedule (covey/engine/optimiser.py).
+    decay, clip or schedule, or one of the user's own (covey/engine/optimiser.py). `schedules` are
+    those of the algorithm's own rates, such as {"server_lr": "cosine"} (covey/kernel/rates.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -57,14 +61,16 @@ class Experiment:
     With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
     every score has a standard error (covey/runs/sampling.py). `metrics` are computed beside
     accuracy and loss, by name or by a function (covey/engine/metrics.py). `select` names the metric
-    whose best round on validation is reported; "" is accuracy or else the loss. `protocol="paper"`
-    trains on the validation part too and reports the round that was best on test.
+    whose best round on validation is reported; "" is accuracy or else the loss. `stop`, for
+    instance {"patience": 5}, ends the run after so many scored rounds in which no model got better
+    on validation data (covey/runs/stopping.py). `protocol="paper"` trains on the validation part
+    too and reports the round that was best on test.
     `holdout_devices`, a number or a list of devices, take no part in training: when models are
     scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
-    (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
-    devices' program into a CUDA graph where it can.
+    (bytes for rows in training; by default a GPU takes more) never change a result. Nor does
+    `capture`, which on a GPU turns a round or the devices' program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm
@@ -99,6 +105,8 @@ class Experiment:
     metrics: tuple[MetricSpec, ...] = ()
     select: str = ""
     solver: Solver = "sgd"
+    stop: Stop = None
+    schedules: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -124,6 +132,14 @@ class Experiment:
     def optimiser(self) -> Optimiser:
         """The optimiser of steps on data."""
         return optimiser(self.solver, self.rounds)
+
+    def rates(self) -> Rates:
+        """The schedules of the algorithm's own rates."""
+        return rates(self.schedules, self.algorithm, self.rounds)
+
+    def early_stop(self) -> EarlyStop | None:
+        """When the run ends before its last round; None where it never does."""
+        return early_stop(self.stop)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

@@ -22,7 +22,7 @@ from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
 from covey.engine.metrics import MetricSpec
 from covey.engine.norm import has_batch_norm
-from covey.engine.optimiser import PLAIN
+from covey.engine.optimiser import PLAIN, Optimiser
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -42,6 +42,8 @@ _PLAIN = (
     "dtype",
     "holdout_devices",
 )
+_NEWER = ("state", "own")
+"""Settings of a solver that are told only where they are set: older checkpoints have none."""
 
 
 def of(experiment: Experiment, initial: torch.Tensor | None = None) -> dict[str, str]:
@@ -85,8 +87,7 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
-    if experiment.optimiser() != PLAIN:
-        out["solver"] = describe(experiment.optimiser())
+    out |= _steps(experiment)
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())
     if experiment.metrics:
@@ -107,7 +108,14 @@ def describe(value: Any) -> str:
     """A dataclass by its name and all its fields."""
     if not is_dataclass(value):
         return _shown(value)
-    names = [field.name for field in fields(value)]
+    return _described(value, _names(value))
+
+
+def _names(value: Any) -> list[str]:
+    return [field.name for field in fields(value)]
+
+
+def _described(value: Any, names: Sequence[str]) -> str:
     inside = [f"{name}={describe(getattr(value, name))}" for name in names]
     return f"{type(value).__name__}({', '.join(inside)})"
 
@@ -147,6 +155,27 @@ def _function(function: Callable[..., Any]) -> str:
         return f"{_full_name(function)} {source.digest([function])}"
     kind = type(function)
     return f"{_full_name(kind)} {_shown(function)} {source.digest([kind])}"
+
+
+def _steps(experiment: Experiment) -> dict[str, str]:
+    """The solver and the schedules of rates, where there are any."""
+    out = {}
+    if experiment.optimiser() != PLAIN:
+        out["solver"] = _solver(experiment.optimiser())
+    if experiment.rates().schedules:
+        out["schedules"] = describe(experiment.rates())
+    return out
+
+
+def _solver(optimiser: Optimiser) -> str:
+    """A solver with its settings; one of the user's own also by a hash of its code."""
+    text = _described(optimiser, [name for name in _names(optimiser) if name not in _NEWER])
+    if optimiser.state != "reset":
+        text += f" state={optimiser.state}"
+    if optimiser.own is not None:
+        rule: Any = optimiser.own.rule
+        text += f" {_function(rule)} {_shown(optimiser.own.settings)}"
+    return text
 
 
 def _augment(steps: Sequence[Augmentation]) -> str:

@@ -2,7 +2,7 @@
 
 A newcomer gets the global model, or of the models of the tier above it the one with the least loss
 on its own training examples, and runs the algorithm's own `adapt` on it. Its validation and test
-examples are for scores alone.
+examples are for scores alone. A newcomer without training examples keeps the global model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from covey.kernel.replies import exact
 from covey.links.spec import wires
 from covey.runs.devices import Sums
 from covey.runs.experiment import Experiment
+from covey.runs.figures import NodeFigures
 from covey.runs.scoring import Model, score_of, sums_by_device
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -58,6 +59,7 @@ class Newcomers:
         if module is None:
             module = first.model
         self.algorithm = first.algorithm
+        self.rates = first.rates()
         self.select = first.select
         self.each = shards[0].devices
         self.task = Task(
@@ -74,6 +76,8 @@ class Newcomers:
             optimiser=first.optimiser(),
         )
         self.ids = torch.arange(self.each * len(shards))
+        self._learns = self.task.counts("train", self.ids) > 0
+        """Which newcomers have examples to adapt to, [n] bool; the others keep what they get."""
         seeds: list[int] = []
         for experiment in experiments:
             numbers = range(self.each)
@@ -121,7 +125,7 @@ class Newcomers:
         Rows that it keeps on the way are forgotten.
         """
         self._simulator.forget()
-        visit = _Visit(self.algorithm)
+        visit = _Visit(self.rates.of(self.algorithm, round), self._learns)
         try:
             played = self._simulator.play(visit.server, rows, round=round, lane="score")
         except DivergedError as error:
@@ -144,7 +148,8 @@ class Newcomers:
             for number, rows in enumerate(above):
                 position = best[self._own(number)]
                 starts.append(rows[position.to(rows.device)])
-            start = torch.cat(starts)
+            learns = self._learns[:, None].to(start.device)
+            start = torch.where(learns, torch.cat(starts), start)
             models["new_edge"] = start
         models["new_personal"] = self.adapted(start, round)
         out = [NewScores() for _ in above]
@@ -161,7 +166,8 @@ class Newcomers:
         """The sums of the newcomers of one experiment, by part."""
         out = {}
         for part, tally in tallies.items():
-            out[part] = sums_by_device(tally, self.task)[own].cpu()
+            sums = sums_by_device(tally, self.task)[own].cpu()
+            out[part] = NodeFigures.of_all(sums)
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:
@@ -200,18 +206,25 @@ class Newcomers:
         rows = row.expand(len(ids), -1)
         with torch.no_grad():
             tally = self.task.evaluate(rows, "train", ids)
-        return tally.loss / tally.count
+        return tally.loss / tally.count.clamp(min=1)
 
 
 class _Visit:
-    """The program of whoever hands a newcomer its first model."""
+    """The program of whoever hands a newcomer its first model.
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    A newcomer that has nothing to learn from is not asked, and its model stays as it is.
+    """
+
+    def __init__(self, algorithm: Algorithm, learns: Tensor) -> None:
         self.algorithm = algorithm
+        self.learns = learns
 
     def server(self, me: Nodes, rows: Rows) -> Rows:
-        replies = me.ask(self.algorithm.adapt, exact(rows))
-        return replies.mean()
+        if bool(self.learns.all()):
+            replies = me.ask(self.algorithm.adapt, exact(rows))
+            return replies.mean()
+        replies = me.ask(self.algorithm.adapt, exact(rows), sample=self.learns)
+        return replies.mean(default=rows)
 
 
 def held_out(experiment: Experiment) -> tuple[int, ...]:

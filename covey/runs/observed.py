@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from covey.runs.devices import Sums
+from covey.runs.figures import NodeFigures
 
 NONZEROS = "nonzeros"
 """Nodes report the share of non-zeros of a model that they keep as "MODEL/nonzeros"."""
@@ -20,7 +20,7 @@ UNKNOWN = -1.0
 class Observed:
     """Figures of one seed's nodes in one scored round."""
 
-    nonzeros: Mapping[str, Tensor]
+    nonzeros: Mapping[str, NodeFigures]
     """By model: the share of non-zeros of every node of its tier, `UNKNOWN` where there is none."""
     newcomers: Mapping[str, Sums]
     """By model: the sums of every new device."""
@@ -28,12 +28,10 @@ class Observed:
 
 def shares(
     reports: Mapping[str, tuple[Tensor, Tensor]], sizes: Mapping[str, int]
-) -> dict[str, Tensor]:
+) -> dict[str, NodeFigures]:
     """The share of non-zeros of every node, by model; `sizes` are the nodes of its tier."""
     out = {}
     for name, size in sizes.items():
-        share = torch.full((size,), UNKNOWN, dtype=torch.float64)
         ids, figures = reports[f"{name}/{NONZEROS}"]
-        share[ids] = figures[:, 0]
-        out[name] = share
+        out[name] = NodeFigures(size, ids, figures[:, 0].double(), missing=UNKNOWN)
     return out

@@ -27,15 +27,15 @@ class Progress:
         self._bytes = 0
         self._scores = ""
 
-    def show(self, record: Round) -> None:
-        """One more round."""
+    def show(self, record: Round, *, last: bool = False) -> None:
+        """One more round; `last`: none follows."""
         self._shown += 1
         self._bytes += record.bytes()
         if record.models:
             self._scores = record.scores()
         if self._stream is None:
             return
-        last = record.round + 1 >= self._rounds
+        last = last or record.round + 1 >= self._rounds
         now = time.monotonic()
         if not last and now - self._written < _PAUSE:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from covey.links.meter import Meter, Traffic
 from covey.runs import html
 from covey.runs.scoring import Model, Score
+from covey.runtimes import cohort
 from covey.runtimes.notes import Note
 from covey.wireless.clock import RadioRecord
 
@@ -19,17 +20,17 @@ class Round:
     """What happened in one round.
 
     `round` counts from 0; what is printed counts from 1. `cohorts` are the nodes that were asked,
-    by tier. `traffic` is by link, direction ("down", "up") and lane ("train", "score"). `models`
-    are the kept models by name, "global" first; there are none in a round that is not scored. With
-    several seeds side by side, `seconds` is this seed's share. `spent` says what the seconds went
-    to: training, links, cohorts, scores, other, and the checkpoint before. `notes` are what
-    programs noted of the nodes that were asked, by tier and name. `radio` is the round on the
-    virtual clock, where the experiment has a radio. `gradients` were evaluated by all devices on
-    their data, idle ones that train included.
+    by tier; more than 1,000 are ranges or a hash (covey/runtimes/cohort.py). `traffic` is by link,
+    direction ("down", "up") and lane ("train", "score"). `models` are the kept models by name,
+    "global" first; there are none in a round that is not scored. With several seeds side by side,
+    `seconds` is this seed's share. `spent` says what the seconds went to: training, links, cohorts,
+    scores, other, and the checkpoint before. `notes` are what programs noted of the nodes that were
+    asked, by tier and name. `radio` is the round on the virtual clock, where the experiment has a
+    radio. `gradients` were evaluated by all devices on their data, idle ones that train included.
     """
 
     round: int
-    cohorts: dict[str, list[int]]
+    cohorts: dict[str, Sequence[int]]
     traffic: dict[tuple[str, str, str], Traffic]
     models: dict[str, Model]
     seconds: float
@@ -67,6 +68,8 @@ class Round:
                 out |= _numbers(prefix, score.metrics)
                 for metric, value in score.metrics_fallback.items():
                     out |= _numbers(prefix, {f"{metric}_fallback": value})
+                for metric, value in score.standard_errors_fallback.items():
+                    out |= _numbers(prefix, {f"{metric}_standard_error": value})
         for tier, notes in self.notes.items():
             for name, note in notes.items():
                 out |= _numbers(f"notes/{tier}/{name}", vars(note))
@@ -83,7 +86,8 @@ class Round:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """Made once: every checkpoint holds all records so far."""
-        out = asdict(replace(self, traffic={}))
+        out = asdict(replace(self, traffic={}, cohorts={}))
+        out["cohorts"] = {tier: cohort.plain(ids) for tier, ids in self.cohorts.items()}
         for key, traffic in self.traffic.items():
             out["traffic"]["/".join(key)] = asdict(traffic)
         for model in out["models"].values():
@@ -123,6 +127,7 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
 _PERPLEXITIES = ("perplexity", "perplexity_fallback")
 _METRICS = ("metrics", "metrics_fallback")
+_ERRORS = ("standard_errors", "standard_errors_fallback")
 
 
 def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +142,8 @@ def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
         left_out += _PERPLEXITIES
     if not score["metrics"]:
         left_out += _METRICS
+    if not score["standard_errors"]:
+        left_out += _ERRORS
     if score["confusion"] is None:
         left_out += ("confusion",)
     return {name: value for name, value in score.items() if name not in left_out}
@@ -149,8 +156,16 @@ def _figure(model: Model) -> str:
     known = {name: value for name, value in score.metrics.items() if value is not None}
     if not known:
         return figure
-    listed = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
-    return f"{figure} [{listed}]"
+    listed = [f"{name} {_with_error(score, name, value)}" for name, value in known.items()]
+    return f"{figure} [{', '.join(listed)}]"
+
+
+def _with_error(score: Score, name: str, value: float) -> str:
+    """As 0.8123, or as 0.8123 ± 0.011 where devices were drawn to be scored."""
+    error = score.standard_errors.get(name)
+    if error is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} ± {error:.2g}"
 
 
 def _first_figure(score: Score) -> str:
@@ -161,7 +176,7 @@ def _first_figure(score: Score) -> str:
     if score.accuracy is not None:
         return f"{score.accuracy:.4f}"
     if score.rmse is not None:
-        return f"rmse {score.rmse:.4g}"
+        return f"rmse {_with_error(score, 'rmse', score.rmse)}"
     return f"loss {score.loss}"
 
 
@@ -185,7 +200,7 @@ def read(facts: dict[str, Any]) -> Round:
         radio = RadioRecord(**facts["radio"])
     return Round(
         round=facts["round"],
-        cohorts=facts["cohorts"],
+        cohorts={tier: cohort.read(ids) for tier, ids in facts["cohorts"].items()},
         traffic=traffic,
         models=models,
         seconds=facts["seconds"],

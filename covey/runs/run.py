@@ -23,7 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, fingerprint, html, models, record
-from covey.runs.build import build
+from covey.runs.build import build, chosen
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
@@ -36,7 +36,9 @@ from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
+from covey.runs.stopping import Patience
 from covey.runs.totals import Totals, plus
+from covey.runs.writer import Writer
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -88,7 +90,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
-        built = build(self.experiments, torch.stack(rows), runtime)
+        facts = self._fingerprints[0]
+        built = build(self.experiments, torch.stack(rows), runtime, facts)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -98,19 +101,28 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
         self._saving = 0.0
+        self.writer = Writer()
+        self.writes_beside = self.runtime.task.device.type == "cuda"
+        """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
         self._rehearse()
         paths = list(resume or ())
         if any(path is not None for path in paths):
             self._restore(paths)
+        self._patience = self._new_patience()
         if self.round >= self.experiment.rounds:
             already = f"{paths[0]} has run {self.round} already"
             raise ConfigError(
                 f"rounds = {self.experiment.rounds}, but {already}; give more rounds."
             )
+        if self.stopped is not None:
+            fix = "to go on, give stop more patience, or leave it out"
+            raise ConfigError(f"{paths[0]}: {self.stopped}; {fix}.")
 
     def __next__(self) -> tuple[Round, ...]:
-        if self.round >= self.experiment.rounds:
+        if self.done:
+            self.writer.wait()
             raise StopIteration
+        self.writer.check()
         with self.alone("run a round"):
             state = self._state
             self.runtime.commit()  # what the round before kept
@@ -154,6 +166,30 @@ class Runs(Iterator[tuple[Round, ...]]):
     def round(self) -> int:
         """The round that comes next."""
         return self._state.round
+
+    @property
+    def done(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+        return self.round >= self.experiment.rounds or self.stopped is not None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run stopped early; None where it did not."""
+        if self._patience is None or self.stopping_rule is None:
+            return None
+        if self.round >= self.experiment.rounds:
+            return None
+        return self._patience.reason(self.round)
+
+    @property
+    def stopping_rule(self) -> str | None:
+        """The rule by which the run stops after the last round, in one line; None where none does.
+
+        A run of more rounds would have stopped there too.
+        """
+        if self._patience is None or not self._patience.ended(self._state.histories[0]):
+            return None
+        return self._patience.stop.text
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -217,7 +253,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         out: list[Totals | None] = []
         for before, more in zip(self._state.totals, trained.totals, strict=True):
             if before is not None:
-                before = plus(before, more)
+                before = plus(before, more, self.seeds[0].sizes)
             out.append(before)
         return tuple(out)
 
@@ -308,6 +344,21 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
         self.runtime.commit()
 
+    def _new_patience(self) -> Patience | None:
+        """The count of the early stop.
+
+        An algorithm that is compared with others may lack the model that counts in theirs, so that
+        is no error.
+        """
+        stop = self.experiment.early_stop()
+        if stop is None:
+            return None
+        names = models.names(self.runtime)
+        if stop.model and stop.model not in names:
+            lacks = f"stop: this run has no model {stop.model!r} but {', '.join(names)}"
+            self.notes.append(f"{lacks}; every model that trains counts.")
+        return Patience(stop, self.experiment)
+
     def _serve(self, w: Tensor, round: int) -> Played:
         """The server's program on these rows; errors in a user's algorithm name their line."""
         algorithm = self.experiment.algorithm
@@ -341,7 +392,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices)
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
@@ -428,7 +479,8 @@ class Run(Seed, Iterator[Round]):
         if resume is not None:
             path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
-        self._progress = Progress(experiment.rounds) if progress else None
+        shown = progress and self.runtime.leads
+        self._progress = Progress(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
         if self._progress is None:
@@ -438,7 +490,7 @@ class Run(Seed, Iterator[Round]):
         except BaseException:
             self._progress.end()
             raise
-        self._progress.show(record)
+        self._progress.show(record, last=self.done)
         return record
 
     def progress(self) -> Iterator[Round]:
@@ -449,7 +501,8 @@ class Run(Seed, Iterator[Round]):
         line = Progress(self.experiment.rounds)
         try:
             for record in self:
-                line.show(record)
+                if self.runtime.leads:
+                    line.show(record, last=self.done)
                 yield record
         finally:
             line.end()
@@ -457,6 +510,8 @@ class Run(Seed, Iterator[Round]):
     def __repr__(self) -> str:
         method = type(self.experiment.algorithm).__name__
         done = f"{self.round} of {self.experiment.rounds} rounds"
+        if self.stopped is not None:
+            done = f"stopped early after {done}"
         return f"<Run of {method} on {self.runtime.tree}, {done}: {', '.join(self.models())}>"
 
     def _repr_html_(self) -> str:
@@ -468,22 +523,24 @@ def run(
     experiment: Experiment,
     *,
     resume: str | os.PathLike[str] | None = None,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     progress: bool = False,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
-    `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
+    `resume` continues from a checkpoint, bit for bit. The runtime is "simulator", one process for
+    all nodes, or "sharded" in processes that torchrun has started: each of them must then run,
+    save and read the same, in the same order. `runtime="loopback"` plays every node as an
     object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
     how far the run is into one line, on terminals and in notebooks.
     """
-    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
+    return Run(experiment, resume=resume, runtime=chosen(runtime), progress=progress)
 
 
 def runs(
     experiments: Sequence[Experiment],
     *,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
 ) -> Runs:
     """Experiments that differ in seed and data alone, in one go.
@@ -495,7 +552,7 @@ def runs(
         if path is not None:
             path = Path(path)
         paths.append(path)
-    return Runs(experiments, resume=paths, runtime=runtime)
+    return Runs(experiments, resume=paths, runtime=chosen(runtime))
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.kernel.store import Entry, Frozen
+from covey.kernel.store import Entry, Frozen, rising
 from covey.links.meter import Meter
 from covey.runs import checkpoint, record, totals
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen
 from covey.runs.devices import PARTS, Sums, fits
 from covey.runs.experiment import Experiment
+from covey.runs.figures import NodeFigures
 from covey.runs.record import Round
 from covey.runs.scoring import Model
 from covey.runs.state import State
@@ -38,8 +39,26 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
-    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
-        """As tensors and facts; `history` says where the records are."""
+    def in_main_memory(self) -> Saved:
+        """The same with all rows in main memory, where no later round changes them."""
+        columns = [replace(column, rows=column.rows.cpu()) for column in self.columns]
+        chosen = {}
+        for label, choice in self.state.chosen[0].items():
+            chosen[label] = replace(choice, w=choice.w.cpu())
+        state = replace(self.state, w=self.state.w.cpu(), chosen=(chosen,))
+        return Saved(state, columns)
+
+    def checkpoint(
+        self,
+        *,
+        history: dict[str, Any],
+        fingerprint: dict[str, str],
+        stopped: str | None = None,
+    ) -> Checkpoint:
+        """As tensors and facts; `history` says where the records are.
+
+        `stopped` is the rule that stopped the run early, where one did.
+        """
         columns = [[column.tier, column.name, list(column.entries)] for column in self.columns]
         chosen = []
         for label, choice in self.state.chosen[0].items():
@@ -58,6 +77,8 @@ class Saved:
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
         }
+        if stopped is not None:
+            facts["stopped"] = stopped
         return Checkpoint(self._tensors(), facts)
 
     def _totals(self) -> dict[str, Any]:
@@ -77,12 +98,21 @@ class Saved:
                     tensors[f"{number}.{k}.{part}"] = value
         for label, choice in self.state.chosen[0].items():
             tensors[f"chosen.{choice.round}"] = choice.w
-            for part, sums in choice.sums.items():
-                tensors[f"devices.{label}.{part}"] = sums
+            tensors |= _sums_tensors(label, choice.sums)
         for model, (_, parts) in self.state.scored[0].items():
-            for part, sums in parts.items():
-                tensors[f"devices.{_LAST}{model}.{part}"] = sums.clone()
+            tensors |= _sums_tensors(f"{_LAST}{model}", parts)
         return tensors
+
+
+def _sums_tensors(label: str, parts: Sums) -> dict[str, Tensor]:
+    """The figures of devices; with the ids of those scored, where not all were."""
+    out = {}
+    for part, sums in parts.items():
+        name = f"devices.{label}.{part}"
+        out[name] = sums.values.clone()
+        if len(sums.ids) < sums.nodes:
+            out[f"{name}.ids"] = sums.ids.clone()
+    return out
 
 
 def read(
@@ -189,12 +219,16 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
     """How every device did, by part of the data."""
     out = {}
     for part in PARTS:
-        sums = saved.tensors.get(f"devices.{label}.{part}")
-        if sums is None:
+        name = f"devices.{label}.{part}"
+        values = saved.tensors.get(name)
+        if values is None:
             continue
-        if not fits(sums, devices):
-            raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
-        out[part] = sums
+        ids = saved.tensors.get(f"{name}.ids")
+        if ids is None:
+            ids = torch.arange(devices)
+        if not fits(values, len(ids)) or not rising(ids, devices):
+            raise ValueError(f"{label}: scores of devices {tuple(values.shape)} {values.dtype}")
+        out[part] = NodeFigures(devices, ids, values)
     return out
 
 

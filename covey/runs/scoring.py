@@ -24,7 +24,7 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Drawn, Nodes
 from covey.kernel.replies import Exact, exact
 from covey.runs.devices import perplexity
 from covey.runs.observed import NONZEROS, UNKNOWN
@@ -39,6 +39,11 @@ _FACTS = 3
 
 With a cut, the sum of their angles and of their layers' shares follow.
 """
+
+SUMS = "sums"
+"""The end of the name under which devices that were drawn report the sums of metrics."""
+_MOST_SUMS = 4096
+"""A metric of more sums has no standard error: AUC of three classes or more."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,9 @@ class Score:
     metrics_fallback: dict[str, float | None] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
     """Examples of all devices by class and predicted class, where the experiment asks for it."""
+    standard_errors: dict[str, float | None] = field(default_factory=dict)
+    """Of `metrics` and of the RMSE, where devices were drawn to be scored."""
+    standard_errors_fallback: dict[str, float | None] = field(default_factory=dict)
 
     def figure(self, name: str) -> float | None:
         """The figure of a metric over all devices; the global model where none is held."""
@@ -83,6 +91,15 @@ class Score:
             return self.metrics_fallback[name]
         value: float | None = getattr(self, f"{name}_fallback", None)
         return value
+
+    def error(self, name: str) -> float | None:
+        """The standard error of `figure`; None where it is unknown, or all devices were scored."""
+        if name in self.standard_errors_fallback:
+            return self.standard_errors_fallback[name]
+        usual = "loss" if self.accuracy_fallback is None else "accuracy"
+        if name == usual:
+            return self.standard_error_fallback
+        return None
 
 
 @dataclass(frozen=True)
@@ -105,17 +122,18 @@ class Model:
     Empty: accuracy, or else the loss.
     """
 
-    def quality(self, part: str) -> float:
+    def quality(self, part: str, by: str = "") -> float:
         """The figure by which rounds are chosen; -inf where it is unknown.
 
-        It is the metric that `select` names, over all devices. By default it is the accuracy, or
-        minus the loss for regression and where there is a perplexity. Devices that hold no such
-        model yet count with the global one: else a round in which two lucky devices hold one would
-        win.
+        It is the metric that `by` or else `select` names, over all devices. By default it is the
+        accuracy, or minus the loss for regression and where there is a perplexity. Devices that
+        hold no such model yet count with the global one: else a round in which two lucky devices
+        hold one would win.
         """
         score = self.scores[part]
-        if self.select:
-            return _selected(score, self.select)
+        metric = by or self.select
+        if metric:
+            return _selected(score, metric)
         if score.accuracy_fallback is not None and score.perplexity_fallback is None:
             return score.accuracy_fallback
         if score.loss_fallback is None or math.isnan(score.loss_fallback):
@@ -305,7 +323,7 @@ class Scorer:
         for tier, name in self.names:
             if tier != me.tier:
                 continue
-            age = me.age(name).to(w.device)
+            age = me.age(name).to(w.device, non_blocking=True)
             held = (age >= 0).double()
             rows = me.recall(name, default=w)
             models += [rows, held]
@@ -327,6 +345,9 @@ class Scorer:
         columns = []
         all_rows = models[::2]
         flags = models[1::2]
+        plain = type(self.algorithm).predictor is Algorithm.predictor
+        if plain and me.scores_together:
+            return self._sums_together(me, all_rows, flags)
         for name, rows, held in zip(self._model_names, all_rows, flags, strict=True):
             me.call.recalled.clear()
             predict = self.algorithm.predictor(me, name, rows) or me.predictor(rows)
@@ -336,7 +357,7 @@ class Scorer:
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
-    def _cohort(self, me: Nodes) -> Tensor | None:
+    def _cohort(self, me: Nodes) -> Drawn | None:
         """The children that are asked: the devices drawn, or all nodes of another tier.
 
         Nodes of other tiers keep models of their own.
@@ -356,6 +377,35 @@ class Scorer:
     ) -> Rows:
         asked = self.metrics > 0
         score = me.evaluate(rows, part, predict=predict, bins=self.bins, metrics=asked)
+        columns, report = self._columns(score, held, me.metrics)
+        me.report(f"{name}/{part}", report)
+        self._report_sums(me, [name], part, score)
+        return columns
+
+    def _sums_together(self, me: Nodes, all_rows: list[Rows], flags: list[Rows]) -> Rows:
+        """As `_sums` of every model and part, of all models at once."""
+        names = self._model_names
+        rows = torch.cat(all_rows)
+        held = torch.cat(flags)
+        asked = self.metrics > 0
+        by_part = []
+        for part in self.parts:
+            score = me.evaluate(rows, part, bins=self.bins, metrics=asked, models=len(names))
+            columns, reports = self._columns(score, held, me.metrics)
+            by_part.append(_by_model(columns, len(names)))
+            for name, report in zip(names, _by_model(reports, len(names)), strict=True):
+                me.report(f"{name}/{part}", report)
+            self._report_sums(me, names, part, score)
+        by_model = []
+        for number, name in enumerate(names):
+            by_model += [columns[number] for columns in by_part]
+            me.call.needs.setdefault(name, set())
+        return torch.cat(by_model, dim=1)
+
+    def _columns(
+        self, score: PartScore, held: Rows, metrics: Sequence[Metric]
+    ) -> tuple[Rows, Rows]:
+        """The sums of one part of every row, and what its device reports."""
         totals = torch.stack([score.right, score.loss, score.count], dim=1)
         report = [totals, held.to(score.count)]
         columns = [held * _figures(score), totals]
@@ -366,9 +416,16 @@ class Scorer:
             columns += [held * score.errors, score.errors]
         if score.metrics is not None:
             columns += [held * score.metrics, score.metrics]
-            report += _by_device(score, me.metrics)
-        me.report(f"{name}/{part}", torch.cat(report, dim=1))
-        return torch.cat(columns, dim=1)
+            report += _by_device(score, metrics)
+        return torch.cat(columns, dim=1), torch.cat(report, dim=1)
+
+    def _report_sums(self, me: Nodes, names: Sequence[str], part: str, score: PartScore) -> None:
+        """Report the sums from which standard errors follow, where devices were drawn."""
+        if self.sample is None or score.metrics is None:
+            return
+        sums = jackknifed(me.metrics, score.metrics)
+        for name, own in zip(names, _by_model(sums, len(names)), strict=True):
+            me.report(f"{name}/{part}/{SUMS}", own)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
@@ -383,6 +440,12 @@ class Scorer:
         return torch.cat([held, *of_holders], dim=1)
 
 
+def _by_model(columns: Rows, models: int) -> tuple[Rows, ...]:
+    """The columns of each of several models, whose rows stand one after the other."""
+    rows, width = columns.shape
+    return columns.view(models, rows // models, width).unbind()
+
+
 def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
     return smooth_l1.nonzeros(rows, zero).double()[:, None]
 
@@ -395,6 +458,23 @@ def _by_device(score: PartScore, metrics: Sequence[Metric]) -> list[Tensor]:
         columns.append(score.metrics.new_full((len(score.count), 2), math.nan))
     columns.append(values_of(metrics, score.metrics))
     return columns
+
+
+def has_error(metric: Metric) -> bool:
+    """Whether devices report the sums from which a standard error follows."""
+    return is_figure(metric) and metric.columns <= _MOST_SUMS
+
+
+def jackknifed(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
+    """The sums of the metrics that have a standard error, [n, columns]."""
+    columns = [sums[:, :0]]
+    start = 0
+    for metric in metrics:
+        stop = start + metric.columns
+        if has_error(metric):
+            columns.append(sums[:, start:stop])
+        start = stop
+    return torch.cat(columns, dim=1)
 
 
 def values_of(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
@@ -498,7 +578,8 @@ def _figures(score: PartScore) -> Tensor:
     has_any = (score.count > 0).double()
     accuracy = score.right / score.count.clamp(min=1)
     bin_number = (accuracy * (_BINS - 1)).round().long()
-    histogram = torch.nn.functional.one_hot(bin_number, _BINS) * has_any[:, None]
+    bins = torch.arange(_BINS, device=bin_number.device)
+    histogram = (bin_number[:, None] == bins) * has_any[:, None]
     accuracy = accuracy * has_any
     columns = [score.right, score.loss, score.count, accuracy, has_any]
     sums = torch.stack(columns, dim=1)

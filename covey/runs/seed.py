@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import PRESENT
 from covey.links.meter import Meter
+from covey.links.node_bytes import NodeKey
 from covey.runs import build, checkpoint, models, saving
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen, Which, label_in
@@ -31,7 +33,7 @@ from covey.runs.saving import Saved
 from covey.runs.scoring import Scorer
 from covey.runs.snapshot import PRIVATE, Beside, Snapshot
 from covey.runs.state import State
-from covey.runs.totals import Totals
+from covey.runs.totals import dense
 
 if TYPE_CHECKING:
     from covey.runs.run import Runs
@@ -80,6 +82,16 @@ class Seed:
         return self._runs.round
 
     @property
+    def done(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+        return self._runs.done
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run stopped early; None where it did not."""
+        return self._runs.stopped
+
+    @property
     def _last_round(self) -> int:
         """The round that was run last, counted from 0; 0 before the first."""
         return max(self.round - 1, 0)
@@ -95,12 +107,15 @@ class Seed:
         return self._state.meters[self._copy]
 
     @property
-    def totals(self) -> Totals | None:
+    def totals(self) -> dict[NodeKey, Tensor] | None:
         """Sums over all rounds for every node, by tier and name: "down" and "up" are bytes.
 
         None in a run that began before nodes were counted.
         """
-        return self._state.totals[self._copy]
+        totals = self._state.totals[self._copy]
+        if totals is None:
+            return None
+        return dense(totals)
 
     @property
     def chosen(self) -> dict[str, Chosen]:
@@ -300,26 +315,52 @@ class Seed:
         played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
         """Write everything this run needs to go on as if it had never stopped.
 
-        Its records go to a file beside.
+        Its records go to a file beside. With `wait=False` a run on a GPU goes on while the files
+        are written: they are complete after `wait`, after the next save, and after the last round.
+        Until then the checkpoint before is the valid one.
         """
-        with self._runs.alone("save"):
+        with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
-            target = Path(path).absolute()
             columns = list(self.runtime.freeze(self._copy))
-            state = self._state.of_seed(self._copy)
-            run = Saved(state, columns)
-            contents = run.checkpoint(
-                history=self._written(target).facts(),
-                fingerprint=self._runs._fingerprints[self._copy],
-            )
-            checkpoint.write(target, contents)
+            if self.runtime.leads:
+                run = Saved(self._state.of_seed(self._copy), columns)
+                self._begin_writing(Path(path).absolute(), run, wait)
             self._runs._saving += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; an error that prevented it is raised here."""
+        self._runs.writer.wait()
+
+    def _begin_writing(self, target: Path, run: Saved, wait: bool) -> None:
+        """Write a checkpoint now, or on a GPU while the run goes on."""
+        rule = self._runs.stopping_rule
+        writer = self._runs.writer
+        if wait or not self._runs.writes_beside:
+            writer.wait()
+            self._write(target, run, rule)
+        else:
+            job = partial(self._write, target, run.in_main_memory(), rule)
+            writer.begin(job, self.round)
+
+    def _write(self, target: Path, run: Saved, stopped: str | None = None) -> None:
+        """Write a checkpoint and the records beside it."""
+        history = run.state.histories[0]
+        contents = run.checkpoint(
+            history=self._written(target, history).facts(),
+            fingerprint=self._runs._fingerprints[self._copy],
+            stopped=stopped,
+        )
+        checkpoint.write(target, contents)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
+        with self.runtime.together("resume"):
+            return self._restore(path)
+
+    def _restore(self, path: str | os.PathLike[str]) -> int:
         saved = checkpoint.read(path)
         try:
             wanted = self._runs._fingerprints[self._copy]
@@ -352,14 +393,14 @@ class Seed:
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
-    def _written(self, target: Path) -> Journal:
+    def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
         journals = self._runs._journals[self._copy]
         if target not in journals or not journals[target].whole:
             journals[target] = Journal.beside(target)
         journal = journals[target]
-        missing = [record.as_dict() for record in self.history[journal.records :]]
-        journal.append(missing, len(self.history))
+        missing = [record.as_dict() for record in history[journal.records :]]
+        journal.append(missing, len(history))
         return journal
 
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
-from covey.kernel.nodes import Cohort, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
+from covey.kernel.moved import on_device
+from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
+from covey.kernel.rates import CONSTANT, Rates
+from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -35,8 +37,12 @@ from covey.links.spec import LinkSpecs
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Facts, Played
+from covey.runtimes.training_tree import training_tree
 from covey.tree import Topology
 from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.runtimes.round_graphs import RoundTape
 
 Ends = tuple[str, str]
 """The two tiers of a link, the upper one first."""
@@ -135,6 +141,8 @@ class Play:
     facts: Facts
     ledger: Ledger
     suspects: list[Suspect] = field(default_factory=list)
+    tape: RoundTape | None = None
+    """What the round reads is put down on it, where the round is captured for a GPU."""
 
     @property
     def trains(self) -> bool:
@@ -176,6 +184,7 @@ class BaseRuntime(Runtime):
     idle: Idle = "skip"
     batches: Batches = "uniform"
     environment: Environment = field(default_factory=Ideal)
+    rates: Rates = CONSTANT
 
     def __post_init__(self) -> None:
         task = self.task
@@ -184,7 +193,15 @@ class BaseRuntime(Runtime):
         self.clock = Clock()
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
-        self._last_children: dict[str, _Children] = {}
+        self._last_children: dict[tuple[str, Lane], _Children] = {}
+        self.training = self._training_tree()
+
+    def _training_tree(self) -> Topology:
+        """The tree without the nodes under which no device has training examples."""
+        examples = {}
+        for tier, size in self._sizes().items():
+            examples[tier] = self.examples(tier, torch.arange(size))
+        return training_tree(self.tree, examples)
 
     # What a run uses
 
@@ -198,19 +215,43 @@ class BaseRuntime(Runtime):
         else:
             timed = self.clock("scores")
         self.clock.start()
+        program = self._in_round(program, round)
         with one_thread(), torch.no_grad(), timed:
             top = self.tree.tiers[0]
             ids = torch.arange(len(rows))
             me = Nodes(self, top, ids, round=round, path=0)
-            answer = program(me, rows.clone())
-            self._settle(me, answer)
+            answer = self._answer_of(me, program, rows)
+            facts = play.facts
+            if len(rows):
+                facts = self._all_facts(facts, answer)
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
             devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds, devices)
+        return facts.played(answer, environment, seconds, devices)
+
+    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+        """The facts of all processes that play together."""
+        return facts
+
+    def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
+        """The answer of the top tier's program, with everything that it did counted."""
+        answer = program(me, rows.clone())
+        self._settle(me, answer)
+        return answer
+
+    def algorithm_in(self, round: int) -> Algorithm:
+        """The algorithm with its rates of a round."""
+        return self.rates.of(self.algorithm, round)
+
+    def _in_round(self, program: Program, round: int) -> Program:
+        """A program of the algorithm with its rates of a round; any other as it is."""
+        if getattr(program, "__self__", None) is not self.algorithm:
+            return program
+        own: Program = getattr(self.algorithm_in(round), program.__name__)
+        return own
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -234,7 +275,7 @@ class BaseRuntime(Runtime):
         The keys are (tier, name).
         """
         columns = self.store.columns
-        return {key: column.rows[:0] for key, column in columns.items()}
+        return {key: column.template for key, column in columns.items()}
 
     def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
@@ -285,6 +326,13 @@ class BaseRuntime(Runtime):
         """Whether the environment wants to know how many weights a node moved."""
         return not self.environment.ideal
 
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
+        if self._play.trains:
+            return self.training
+        return self.tree
+
     def initial(self, tier: str, ids: Ids) -> Rows:
         """The common initial row of each node's tree, [n, P], which the caller may change."""
         if len(self.start) == 1:
@@ -312,6 +360,8 @@ class BaseRuntime(Runtime):
         asked = _Ask(program, me.next_ask(), rows, each, sample, where)
         with self._timed("cohorts"):
             question = self._question(me, asked)
+        if self._play.tape is not None:
+            self._play.tape.asked(me, asked, question)
         answers = self.exchange(me, question)
         return self._replies(question, answers)
 
@@ -329,8 +379,8 @@ class BaseRuntime(Runtime):
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         asking = torch.arange(len(me))
         if ask.where is not None:
-            positions = ask.where.reshape(-1).nonzero()
-            asking = positions[:, 0].cpu()
+            where = me.in_main_memory(ask.where)
+            asking = where.reshape(-1).nonzero()[:, 0]
         cohort = self._cohort(me, ask, tier, asking)
         ids = cohort.ids
         asker = asking[cohort.position]
@@ -338,7 +388,7 @@ class BaseRuntime(Runtime):
         return Question(
             program,
             ends=(me.tier, tier),
-            round=me.round,
+            round=self._play.round,
             path=ask.path,
             askers=me.ids,
             ids=ids,
@@ -356,7 +406,7 @@ class BaseRuntime(Runtime):
         everybody = ask.sample is None
         if not self._play.trains:
             return _AskedNodes.all_answer(position, ids)
-        admission = self.environment.admit(tier, ids, me.round)
+        admission = self.environment.admit(tier, ids, self._play.round)
         if admission is not None and not bool(admission.asked.all()):
             position = position[admission.asked]
             ids = ids[admission.asked]
@@ -377,6 +427,8 @@ class BaseRuntime(Runtime):
         """The children that `sample` names: (position of the asker, child id)."""
         sample = ask.sample
         askers = me.ids[asking]
+        if isinstance(sample, Drawn):
+            return self._among_children(me.tier, askers, sample.ids)
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
                 fix = "give a number, or a bool for each child"
@@ -388,19 +440,30 @@ class BaseRuntime(Runtime):
         if sample is None:
             return self._children(me.tier, askers)
         # Also when nobody asks, so that a wrong number is an error before the first round.
-        self.tree.picks(me.tier, sample)
+        self.members.picks(me.tier, sample)
         copy = self.tree.copy(me.tier, askers)
-        by_seed = draws.keys(self.seeds, me.round, ask.path, tier)
+        by_seed = draws.keys(self.seeds, self._play.round, ask.path, tier)
         address = by_seed[copy]
-        return self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        return self.members.cohort(me.tier, askers, sample=sample, address=address)
+
+    def _among_children(self, tier: str, askers: Ids, drawn: Ids) -> tuple[Tensor, Ids]:
+        """Those of the drawn nodes that are children of the askers: (position, child id)."""
+        if not len(askers):
+            return drawn[:0], drawn[:0]
+        first = self.tree.first(tier, askers)
+        stop = first + self.tree.counts(tier, askers)
+        position = torch.searchsorted(first, drawn, right=True) - 1
+        own = (position >= 0) & (drawn < stop[position])
+        return position[own], drawn[own]
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
-        last = self._last_children.get(tier)
+        key = (tier, self._play.lane)
+        last = self._last_children.get(key)
         if last is None or not torch.equal(last.askers, ids):
-            position, children = self.tree.cohort(tier, ids, sample=None, address=0)
+            position, children = self.members.cohort(tier, ids, sample=None, address=0)
             last = _Children(ids, position, children)
-            self._last_children[tier] = last
+            self._last_children[key] = last
         return last.position, last.ids
 
     def _idle(self, me: Nodes, asker: Tensor, answers: Tensor) -> Tensor | None:
@@ -428,8 +491,7 @@ class BaseRuntime(Runtime):
             children = f"the {total} children of {len(me)} {me.tier} nodes"
             raise ProgramError(f"{argument}= holds {len(value)} values for {children}.")
         starts = torch.cumsum(counts, 0) - counts
-        first = self.tree.first(me.tier, me.ids)
-        positions = starts[asker] + ids - first[asker]
+        positions = starts[asker] + self.members.child_number(me.tier, me.ids, asker, ids)
         return value[positions.to(value.device)]
 
     # Replies
@@ -441,9 +503,7 @@ class BaseRuntime(Runtime):
             answered = answered[answers.counted]
         asker = question.asker[answered]
         above, _ = question.ends
-        first = self.tree.first(above, question.askers)
-        child = question.ids[answered] - first[asker]
-        askers = len(question.askers)
+        child = self.members.child_number(above, question.askers, asker, question.ids[answered])
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
@@ -455,12 +515,25 @@ class BaseRuntime(Runtime):
                     message = message.rows
                 if message is not None:
                     parts.append(message)
-            return Replies(parts or None, asker=asker, askers=askers, child=child)
+            return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
             by_number = zip(*answers.parts, strict=True)
             return tuple(replies(list(messages)) for messages in by_number)
         return replies(list(answers.parts))
+
+    def _replies_of(
+        self,
+        question: Question,
+        parts: list[Rows | Masked | Deferred] | None,
+        asker: Tensor,
+        child: Tensor,
+    ) -> Replies:
+        """The replies that consist of these parts.
+
+        Each answer has the position of its asker and its number among the asker's children.
+        """
+        return Replies(parts, asker=asker, askers=len(question.askers), child=child)
 
     # Links
 
@@ -477,12 +550,17 @@ class BaseRuntime(Runtime):
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
             return None
-        return self.algorithm.cut(key.sender, self._play.round)
+        cut = self.algorithm_in(self._play.round).cut(key.sender, self._play.round)
+        if self._play.tape is not None:
+            self._play.tape.cut(key.sender, cut)
+        return cut
 
     def _wire_keys(self, key: MessageKey, ids: Ids) -> Callable[[], Tensor]:
         """The keys of the draws that a codec makes for the rows of these senders."""
 
         def keys() -> Tensor:
+            if self._play.tape is not None:
+                self._play.tape.refuse("a codec draws at random")
             by_seed = draws.keys(
                 self.seeds,
                 self._play.round,
@@ -511,6 +589,8 @@ class BaseRuntime(Runtime):
         wire = self.wires[key.link, key.direction]
         if not wire.feedback or not self._play.trains:
             return None
+        if self._play.tape is not None:
+            self._play.tape.refuse("a link has error feedback")
         name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
         round = self._play.round
 
@@ -553,8 +633,13 @@ class BaseRuntime(Runtime):
         play = self._play
         for name, rows in call.kept.items():
             self._suspect(tier, f"the kept {name!r}", rows, ids)
+            if play.tape is not None:
+                play.tape.keep(tier, name, ids, rows)
+                continue
             with self._storing:  # workers take turns
                 self.store.put(tier, name, ids, rows, play.round)
+        if play.tape is not None:
+            play.tape.worked(call)
         if play.trains:
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
@@ -565,6 +650,9 @@ class BaseRuntime(Runtime):
         for name, noted in call.notes.items():
             for values in noted:
                 self._suspect(tier, f"the note {name!r}", values, ids)
+                if self._play.tape is not None:
+                    self._play.tape.note(tier, name, ids, values)
+                    continue
                 notes.add(tier, name, ids, values, idle)
 
     def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
@@ -597,10 +685,11 @@ class BaseRuntime(Runtime):
         """
         if not rows.is_floating_point() or not rows.numel():
             return
-        if not rows.is_cuda and native.finite(rows):
+        later = rows.is_cuda or self._play.tape is not None
+        if not later and native.finite(rows):
             return
         by_node = rows.reshape(len(ids), -1)
-        if rows.is_cuda:
+        if later:
             sums = by_node.sum(1)
         else:
             finite = torch.isfinite(by_node).all(1)
@@ -614,8 +703,8 @@ class BaseRuntime(Runtime):
         A GPU is waited for at the end of a round only.
         """
         suspects = self._play.suspects
-        on_gpu = self.task.device.type == "cuda"
-        if not suspects or (on_gpu and not last):
+        later = self.task.device.type == "cuda" or self._play.tape is not None
+        if not suspects or (later and not last):
             return
         sums = torch.cat([suspect.sums for suspect in suspects])
         bad = ~torch.isfinite(sums).cpu()
@@ -720,7 +809,7 @@ def select(message: Message, positions: Tensor) -> Message:
     rows = rows_of(message)
     if rows is None or len(rows) == len(positions):
         return message
-    chosen = positions.to(rows.device, non_blocking=True)
+    chosen = on_device(positions, rows.device)
     if isinstance(message, Masked):
         return Masked(message.rows[chosen], message.mask[chosen])
     if isinstance(message, Exact):

@@ -10,8 +10,10 @@ says why.
 
 from __future__ import annotations
 
+import gc
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,6 +52,18 @@ class Replay(Protocol):
         ...
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: an older graph must not be freed while another one is captured."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class CudaReplay:
     """A CUDA graph.
 
@@ -65,6 +79,7 @@ class CudaReplay:
             pool = beside._graph.pool()
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with (
+            _uncollected(),
             torch.cuda.device(device),
             torch.cuda.graph(self._graph, pool=pool, stream=stream),
         ):
@@ -72,8 +87,21 @@ class CudaReplay:
 
     def replay(self) -> None:
         """Do it again."""
+        if self._device.index in (None, torch.cuda.current_device()):
+            self._graph.replay()
+            return
         with torch.cuda.device(self._device):
             self._graph.replay()
+
+
+class Decisions(Protocol):
+    """Where comparisons of the round's number are recorded."""
+
+    compared: list[Compared]
+
+    def refuse(self, reason: str) -> None:
+        """What is noted cannot be captured."""
+        ...
 
 
 class Watched:
@@ -82,7 +110,7 @@ class Watched:
     Its comparisons are recorded: a graph serves all rounds with the same results.
     """
 
-    def __init__(self, value: int, tape: Tape) -> None:
+    def __init__(self, value: int, tape: Decisions) -> None:
         self._value = value
         self._tape = tape
 
@@ -257,7 +285,7 @@ class Taped(Nodes):
             return self.call.kept[name]
         store = self._runtime.store
         column = store.columns.get((self.tier, name))
-        if default is None or column is None or column.rows.device != default.device:
+        if default is None or column is None or column.template.device != default.device:
             self._tape.refuse(f"it recalls {name!r} without a default, or what is kept elsewhere")
         if isinstance(since, Watched):
             self._tape.recalls.append((name, None))
@@ -280,17 +308,15 @@ class Recalled:
 
     def fill(self, column: Column, ids: Ids, since: int) -> None:
         """Copy the rows that nodes kept in round `since` or later."""
-        slots = column.slot[ids]
-        rounds = column.round[ids]
-        have = (slots != NEVER) & (rounds >= since)
-        slots = torch.where(have, slots, NEVER)
+        slots = column.find(ids, since)
+        have = slots != NEVER
         if not torch.equal(slots, self._slots):
             self._slots.copy_(slots)
             nonnegative = slots.clamp(min=0)
             self._device_slots.copy_(nonnegative, non_blocking=True)
             self.fresh.copy_(have, non_blocking=True)
         if bool(have.any()):
-            torch.index_select(column.rows, 0, self._device_slots, out=self.rows)
+            column.read_into(self._device_slots, self.rows)
 
 
 class Static(Nodes):
@@ -316,7 +342,7 @@ class Static(Nodes):
         self._keys = torch.zeros(shape, dtype=torch.int64, device=device)
         self._recalls = []
         for name, _ in tape.recalls:
-            template = runtime.store.columns[tier, name].rows
+            template = runtime.store.columns[tier, name].template
             recalled = Recalled(template, len(ids), device)
             self._recalls.append(recalled)
         self.arguments = [value.clone() for value in first.arguments]

@@ -6,7 +6,7 @@ The facts of a subtree travel up with its answers, and are added up.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from covey.kernel.call import Call
 from covey.links.meter import Key, Meter, Traffic
 from covey.links.node_bytes import NodeBytes, NodeKey
+from covey.runtimes import cohort
 from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
@@ -35,7 +36,7 @@ class Played:
     """
 
     answer: Any
-    cohorts: Sequence[Mapping[str, list[int]]]
+    cohorts: Sequence[Mapping[str, Sequence[int]]]
     """The nodes that were asked, by tier."""
     notes: Sequence[Mapping[str, Mapping[str, Note]]]
     """What programs noted of those asked, by tier and name."""
@@ -51,8 +52,8 @@ class Played:
     """The environment's record of the round."""
     spent: Mapping[str, float]
     """Seconds by what they were spent on."""
-    totals: Sequence[Mapping[NodeKey, Tensor]] = ()
-    """Sums of the round for every node, by tier and name.
+    totals: Sequence[Mapping[NodeKey, tuple[Ids, Tensor]]] = ()
+    """(ids, numbers) of the round by tier and name; the numbers of a node are to be added.
 
     "down" and "up" are the bytes of training that crossed the link above the node. Others are the
     environment's figures of devices.
@@ -175,9 +176,9 @@ class Facts:
         for model, names in facts["needs"].items():
             self.needs.setdefault(model, set()).update(names)
 
-    def _cohorts(self) -> list[dict[str, list[int]]]:
+    def _cohorts(self) -> list[dict[str, Sequence[int]]]:
         """The ids of those asked, by seed and tier; each seed counts from 0."""
-        out: list[dict[str, list[int]]] = [{} for _ in self.meters]
+        out: list[dict[str, Sequence[int]]] = [{} for _ in self.meters]
         for tier, chunks in self.cohorts.items():
             asked = torch.cat(chunks).numpy()
             ids = np.unique(asked)
@@ -185,34 +186,67 @@ class Facts:
             copy = ids // size
             for number, cohorts in enumerate(out):
                 own = ids[copy == number] - number * size
-                cohorts[tier] = own.tolist()
+                cohorts[tier] = cohort.recorded(own)
         return out
 
-    def _totals(self, devices: Mapping[str, Tensor]) -> list[dict[NodeKey, Tensor]]:
-        """The sums of every node, by seed, tier and name."""
-        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
-        totals = self.node_bytes.totals(sizes)
+    def _totals(self, devices: Mapping[str, Tensor]) -> list[dict[NodeKey, tuple[Ids, Tensor]]]:
+        """(ids, numbers) of nodes, by seed, tier and name."""
+        totals = self.node_bytes.sums()
         for name, figures in devices.items():
-            totals[self.tree.tiers[-1], name] = figures
+            totals[self.tree.tiers[-1], name] = (torch.arange(len(figures)), figures)
         copies = self.tree.copies
-        out: list[dict[NodeKey, Tensor]] = [{} for _ in range(copies)]
-        for key, values in totals.items():
-            for copy, own in enumerate(values.chunk(copies)):
-                out[copy][key] = own
+        if copies == 1:
+            return [totals]
+        out: list[dict[NodeKey, tuple[Ids, Tensor]]] = [{} for _ in range(copies)]
+        for (tier, name), (ids, values) in totals.items():
+            copy = self.tree.copy(tier, ids)
+            local = self.tree.local(tier, ids)
+            for number, sums in enumerate(out):
+                own = copy == number
+                sums[tier, name] = (local[own], values[own])
         return out
 
     def _reports(self) -> list[dict[str, Report]]:
         """(ids, figures) of single nodes, by seed and name, in id order."""
         out: list[dict[str, Report]] = [{} for _ in self.meters]
+        reports = self._read_reports()
         for name, chunks in sorted(self.reports.items()):
-            tiers, numbers, values = zip(*chunks, strict=True)
+            tiers, numbers, _ = zip(*chunks, strict=True)
             tier = tiers[0]
             ids = torch.cat(numbers)
-            figures = torch.cat([part.cpu() for part in values])
+            figures = torch.cat(reports[name])
             order = torch.argsort(ids)
             copy = self.tree.copy(tier, ids[order])
-            for number, reports in enumerate(out):
+            for number, by_name in enumerate(out):
                 own = order[copy == number]
                 local = self.tree.local(tier, ids[own])
-                reports[name] = (local, figures[own])
+                by_name[name] = (local, figures[own])
         return out
+
+    def _read_reports(self) -> dict[str, list[Tensor]]:
+        """The figures of every name in main memory, with one wait for a GPU."""
+        chunks = [figures for parts in self.reports.values() for _, _, figures in parts]
+        arrived = iter(in_main_memory(chunks))
+        out = {}
+        for name, parts in self.reports.items():
+            out[name] = [next(arrived) for _ in parts]
+        return out
+
+
+def in_main_memory(values: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in main memory; those of one type on a GPU come in one copy."""
+    waiting: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            waiting.setdefault(tensor.dtype, []).append(tensor)
+    arrived: dict[torch.dtype, Iterator[Tensor]] = {}
+    for dtype, tensors in waiting.items():
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        sizes = [tensor.numel() for tensor in tensors]
+        arrived[dtype] = iter(torch.split(together, sizes))
+    out = []
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            tensor = next(arrived[tensor.dtype]).view(tensor.shape)
+        out.append(tensor)
+    return out

@@ -20,7 +20,7 @@ from covey.data import Shards
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
-from covey.kernel.algorithm import Program
+from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
@@ -39,8 +39,10 @@ from covey.runtimes.base import (
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Played
-from covey.runtimes.place import OwnStore, Place
-from covey.tree import Tree
+from covey.runtimes.frozen import joined, part_of
+from covey.runtimes.place import OwnStore, Place, TrainingPlace
+from covey.runtimes.training_tree import TrainingTree, training_tree
+from covey.tree import Topology, Tree
 from covey.types import Ids, Rows
 
 Send = Callable[[bytes], bytes]
@@ -70,6 +72,8 @@ class Station(BaseRuntime):
     """One node: it plays the programs of its own tier, and asks its children through bytes."""
 
     place: Place = field(kw_only=True)
+    training_place: Place | None = field(default=None, kw_only=True)
+    """The place among those who train; None: all do."""
     under: int = field(kw_only=True)
     """How many training examples all devices under this node hold, as the node was told."""
     makers: Mapping[str, Make] = field(kw_only=True)
@@ -84,6 +88,10 @@ class Station(BaseRuntime):
     def forget(self) -> None:
         """Forget everything that this node keeps."""
         self.store = OwnStore(self._sizes(), place=self.place)
+
+    def _training_tree(self) -> Topology:
+        """The place among those who train, as this node was told."""
+        return self.training_place or self.place
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under this node hold, [1]."""
@@ -149,7 +157,7 @@ class Station(BaseRuntime):
     def _owner(self, program: Program) -> tuple[str, dict[str, Any]]:
         """Whose program this is, and its parameters."""
         owner: Any = getattr(program, "__self__", None)
-        if owner is self.algorithm:
+        if isinstance(owner, Algorithm):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
@@ -299,7 +307,7 @@ class Station(BaseRuntime):
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
-        owner: Any = self.algorithm
+        owner: Any = self.algorithm_in(header["round"])
         if header["owner"] != ALGORITHM:
             make = self.makers[header["owner"]]
             owner = make(header["parameters"])
@@ -406,12 +414,13 @@ class Loopback(Runtime):
         tree: Tree,
         shards: Shards,
         task: Callable[[Shards, Population], Task],
-        station: Callable[[Place, Task, int], Station],
+        station: Callable[[Place, Place | None, Task, int], Station],
     ) -> None:
         """Make a station for every node.
 
         `task` makes the task of a node from its own shard. `station` makes a node from its place,
-        its task, and the number of examples under it, which the node is told.
+        its place among those who train (None: all do), its task, and the number of examples under
+        it, which the node is told.
         """
         if tree.copies != 1:
             fix = "run the seeds one after the other"
@@ -420,11 +429,10 @@ class Loopback(Runtime):
         self.tree: Tree = tree
         self.stations: dict[str, list[Station]] = {}
         nothing = Shards.none(shards)
-        offset = shards.train.offset
+        examples = {tier: _under(tree, tier, shards) for tier in tree.tiers}
+        training = training_tree(tree, examples)
         for tier in reversed(tree.tiers):
-            ids = torch.arange(tree.size(tier))
-            first, stop = tree.span(tier, ids)
-            under = (offset[stop] - offset[first]).tolist()
+            under = examples[tier].tolist()
             stations = []
             for number in range(tree.size(tier)):
                 own = nothing
@@ -432,7 +440,10 @@ class Loopback(Runtime):
                     own = shards.only([number])
                 own_task = task(own, population.local())
                 node = Place.of(tree, tier, number)
-                stations.append(station(node, own_task, under[number]))
+                among = None
+                if isinstance(training, TrainingTree):
+                    among = TrainingPlace.within(training, node)
+                stations.append(station(node, among, own_task, under[number]))
             self.stations[tier] = stations
         self._connect()
         top = tree.tiers[0]
@@ -520,8 +531,8 @@ class Loopback(Runtime):
             count += len(own)
         held = sorted(set(parts) - {PRESENT})
         labels = [PRESENT, *held]
-        joined = {label: _joined(parts[label]) for label in labels}
-        return Frozen(tier, name, torch.cat(rows), joined)
+        entries_of_all = {label: joined(parts[label]) for label in labels}
+        return Frozen(tier, name, torch.cat(rows), entries_of_all)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Hand every station its own rows of one entry of `freeze`, of any runtime."""
@@ -530,7 +541,7 @@ class Loopback(Runtime):
         check.thaw(frozen, self.nodes(frozen.tier, copy))
         everyone = slice(0, self.tree.size(frozen.tier))
         for station in self.stations[frozen.tier]:
-            own = _frozen_of_node(frozen, station.place.number)
+            own = part_of(frozen, _only(station))
             station.store.thaw(own, everyone)
 
     def report(self) -> dict[str, Any]:
@@ -553,38 +564,14 @@ class Loopback(Runtime):
                 yield station, column
 
 
+def _under(tree: Tree, tier: str, shards: Shards) -> Tensor:
+    """How many training examples all devices under each node of a tier hold, [nodes]."""
+    first, stop = tree.span(tier, torch.arange(tree.size(tier)))
+    offset = shards.train.offset
+    return offset[stop] - offset[first]
+
+
 def _only(station: Station) -> slice:
     """The one node of its tier that a station is."""
     number = station.place.number
     return slice(number, number + 1)
-
-
-def _joined(entries: Sequence[Entry]) -> Entry:
-    """The entries of several stations as one."""
-    nothing = torch.zeros(0, dtype=torch.int64)
-    everything = [Entry(nothing, nothing, nothing), *entries]
-    return Entry(
-        ids=torch.cat([entry.ids for entry in everything]),
-        rounds=torch.cat([entry.rounds for entry in everything]),
-        places=torch.cat([entry.places for entry in everything]),
-    )
-
-
-def _frozen_of_node(frozen: Frozen, number: int) -> Frozen:
-    """One node's rows and entries of a column."""
-    parts = {}
-    for label, entry in frozen.entries.items():
-        own = entry.ids == number
-        parts[label] = Entry(
-            ids=entry.ids[own],
-            rounds=entry.rounds[own],
-            places=entry.places[own],
-        )
-    every_place = torch.cat([part.places for part in parts.values()])
-    places = torch.unique(every_place)
-    entries = {}
-    for label, part in parts.items():
-        new_places = torch.searchsorted(places, part.places)
-        entries[label] = Entry(part.ids, part.rounds, new_places)
-    rows = frozen.rows[places.to(frozen.rows.device)]
-    return Frozen(frozen.tier, frozen.name, rows, entries)

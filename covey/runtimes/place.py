@@ -13,7 +13,8 @@ from torch import Tensor
 from covey.data.shards import some
 from covey.errors import ProgramError
 from covey.kernel.store import Store
-from covey.tree import Topology, Tree
+from covey.runtimes.training_tree import CHILDREN, TrainingTree
+from covey.tree import Topology, Tree, picks
 from covey.types import Ids
 
 
@@ -106,6 +107,57 @@ class Place(Topology):
             own = Tree(((self.children,),), ends)
             picks[self.number] = own.picks(tier, sample)[0]
         return picks
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlace(Place):
+    """A training tree as one of its nodes knows it: the children are those that train.
+
+    The min and the max of children are over the nodes that train.
+    """
+
+    members: tuple[int, ...] = ()
+    """The ids of the children of this node that train."""
+
+    @staticmethod
+    def within(tree: TrainingTree, place: Place) -> TrainingPlace:
+        """What the node of a place is told of those who train."""
+        members: tuple[int, ...] = ()
+        if tree.below(place.tier) is not None:
+            members = tuple(tree.members(place.tier, place.number).tolist())
+        return TrainingPlace(
+            tier=place.tier,
+            number=place.number,
+            children=len(members),
+            first_child=place.first_child,
+            tiers=place.tiers,
+            told_sizes=place.told_sizes,
+            min_children=tuple(map(tree.smallest, tree.tiers)),
+            max_children=tuple(map(tree.widest, tree.tiers)),
+            members=members,
+        )
+
+    def child(self, tier: str, ids: Tensor, position: Tensor, number: Tensor) -> Tensor:
+        """The ids of children of this node, [m], by their numbers among those that train."""
+        self.check(tier, ids, "the children")
+        return torch.tensor(self.members, dtype=torch.int64)[number]
+
+    def child_number(self, tier: str, ids: Tensor, position: Tensor, child: Tensor) -> Tensor:
+        """The number of each child among those of this node that train, [m]."""
+        self.check(tier, ids, "the children")
+        return torch.searchsorted(torch.tensor(self.members, dtype=torch.int64), child)
+
+    def picks(self, tier: str, sample: int | float) -> Tensor:
+        """How many of its children that train this node asks under `sample`, [nodes of the tier].
+
+        The entries of all other nodes are 0.
+        """
+        smallest = torch.tensor([self.min_children[self.index(tier)]])
+        picks(smallest, tier, sample, CHILDREN)
+        out = torch.zeros(self.size(tier), dtype=torch.int64)
+        if tier == self.tier:
+            out[self.number] = picks(torch.tensor([self.children]), tier, sample)[0]
+        return out
 
 
 @dataclass

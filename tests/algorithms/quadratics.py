@@ -211,7 +211,8 @@ def over_time(
     runs, found = covey.runs([replace(here, seed=seed) for seed in range(seeds)]), []
     for _ in runs:
         column = peek.store(runs).columns["device", "personal"]
-        found.append(column.rows[column.slot].reshape(seeds, len(devices), -1).numpy().copy())
+        _, _, rows = column.read("present", slice(0, None))
+        found.append(rows.reshape(seeds, len(devices), -1).numpy().copy())
     return np.concatenate(found[after:])
 
 

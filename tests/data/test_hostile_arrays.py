@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a tensor without values": (second(torch.zeros(8, 3, device="meta")), ["x of device 1", "meta", "plain"]),
     "truth values as features": (lambda: own([(X > 3, Y)]), ["x is torch.bool", "must be floats"]),
     "whole numbers as features": (lambda: own([(X.astype(np.uint8), Y)]), ["x is torch.uint8", "/ 255"]),
-    "an empty device": (second(X[:0], Y[:0]), ["1 of 2 devices", "devices 1", "leave it out"]),
+    "an empty device alone": (lambda: own([(X[:0], Y[:0])]), ["none of the 1 devices", "at least one"]),
     "no device": (lambda: own([]), ["0 devices", "at least one pair"]),
     "other lengths": (second(X, Y[:-1]), ["device 1", "(8, 3)", "(7,)", "per example"]),
     "one number": (second(1.0, 1), ["device 1", "()", "per example"]),

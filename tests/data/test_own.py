@@ -91,9 +91,15 @@ def test_refuses_no_devices() -> None:
         own([])
 
 
-def test_names_empty_devices() -> None:
-    with refused("1 of 2 devices", "devices 1", "leave it out"):
-        own([PAIRS[0], (np.empty((0, 3)), np.empty(0, dtype=int))])
+def test_an_empty_device_receives() -> None:
+    nothing: tuple[Any, list[int]] = (np.empty(0), [])
+    shards = own([PAIRS[0], (np.empty((0, 3)), np.empty(0, dtype=int)), nothing])
+    assert shards.receivers.tolist() == [1, 2]
+    assert shards.receiver_notes() == (
+        "2 of 3 devices have no training examples: they receive, but never train.",
+    )
+    with refused("none of the 2 devices", "give at least one some"):
+        own([nothing, nothing])
 
 
 def test_names_the_device_whose_lengths_differ() -> None:

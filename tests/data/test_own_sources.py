@@ -173,7 +173,7 @@ def fail(i: int) -> Any:
         (Squares(2, fail), ["example 0 of its Squares", "KeyError", "lost"]),
         (Squares(3, int, np.zeros), ["x of example 0 has shape (0,)", "of example 1 (1,)"]),
         (TensorDataset(torch.zeros(2)), ["TensorDataset of 1 tensors", "x and y"]),
-        (Squares(0), ["1 of 1 devices", "no training example"]),
+        (Squares(0), ["none of the 1 devices", "training example"]),
     ],
 )
 def test_a_dataset_that_cannot_be_read_is_named(dataset: Any, words: list[str]) -> None:

@@ -118,9 +118,13 @@ def test_refuses_x_and_y_of_different_lengths() -> None:
 
 
 def test_names_devices_without_training_examples() -> None:
-    nothing = Part.of([[]] * 8)
-    with refused("7 of 8 devices", "devices 1, 2, 3, 4, 5, ...", "leave it out"):
-        shards(train=Part.of([[0], *[[]] * 7]), validation=nothing, test=nothing)
+    nothing = Part.of([[]] * 3)
+    some = shards(train=Part.of([[], [0], []]), validation=nothing, test=nothing)
+    assert some.receivers.tolist() == [0, 2]
+    assert some.only([2]).receivers.tolist() == [2]  # device 0 is elsewhere
+    assert some.chosen([1]).receivers.tolist() == []
+    with refused("none of 3 devices", "at least one"):
+        shards(train=nothing, validation=nothing, test=nothing)
 
 
 def test_refuses_no_devices() -> None:

@@ -429,9 +429,12 @@ def test_refuses_a_class_unseen_in_training(tmp_path: Path) -> None:
         files(table(tmp_path, *rows, header="device,heat,label,split"))
 
 
-def test_refuses_devices_that_do_not_train(tmp_path: Path) -> None:
-    with refused("1 of 2 devices have no row to train on: b", "add some or remove"):
-        files(table(tmp_path, "a,1,x,train", "b,2,x,test", header="device,heat,label,split"))
+def test_a_device_without_a_row_to_train_on_receives(tmp_path: Path) -> None:
+    header = "device,heat,label,split"
+    shards = files(table(tmp_path, "a,1,x,train", "b,2,x,test", header=header))
+    assert shards.receivers.tolist() == [1]
+    with refused("none of the 2 devices has a row to train on (a, b)", "leave the column"):
+        files(table(tmp_path, "a,1,x,test", "b,2,x,test", header=header))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def nodes(run: covey.Run) -> dict[str, Any]:
     assert run.totals is not None
     assert run.observed is not None
     totals = {f"{tier} {name}": values for (tier, name), values in run.totals.items()}
-    return totals | dict(run.observed.nonzeros)
+    shares = run.observed.nonzeros
+    return totals | {model: figures.dense() for model, figures in shares.items()}
 
 
 @every(WIRED)

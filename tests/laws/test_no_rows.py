@@ -11,13 +11,13 @@ from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_cas
 def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None:
     run = covey.run(experiment(case))
     before = {
-        key: (column.rows.shape[1:], column.rows.dtype)
+        key: (column.template.shape[1:], column.template.dtype)
         for key, column in peek.store(run).columns.items()
     }
     assert all(len(ids) == 0 for _, _, ids, _, _ in peek.dump(run))
     next(run)
     after = {
-        key: (column.rows.shape[1:], column.rows.dtype)
+        key: (column.template.shape[1:], column.template.dtype)
         for key, column in peek.store(run).columns.items()
     }
     assert before == after

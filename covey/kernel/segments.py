@@ -1,0 +1,168 @@
+"""Rows of one form in segments: memory that is never moved, or files that are mapped into it.
+
+A slot is the number of a row over all segments. New segments come behind the last one, so a slot
+stays valid for good. Rows on a GPU lie in one segment that grows by copying.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covey.errors import CheckpointError
+
+SEGMENT = 2**26
+"""The bytes of a segment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some rows, [n, ...], and the file that they lie in, if any.
+
+    A file of another process is only read: a checkpoint may count on what is in it.
+    """
+
+    rows: Tensor
+    path: Path | None = None
+    writable: bool = True
+
+
+class Segments:
+    """Rows like `template`, [0, ...], in main memory or in files of a folder."""
+
+    def __init__(self, template: Tensor, nodes: int, folder: Path | None = None) -> None:
+        self.template = template.new_empty((0, *template.shape[1:]))
+        self.folder = folder
+        self.segments: list[Segment] = []
+        self.capacity = 0
+        self._ends = torch.empty(0, dtype=torch.int64)
+        row = self.template[0:0].new_empty((1, *self.template.shape[1:]))
+        self.row_bytes = max(1, row.nbytes)
+        largest = max(1, SEGMENT // self.row_bytes)
+        self.per_segment = min(largest, 2 * max(nodes, 1))
+        """Rows of a file; in memory, the most rows that a segment has beyond those asked for."""
+
+    def grow(self, count: int) -> Tensor:
+        """At least `count` new slots."""
+        before = self.capacity
+        if self.folder is not None:
+            while self.capacity < before + count:
+                self.add(_created(self.template, self.folder, self.per_segment))
+            return torch.arange(before, self.capacity)
+        more = max(count, min(self.capacity // 2, self.per_segment))
+        rows = self.template.new_empty((more, *self.template.shape[1:]))
+        if self.template.is_cuda and self.segments:
+            rows = torch.cat([self.segments[0].rows, rows])
+            self.segments.clear()
+            self.capacity = 0
+        self.add(Segment(rows))
+        return torch.arange(before, self.capacity)
+
+    def add(self, segment: Segment) -> None:
+        """A segment behind the last one."""
+        self.segments.append(segment)
+        self.capacity += len(segment.rows)
+        sizes = [len(segment.rows) for segment in self.segments]
+        self._ends = torch.tensor(sizes).cumsum(0)
+
+    def read(self, slots: Tensor) -> Tensor:
+        """A copy of the rows in these slots."""
+        if len(self.segments) == 1:
+            slots = self.on_device(slots)
+            return torch.index_select(self.segments[0].rows, 0, slots)
+        out = self.template.new_empty((len(slots), *self.template.shape[1:]))
+        for segment, positions, offsets in self._by_segment(slots):
+            out[positions] = torch.index_select(segment.rows, 0, offsets)
+        return out
+
+    def read_into(self, slots: Tensor, out: Tensor) -> None:
+        """Copy the rows in these slots, numbers on the device of the rows, without waiting."""
+        if len(self.segments) == 1:
+            torch.index_select(self.segments[0].rows, 0, slots, out=out)
+        else:
+            out.copy_(self.read(slots))
+
+    def write(self, slots: Tensor, rows: Tensor) -> None:
+        """Rows into slots, which are all different."""
+        if len(self.segments) == 1:
+            self.segments[0].rows.index_copy_(0, self.on_device(slots), rows)
+            return
+        for segment, positions, offsets in self._by_segment(slots):
+            segment.rows.index_copy_(0, offsets, rows[positions])
+
+    def number_of(self, slots: Tensor) -> Tensor:
+        """The number of the segment that each slot lies in."""
+        return torch.bucketize(slots, self._ends, right=True)
+
+    def on_device(self, numbers: Tensor) -> Tensor:
+        """The numbers on the device of the rows, without waiting for what a GPU is doing."""
+        return numbers.to(self.template.device, non_blocking=True)
+
+    def _by_segment(self, slots: Tensor) -> Iterator[tuple[Segment, Tensor | slice, Tensor]]:
+        """(segment, positions of its slots in `slots`, their numbers in the segment)."""
+        numbers = self.number_of(slots)
+        order = torch.argsort(numbers, stable=True)
+        present, counts = torch.unique_consecutive(numbers[order], return_counts=True)
+        start = 0
+        for number, count in zip(present.tolist(), counts.tolist(), strict=True):
+            positions = order[start : start + count]
+            segment = self.segments[number]
+            first = int(self._ends[number]) - len(segment.rows)
+            yield segment, _as_slice(positions), slots[positions] - first
+            start += count
+
+
+def _as_slice(positions: Tensor) -> Tensor | slice:
+    """Positions in rising order; a slice, which copies nothing, where they are consecutive."""
+    first = int(positions[0])
+    last = int(positions[-1])
+    if last - first + 1 == len(positions):
+        return slice(first, last + 1)
+    return positions
+
+
+def _created(template: Tensor, folder: Path, count: int) -> Segment:
+    """A new file of `count` rows; its bytes are reserved on the disk."""
+    path = folder / f"{uuid.uuid4().hex}.rows"
+    size = count * max(1, template.new_empty((1, *template.shape[1:])).nbytes)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(path, "x+b") as file:
+            _reserve(file.fileno(), size)
+            memory = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"cannot make a file of {size:,} bytes for kept rows in {folder}: {error}; "
+            "free some of the disk, or give rows= a folder with more room."
+        ) from error
+    return Segment(_rows(memory, template, count), path)
+
+
+def opened(template: Tensor, path: Path, count: int) -> Segment:
+    """The rows in a file that another process wrote, which are only read."""
+    size = count * max(1, template.new_empty((1, *template.shape[1:])).nbytes)
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    return Segment(_rows(memory, template, count), path, writable=False)
+
+
+def _rows(memory: mmap.mmap, template: Tensor, count: int) -> Tensor:
+    """The rows in mapped memory, which lives as long as they do."""
+    numbers = torch.frombuffer(memory, dtype=template.dtype)
+    return numbers[: count * template.shape[1:].numel()].view(count, *template.shape[1:])
+
+
+def _reserve(handle: int, size: int) -> None:
+    """Give a file its length; a full disk is an error here, not a signal at the first write."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)
