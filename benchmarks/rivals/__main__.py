@@ -12,10 +12,13 @@ import argparse
 import json
 import os
 import platform
+import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +31,8 @@ from benchmarks.rivals.spec import CLASSES, Array, Spec, written
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
+PATIENCE = 300.0
+"""Seconds after which a program that does not answer has failed."""
 TOLERANCE = 1e-4
 """Largest difference of a weight after one round, relative to the largest change of a weight."""
 
@@ -114,11 +119,21 @@ class Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests: IO[str] = self._process.stdin
-        self._answers: IO[str] = self._process.stdout
+        self._lines: queue.Queue[str] = queue.Queue()
+        answers = self._process.stdout
+        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
-    def ready(self) -> None:
-        """Block until the rival has started."""
+    def _listen(self, answers: IO[str]) -> None:
+        """Pass on what the rival says; an empty line at its end."""
+        for line in answers:
+            self._lines.put(line.strip())
+        self._lines.put("")
+
+    def ready(self) -> dict[str, float]:
+        """Block until the rival has started; return how long it took."""
+        began = time.perf_counter()
         self._hear()
+        return {"seconds": time.perf_counter() - began}
 
     def round(self) -> dict[str, float]:
         """Seconds and CPU seconds of the next round."""
@@ -133,29 +148,38 @@ class Process:
             return [arrays[name] for name in arrays]
 
     def end(self) -> None:
-        """Let the process end."""
+        """Let the process end, or stop it."""
         self._requests.close()
-        self._process.wait()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._errors.close()
 
     def _hear(self) -> str:
-        line = self._answers.readline().strip()
+        try:
+            line = self._lines.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise RivalFailed(f"no answer in {PATIENCE:.0f} s") from None
         if not line:
-            self._process.wait()
             self._errors.seek(0)
-            words = self._errors.read().strip()[-1500:]
-            raise RuntimeError(f"{self.rival.name} stopped: {words}")
+            words = self._errors.read().strip().splitlines() or ["it stopped"]
+            raise RivalFailed(words[-1])
         return line
 
 
-def prepare(spec: Spec, folder: Path) -> Spec:
-    """The work with its data and first weights in a folder."""
+class RivalFailed(Exception):
+    """A program stopped, or does not answer."""
+
+
+def prepare(spec: Spec, folder: Path, devices: int) -> Spec:
+    """The work with first weights and the data of so many devices in a folder."""
     generator = np.random.default_rng(0)
-    most = max(work.devices for work in WORKS.values())
     if not (folder / "x.npy").exists():
-        x = generator.random((most, spec.examples, spec.inputs), dtype=np.float32)
+        x = generator.random((devices, spec.examples, spec.inputs), dtype=np.float32)
         np.save(folder / "x.npy", x)
-        np.save(folder / "y.npy", generator.integers(CLASSES, size=(most, spec.examples)))
+        np.save(folder / "y.npy", generator.integers(CLASSES, size=(devices, spec.examples)))
     first = []
     for shape in spec.shapes:
         bound = 0.0
@@ -178,10 +202,15 @@ def check(chosen: Sequence[Rival], pythons: dict[str, str], spec: Spec) -> dict[
     scale = 1.0
     for rival in chosen:
         process = Process(rival, pythons[rival.needs], small)
-        process.ready()
-        process.round()
-        weights = process.weights()
-        process.end()
+        try:
+            process.ready()
+            process.round()
+            weights = process.weights()
+        except RivalFailed as error:
+            print(f"left out: {spec.name}, {rival.name} failed: {error}", flush=True)
+            continue
+        finally:
+            process.end()
         if rival.module == "covey_run":
             ours = weights
             scale = _largest(ours, first)
@@ -227,17 +256,32 @@ def _turns(
     out: dict[str, list[dict[str, float]]],
 ) -> None:
     processes = []
+    failed: set[Process] = set()
     for rival in group:
         process = Process(rival, pythons[rival.needs], spec)
-        process.ready()
         processes.append(process)
+        if not _tried(process, process.ready):
+            failed.add(process)
     for number in range(spec.rounds):
         for process in processes[:: 1 - 2 * (number % 2)]:
-            figures = process.round()
-            if number >= WARM_UP:
+            if process in failed:
+                continue
+            figures = _tried(process, process.round)
+            if not figures:
+                failed.add(process)
+            elif number >= WARM_UP:
                 out.setdefault(process.rival.name, []).append(figures)
     for process in processes:
         process.end()
+
+
+def _tried(process: Process, call: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What the call returns; nothing, and a line of print, where the rival failed."""
+    try:
+        return call()
+    except RivalFailed as error:
+        print(f"{process.rival.name} failed in this start: {error}", flush=True)
+        return {}
 
 
 def environments(given: Sequence[str]) -> dict[str, str]:
@@ -285,15 +329,14 @@ def main() -> None:
     """Check, measure, write the figures and the tables made of them."""
     given = arguments()
     if not given.report:
-        facts = _run(given)
-        given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        _run(given)
     facts = json.loads(given.out.read_text(encoding="utf-8"))
     print(report.tables(facts))
     report.write(facts, ROOT / "benchmarks" / "RESULTS.md")
 
 
-def _run(given: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is measured."""
+def _run(given: argparse.Namespace) -> None:
+    """Measure, and write the figures after every work."""
     pythons = environments(given.python)
     there = [rival for rival in rivals(CORES) if rival.needs in pythons]
     chosen = [rival for rival in there if not rival.name.startswith(tuple(given.without))]
@@ -306,15 +349,17 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(pythons),
         "works": {},
     }
+    most = max(WORKS[work].devices for work in given.works)
     with tempfile.TemporaryDirectory() as name:
         for work in given.works:
-            spec = prepare(WORKS[work], Path(name))
+            spec = prepare(WORKS[work], Path(name), most)
             fitting = [rival for rival in chosen if spec.lam is None or not rival.fedavg_only]
             apart = check(fitting, pythons, spec)
+            fitting = [rival for rival in fitting if rival.name in apart]
             rounds = measure(fitting, pythons, spec, rounds=given.rounds, starts=given.starts)
             settings = {**asdict(spec), "folder": ""}
             facts["works"][work] = {"spec": settings, "apart": apart, "rounds": rounds}
-    return facts
+            given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
