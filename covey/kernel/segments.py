@@ -9,9 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -33,6 +35,12 @@ class Segment:
     path: Path | None = None
     writable: bool = True
 
+    def sums(self, numbers: Tensor) -> Tensor:
+        """A checksum of each of these rows, which are in main memory, int64 [n]."""
+        rows = self.rows.numpy()
+        sums = [crc32(rows[number]) for number in numbers.tolist()]
+        return torch.tensor(sums, dtype=torch.int64)
+
 
 class Segments:
     """Rows like `template`, [0, ...], in main memory or in files of a folder."""
@@ -42,6 +50,8 @@ class Segments:
         self.folder = folder
         self.segments: list[Segment] = []
         self.capacity = 0
+        self.dirty: set[Path] = set()
+        """Files that were written since they were last synced."""
         self._ends = torch.empty(0, dtype=torch.int64)
         row = self.template[0:0].new_empty((1, *self.template.shape[1:]))
         self.row_bytes = max(1, row.nbytes)
@@ -92,10 +102,27 @@ class Segments:
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Rows into slots, which are all different."""
         if len(self.segments) == 1:
-            self.segments[0].rows.index_copy_(0, self.on_device(slots), rows)
+            self._write(self.segments[0], self.on_device(slots), rows)
             return
         for segment, positions, offsets in self._by_segment(slots):
-            segment.rows.index_copy_(0, offsets, rows[positions])
+            self._write(segment, offsets, rows[positions])
+
+    def _write(self, segment: Segment, offsets: Tensor, rows: Tensor) -> None:
+        segment.rows.index_copy_(0, offsets, rows)
+        if segment.path is not None:
+            self.dirty.add(segment.path)
+
+    def sums(self, slots: Tensor) -> Tensor:
+        """A checksum of the row in each of these slots, int64 [n]."""
+        out = torch.empty(len(slots), dtype=torch.int64)
+        for segment, positions, offsets in self._by_segment(slots):
+            out[positions] = segment.sums(offsets)
+        return out
+
+    def starts(self) -> list[int]:
+        """The first slot of every segment."""
+        sizes = [len(segment.rows) for segment in self.segments]
+        return [0, *accumulate(sizes)][:-1]
 
     def number_of(self, slots: Tensor) -> Tensor:
         """The number of the segment that each slot lies in."""
@@ -141,7 +168,7 @@ def _created(template: Tensor, folder: Path, count: int) -> Segment:
         path.unlink(missing_ok=True)
         raise CheckpointError(
             f"cannot make a file of {size:,} bytes for kept rows in {folder}: {error}; "
-            "free some of the disk, or give rows= a folder with more room."
+            "free some of the disk, or give store= a folder with more room."
         ) from error
     return Segment(_rows(memory, template, count), path)
 
@@ -166,3 +193,22 @@ def _reserve(handle: int, size: int) -> None:
         os.posix_fallocate(handle, 0, size)
     else:
         os.ftruncate(handle, size)
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Wait until files are on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's list of files is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

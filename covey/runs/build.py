@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -53,10 +54,16 @@ class Built:
     notes: list[str]
 
 
-def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simulator") -> Built:
+def build(
+    experiments: Sequence[Experiment],
+    start: Rows,
+    runtime: str = "simulator",
+    folder: Path | None = None,
+) -> Built:
     """What runs these experiments, which differ in seed and data alone.
 
-    `start` are their initial rows, [experiments, P].
+    `start` are their initial rows, [experiments, P]. The rows that nodes keep lie in files of
+    `folder`, or in memory.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
@@ -80,7 +87,10 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         built: Runtime = _loopback(first, module, start, tree, data[0], links)
     else:
         task = task_of(first, module, Shards.stack(data))
-        built = _simulator(experiments, start, copies, task, links, air)
+        simulator = _simulator(experiments, start, copies, task, links, air)
+        if folder is not None:
+            simulator.store_in(folder)
+        built = simulator
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
     notes += _stop_notes(first)
