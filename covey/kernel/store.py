@@ -386,8 +386,8 @@ def _by_first_appearance(slots: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unique[order]), torch.from_numpy(positions)
 
 
-_DIRTY = 4
-"""Files that may wait to be synced."""
+_DIRTY = 2
+"""Files that are synced at once."""
 
 
 @dataclass
@@ -440,7 +440,7 @@ class Store:
         """What nodes keep now, and what is held, is good."""
         for column in self.columns.values():
             column.commit()
-        if self.folder is not None and len(self._dirty()) > _DIRTY:
+        if self.folder is not None:
             self._sync_beside()
 
     def saved(self, checkpoints: Collection[int]) -> None:
@@ -456,24 +456,36 @@ class Store:
             self._syncing = None
         if self._unsynced:
             raise self._unsynced.pop()
-        sync(self._clean())
-
-    def _dirty(self) -> list[Path]:
-        return [path for column in self.columns.values() for path in column.segments.dirty]
-
-    def _clean(self) -> list[Path]:
-        """The files to sync, which then count as synced."""
-        paths = self._dirty()
         for column in self.columns.values():
+            sync(column.segments.dirty)
             column.segments.dirty.clear()
-        return paths
+
+    def _full(self) -> list[Path]:
+        """Files to be synced that are not being filled.
+
+        A page that is synced costs more when it is written again.
+        """
+        out = []
+        for column in self.columns.values():
+            last = column.segments.segments[-1:]
+            filling = {segment.path for segment in last}
+            out += sorted(column.segments.dirty - filling)
+        return out
+
+    def _clean(self, paths: Collection[Path]) -> None:
+        """These files count as synced."""
+        for column in self.columns.values():
+            column.segments.dirty.difference_update(paths)
 
     def _sync_beside(self) -> None:
         """Sync files while rounds go on, so that a save finds few that are not."""
-        if self._syncing is None or not self._syncing.is_alive():
-            arguments = (self._clean(), self._unsynced)
-            self._syncing = Thread(target=_try_sync, args=arguments, daemon=True)
-            self._syncing.start()
+        paths = self._full()
+        busy = self._syncing is not None and self._syncing.is_alive()
+        if busy or len(paths) < _DIRTY:
+            return
+        self._clean(paths)
+        self._syncing = Thread(target=_try_sync, args=(paths, self._unsynced), daemon=True)
+        self._syncing.start()
 
     def rollback(self) -> None:
         """Go back to the last commit."""

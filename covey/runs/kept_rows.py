@@ -62,7 +62,7 @@ class Log:
 
     def append(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Write one record behind the last good one, and wait for the disk."""
-        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        plain = {name: tensor.clone() for name, tensor in tensors.items()}
         blob = save(plain, metadata={"record": json.dumps(record)})
         text = len(blob).to_bytes(_HEAD, "little") + blob
         with open(self.path, "r+b" if self.length else "wb") as file:
@@ -198,15 +198,18 @@ def _changes(
         labels = [PRESENT, *sorted(column.held)]
         columns.append([tier, name, labels])
         first, stop, _ = nodes[tier].indices(column.nodes)
-        for k, label in enumerate(labels):
-            version = column.version(label)
-            ids = version.changes.since(log.marks.get((tier, name, label), 0))
-            ids = ids[(ids >= first) & (ids < stop)]
-            slots = version.slots(ids)
+        changed = []
+        for label in labels:
+            ids = column.version(label).changes.since(log.marks.get((tier, name, label), 0))
+            changed.append(ids[(ids >= first) & (ids < stop)])
+        pairs = list(zip(labels, changed, strict=True))
+        slots = [column.version(label).slots(ids) for label, ids in pairs]
+        sums = torch.split(_sums(column, torch.cat(slots)), [len(ids) for ids in changed])
+        for k, (label, ids) in enumerate(pairs):
             tensors[f"{number}.{k}.ids"] = ids - first
-            tensors[f"{number}.{k}.slots"] = slots
-            tensors[f"{number}.{k}.rounds"] = version.rounds(ids)
-            tensors[f"{number}.{k}.sums"] = _sums(column, slots)
+            tensors[f"{number}.{k}.slots"] = slots[k]
+            tensors[f"{number}.{k}.rounds"] = column.version(label).rounds(ids)
+            tensors[f"{number}.{k}.sums"] = sums[k]
     words = []
     for number, (key, total) in enumerate((totals or {}).items()):
         kind, more = _totals_since(total, log.totals.get(key))
@@ -230,10 +233,12 @@ def _totals_since(total: NodeTotals, before: NodeTotals | None) -> tuple[str, di
 
 
 def _sums(column: Column, slots: Tensor) -> Tensor:
-    """The checksum of each row; 0 where there is none."""
-    out = torch.zeros_like(slots)
-    kept = (slots != NEVER).nonzero()[:, 0]
-    out[kept] = column.segments.sums(slots[kept])
+    """The checksum of each row, which several versions may share; 0 where there is none."""
+    unique, inverse = torch.unique(slots, return_inverse=True)
+    sums = torch.zeros_like(unique)
+    kept = unique != NEVER
+    sums[kept] = column.segments.sums(unique[kept])
+    out: Tensor = sums[inverse]
     return out
 
 
