@@ -146,7 +146,7 @@ def digest(run: Run) -> str:
     out = hashlib.sha256(run.w.numpy().tobytes())
     for model in run.models()[1:]:
         for which in ("last", "chosen"):
-            ids, rows = run.rows(model, which)  # type: ignore[arg-type]
+            ids, rows = run.rows(model, which)
             out.update(ids.numpy().tobytes())
             out.update(rows.numpy().data)
             del rows
@@ -171,7 +171,7 @@ def killed(folder: Path, devices: int, moment: str) -> None:
     run.save(path)
     next(run)
     if moment == "round":
-        Runs._choose = _die  # type: ignore[method-assign]
+        setattr(Runs, "_choose", _die)  # noqa: B010
         next(run)
     if moment == "save":
         checkpoint._sort_header = _die

@@ -8,7 +8,8 @@ CoveyError
 ├── ProgramError     an algorithm file that breaks the rules of its tier
 ├── DivergedError    training produced a number that is not finite
 ├── DecodeError      bytes that are not a message (also a ValueError)
-└── CheckpointError  a checkpoint that is corrupt, or of another experiment
+├── CheckpointError  a checkpoint that is corrupt, or of another experiment
+└── RankError        another process of a sharded run has ended, or does something else
 """
 
 from typing import Any
@@ -48,6 +49,10 @@ class DecodeError(CoveyError, ValueError):
 
 class CheckpointError(CoveyError):
     """A checkpoint that is corrupt, or of another experiment."""
+
+
+class RankError(CoveyError):
+    """Another process of a sharded run has ended, or does something else."""
 
 
 def shown(value: Any) -> str:

@@ -16,6 +16,7 @@ from covey.runs.seed import Seed
 from covey.runtimes.base import BaseRuntime, Play
 from covey.runtimes.cuda_graphs import Graphs
 from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.round_graphs import Rounds
 from covey.runtimes.simulator import Simulator
 
 Column = tuple[str, str, Tensor, Tensor, Tensor]
@@ -72,6 +73,14 @@ def use_graphs(run: Seed, replay: type[Any]) -> None:
     """Capture programs with `replay`, which stands in for a CUDA graph."""
     assert isinstance(run.runtime, Simulator)
     run.runtime.graphs = Graphs(run.runtime, replay)
+
+
+def use_round_graphs(run: Seed, replay: type[Any]) -> Rounds:
+    """Capture whole rounds with `replay`, which stands in for a CUDA graph."""
+    use_graphs(run, replay)
+    assert isinstance(run.runtime, Simulator)
+    run.runtime.rounds = Rounds(run.runtime, replay)
+    return run.runtime.rounds
 
 
 def graphs(run: Seed) -> Graphs:

@@ -923,6 +923,20 @@ def test_without_validation_examples_training_data_judge() -> None:
     assert improve(replace(whole, protocol="paper")).part == "validation"
 
 
+@pytest.mark.parametrize(("select", "metric"), [("loss", "loss"), ("balanced_accuracy", None)])
+def test_the_metric_of_select_judges(select: str, metric: str | None) -> None:
+    whole = replace(digits(FedAvg(lr=0.001)), rounds=6, select=select, stop={"patience": 1})
+    findings = improve(whole)
+    given = findings.given.figures["global"]
+    advised = findings.advised.figures["global"]
+    assert findings.metric == select
+    assert findings.classifies == (metric is None)
+    if findings.classifies:
+        assert 0 < given < advised <= 100
+    else:
+        assert 0 < advised < given < 10
+
+
 def test_regression_is_judged_by_its_loss() -> None:
     built, top = linear([60, 60, 60, 60], 5)
     findings = improve(replace(built, algorithm=FedAvg(lr=1e-3, batch=None), rounds=30))

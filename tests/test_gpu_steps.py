@@ -29,7 +29,7 @@ def task(model: nn.Module, classes: int | None = 3, l2: float = 0.0) -> Task:
         if classes is None:
             y = torch.randn(count, 3, generator=g, dtype=torch.float64)
         pairs.append((x, y))
-    loss = "cross_entropy" if classes else "squared_error"
+    loss: Any = "cross_entropy" if classes else "squared_error"
     shards = own_parts(train=pairs, classes=classes)
     return Task(model, shards, loss=loss, dtype=torch.float64, l2=l2)
 

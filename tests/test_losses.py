@@ -183,3 +183,55 @@ def test_cross_entropy_refuses_several_labels_per_example_and_names_bce() -> Non
     with pytest.raises(ConfigError, match=r"3 targets of example 1 are no prob.*sum is 2.*'bce'"):
         Experiment(**parts, loss="cross_entropy")
     Experiment(**parts, loss="bce")
+
+
+def noted(shards: data.Shards, loss: Any, algorithm: FedAvg, outputs: int) -> list[str]:
+    """The notes of a run that are about its loss."""
+    model = nn.Linear(shards.x.shape[1], outputs)
+    tree = Tree.flat(shards.devices)
+    run = covey.run(Experiment(algorithm, shards, model, tree, rounds=1, loss=loss))
+    return [note for note in run.notes if note.startswith("loss ")]
+
+
+def test_a_huber_delta_far_below_the_spread_of_the_targets_is_noted() -> None:
+    x = torch.zeros(6, 2)
+    y = torch.tensor([0.0, 20.0, 40.0, 0.0, 20.0, 40.0])  # of standard deviation 16.3
+    shards = data.own_parts(train=[(x, y), (x, y)])
+    loss = {"name": "huber", "delta": 1.6}
+    assert "delta to about 16" in noted(shards, loss, FedAvg(), 1)[0]
+    assert "standard deviation of the targets is 16.3" in noted(shards, "huber", FedAvg(), 1)[0]
+    assert noted(shards, {**loss, "delta": 1.7}, FedAvg(), 1) == []
+
+
+def test_a_default_step_for_many_labels_is_noted() -> None:
+    x = torch.zeros(6, 2)
+    y = torch.eye(6)
+    shards = data.own_parts(train=[(x, y), (x, y)])
+    default = FedAvg().lr
+    note = noted(shards, "bce", FedAvg(), 6)[0]
+    assert "the mean over 6 labels" in note
+    assert f"try lr = {6 * default:.2g}" in note
+    assert noted(shards, "bce", FedAvg(lr=6 * default), 6) == []
+    few = data.own_parts(train=[(x, y[:, :3]), (x, y[:, :3])])
+    assert noted(few, "bce", FedAvg(), 3) == []
+
+
+def test_a_step_as_many_times_as_large_as_there_are_labels_learns_as_one_label_does() -> None:
+    """Equal labels: the mean over K of them has 1 / K of the gradient in each output."""
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(12, 3, generator=draw)
+    label = (x[:, :1] > 0).float()
+    rows = []
+    for labels in (1, 8):
+        shards = data.own_parts(train=[(x, label.expand(12, labels))])
+        model = nn.Linear(3, labels)
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        algorithm = FedAvg(lr=0.1 * labels, batch=None)
+        tree = Tree.flat(1)
+        settings: dict[str, Any] = {"loss": "bce", "start": "module", "rounds": 3}
+        run = covey.run(Experiment(algorithm, shards, model, tree, **settings))
+        list(run)
+        weight = run.module().state_dict()["weight"]
+        rows.append(weight[0])
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-7)

@@ -350,7 +350,8 @@ def test_the_command_shows_them_and_writes_them_down(
     ended = command("run", *SMALL, asked, "select=-doubt", "--out", folder)
     assert ended.code == 0, ended.err
     assert "in the round chosen by doubt on validation data" in ended.out
-    assert re.search(r"^model .* f1 +auc +doubt", ended.out, re.MULTILINE)
+    assert re.search(r"^model +kept by +test doubt .* test % .* f1 +auc", ended.out, re.MULTILINE)
+    assert re.search(r"gain in doubt: median", ended.out)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     model = summary["models"][-1]
     assert model["metrics"]["doubt"]["mean"] == pytest.approx(model["loss"]["mean"], abs=1e-5)
@@ -368,6 +369,26 @@ def test_the_command_shows_them_and_writes_them_down(
     assert right / counted == pytest.approx(model["accuracy"]["mean"])
     heads = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     assert {"personal/test/f1", "personal/test/f1_fallback"} <= set(heads)
+    _check_devices(folder)
+
+
+def _check_devices(folder: Path) -> None:
+    """`covey show --devices` has the worst device first, whichever way is better."""
+    for options, unit, worst in (
+        ([], "doubt", max),  # of select = "-doubt"
+        (["--metric", "f1"], "f1", min),
+        (["--metric", "loss"], "loss", max),
+    ):
+        ended = command("show", folder, "--devices", *options)
+        assert ended.code == 0, ended.err
+        head, *rows = ended.out.splitlines()
+        assert head.endswith(f"personal {unit}")
+        values = [float(row.split()[-1]) for row in rows]
+        assert values[0] == worst(values)
+        assert values == sorted(values, reverse=worst is max)
+    ended = command("show", folder, "--devices", "--metric", "rmse")
+    assert ended.code == 2
+    assert "devices have accuracy, loss, f1, auc, doubt" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.report import data_picture, plot
 from covey.runs.devices import from_csv, to_csv
+from covey.runs.headline import headline
 from covey.runs.run import Run
 from covey.runs.scoring import Errors
 from covey.runs.selection import select
@@ -342,6 +343,6 @@ def test_the_histogram_is_numpys_device_by_device() -> None:
 
 def test_the_picture_of_a_run_shows_the_rmse() -> None:
     history = list(started(numbers()))
-    assert plot._figure(history[-1]) == "test RMSE"
+    assert headline(history).axis == "RMSE"
     curves = plot._curves([history], "global", 2)
     assert curves.tolist() == [[record.models["global"].scores["test"].rmse for record in history]]

@@ -20,10 +20,12 @@ import covey
 from covey import Algorithm, Experiment, Nodes, Tree, draws
 from covey.algorithms import FedAlt, FedAvg, HierFAVG
 from covey.data import Shards, own_parts
+from covey.engine.metrics import F1, Targets, TopK
 from covey.errors import ConfigError
 from covey.models import linear
+from covey.report.summary import summarise
 from covey.runs.run import Round, Run
-from covey.runs.sampling import standard_error
+from covey.runs.sampling import jackknife, standard_error
 from tests import peek
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
@@ -390,3 +392,61 @@ def test_a_record_says_it() -> None:
     record: Round = finished(experiment(rounds=1, score_sample=4)).history[0]
     score = record.models["global"].scores["test"]
     assert f"global {score.accuracy:.4f} ± {score.standard_error:.4f}" in str(record)
+
+
+def test_the_jackknife_of_a_mean_is_the_error_of_a_mean() -> None:
+    g = torch.Generator().manual_seed(3)
+    right = torch.randint(0, 9, (12,), generator=g).double()
+    counts = torch.full((12,), 9.0, dtype=torch.float64)
+    sums = torch.stack([right, counts], dim=1)
+    expected = standard_error(right, counts, 40)
+    assert jackknife(TopK(2), sums, 40) == pytest.approx(expected, rel=1e-12)
+    assert jackknife(TopK(2), sums, 12) == 0.0
+    assert jackknife(TopK(2), sums[:1], 12) is None
+
+
+def test_the_jackknife_of_f1_is_near_the_spread_over_all_samples() -> None:
+    """All samples of 6 of 12 devices: the mean of se^2 is near the variance of F1."""
+    metric = F1(Targets("classes", 2))
+    g = torch.Generator().manual_seed(4)
+    y = torch.randint(2, (12, 40), generator=g)
+    outputs = torch.randn(12, 40, 2, generator=g) + 1.2 * torch.nn.functional.one_hot(y)
+    sums = metric.sums(outputs, y, torch.ones(12, 40))
+    samples = [sums[list(chosen)] for chosen in combinations(range(12), 6)]
+    values = torch.cat([metric.value(each.sum(0, keepdim=True)) for each in samples])
+    squares = [(jackknife(metric, each, 12) or math.nan) ** 2 for each in samples]
+    assert np.mean(squares) == pytest.approx(float(values.var(correction=0)), rel=0.15)
+
+
+@pytest.mark.parametrize("tree", list(TREES))
+def test_a_record_has_the_standard_errors_of_its_metrics(tree: str) -> None:
+    asked: dict[str, Any] = {"metrics": ("f1", "auc", "accuracy"), "rounds": 1}
+    record = finished(experiment(tree, score_sample=12, **asked)).history[0]
+    score = record.models["global"].scores["test"]
+    assert score.standard_errors.keys() == {"f1", "auc", "accuracy"}
+    assert score.standard_errors["accuracy"] == score.standard_error
+    for name, error in score.standard_errors_fallback.items():
+        assert error is not None
+        assert 0 < error < 0.2
+        assert score.error(name) == error
+        assert record.figures()[f"global/test/{name}_standard_error"] == error
+    assert f"± {score.standard_errors['f1']:.2g}" in str(record)
+    alone = covey.run(experiment(tree, score_sample=12, **asked), runtime="loopback")
+    assert next(iter(alone)).models == record.models
+    whole = finished(experiment(tree, **asked)).history[0].models["global"].scores["test"]
+    assert whole.standard_errors == {}
+    assert whole.error("f1") is None
+
+
+def test_the_error_of_the_rmse_is_not_that_of_the_loss() -> None:
+    run = finished(experiment(regression=True, score_sample=12, rounds=1))
+    score = run.history[0].models["global"].scores["test"]
+    assert score.rmse_fallback is not None
+    assert score.standard_error_fallback is not None
+    loss_per_square = (score.loss_fallback or 0.0) / score.rmse_fallback**2
+    expected = score.standard_error_fallback / loss_per_square / (2 * score.rmse_fallback)
+    assert score.error("rmse") == pytest.approx(expected)
+    assert score.error("loss") == score.standard_error_fallback
+    sample = summarise([run.history]).sample
+    assert sample is not None
+    assert (sample.metric, sample.standard_errors["global"]) == ("rmse", score.error("rmse"))

@@ -46,17 +46,17 @@ def test_scores_do_not_depend_on_it(
     for mine, other in zip(run.history, alone.history, strict=True):
         for model, score in other.models.items():
             assert asdict(mine.models[model]) == figures(asdict(score))
-    for mine, other in zip(run.devices(), alone.devices(), strict=True):
-        assert mine.as_dict() == figures(other.as_dict())
+    for line, wanted in zip(run.devices(), alone.devices(), strict=True):
+        assert line.as_dict() == figures(wanted.as_dict())
 
 
 def test_blocks_of_other_devices_are_not_those_remembered() -> None:
     run = covey.run(experiment(PLAIN["FedAvg"], rounds=1))
     examples = peek.services(run).task.examples
     wanted = {}
-    for ids in ([0, 2], [2, 3], [2]):
-        numbers = torch.tensor(ids)
-        wanted[tuple(ids)] = [batch.examples for _, batch in examples.blocks("train", numbers)]
+    for some in ((0, 2), (2, 3), (2,)):
+        numbers = torch.tensor(some)
+        wanted[some] = [batch.examples for _, batch in examples.blocks("train", numbers)]
     examples.remembers = True
     for _ in range(2):
         for ids, blocks in wanted.items():

@@ -81,7 +81,8 @@ class Findings:
     part: str = ""
     trials: tuple[Trial, ...] = ()
     nothing: str = ""
-    classifies: bool = True
+    classifies: bool = True  # figures are in per cent, and higher is better
+    metric: str = ""  # the one that `select` names; "": accuracy, or else the loss
 
     @property
     def curvature(self) -> Curvature | None:
@@ -131,6 +132,7 @@ class _Search:
             trials=tuple(self.trials),
             nothing=nothing,
             classifies=self._classifies,
+            metric=self.experiment.select.removeprefix("-"),
         )
 
     def _path(self, original: Trial) -> list[Trial]:
@@ -238,7 +240,10 @@ class _Search:
         )
 
     def _figures(self, record: Round) -> dict[str, float]:
-        """Accuracy in per cent, or the loss, of every model that is judged."""
+        """Accuracy in per cent, or the loss, of every model that is judged.
+
+        It is the metric of `select` where there is one: in per cent where higher is better.
+        """
         out = {}
         for name in judged(self.experiment.algorithm, list(record.models)):
             quality = record.models[name].quality(self.part)
@@ -250,7 +255,12 @@ class _Search:
 
     @property
     def _classifies(self) -> bool:
-        """Whether quality is an accuracy; language models are judged by their loss."""
+        """Whether quality is a share such as accuracy, higher for better.
+
+        Language models are judged by their loss.
+        """
+        if self.experiment.select:
+            return not self.experiment.select.startswith("-")
         if self.experiment.data.by_position and not callable(self.experiment.loss):
             return False
         return self.experiment.data.classes is not None

@@ -245,9 +245,9 @@ def _compared(findings: Findings) -> str:
 def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
     if findings.classifies:
         figure = f"{value:.1f}"
-        return f"{figure} %" if unit else figure
+        return f"{figure} % {findings.metric}".rstrip() if unit else figure
     figure = f"{value:.4g}"
-    return f"loss {figure}" if unit else figure
+    return f"{findings.metric or 'loss'} {figure}" if unit else figure
 
 
 def _as_dict(

@@ -18,6 +18,7 @@ from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment, difference
+from covey.runtimes.ranks import ALONE, Ranks
 from covey.tree import Tree
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class Experiments:
     """The experiments of a file and of the algorithms compared with it.
 
     They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and
-    only then. `runtime` is the name of what runs them.
+    only then. `runtime` is the name of what runs them, and `ranks` are the processes that do.
     """
 
-    def __init__(self, runtime: str = "simulator") -> None:
+    def __init__(self, runtime: str = "simulator", ranks: Ranks = ALONE) -> None:
         self.runtime = runtime
+        self.ranks = ranks
         self._worlds: dict[int, World] = {}
 
     def of(self, config: Config, seed: int) -> Experiment:
@@ -85,7 +87,8 @@ def side_by_side(
 ) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
-    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
+    A group is as large as memory allows, or one seed if the seeds differ too much, or in another
+    runtime than the simulator.
     """
     first = experiments[0]
     parameters = [p.numel() for p in first.model.parameters() if p.requires_grad]
@@ -121,6 +124,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
         radio=radio,
+        schedules=config.schedules,
         **_training(config, seed),
     )
 
@@ -135,6 +139,8 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
         model,
         Tree.flat(1),
         rounds=1,
+        metrics=metrics(config.metrics),
+        select=config.select,
         **_training(config, seed),
     )
 

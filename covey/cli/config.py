@@ -34,6 +34,7 @@ from covey.engine.metrics import check_metric_names
 from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.rates import rates
 from covey.runs.experiment import Experiment
 from covey.runs.stopping import early_stop
 
@@ -72,6 +73,7 @@ class Config(BaseModel):
     augment: str | list[str | dict[str, Any]] = []
     norm: Literal["device", "frozen", "group"] = "device"
     solver: str | dict[str, Any] = "sgd"
+    schedules: dict[str, str] = {}
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
@@ -121,10 +123,16 @@ class Config(BaseModel):
             change = {
                 "name": f"{self.title}-{name}",
                 "algorithm": table,
+                "schedules": self._schedules_of(table),
                 "compare": [],
             }
             out[name] = self.model_copy(update=change)
         return out
+
+    def _schedules_of(self, table: dict[str, Any]) -> dict[str, str]:
+        """The schedules of rates that another algorithm has too."""
+        known = named.resolved("algorithm", table)
+        return {name: value for name, value in self.schedules.items() if name in known}
 
     def compared(self) -> list[dict[str, Any]]:
         """The tables of `compare`; a name alone is an algorithm at its defaults."""
@@ -189,6 +197,7 @@ def read(table: dict[str, Any]) -> Config:
     config = check(Config, table, "")
     for section in named.KINDS:
         named.checked(section, getattr(config, section))
+    rates(config.schedules, config.learner(), config.rounds)
     _check_compare(config)
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))

@@ -21,6 +21,7 @@ from covey.cli.options import AsJson, What, split
 from covey.data import Shards, inventory, locations, overlaps
 from covey.data.catalog import known
 from covey.data.inventory import Status
+from covey.data.leaks import copies
 from covey.data.shards import SPLITS
 from covey.tree import Tree
 
@@ -138,6 +139,8 @@ def show(
         print(json.dumps({**facts, "picture": str(picture)}))
         return
     goal = "numbers to predict"
+    if shards.yes_no:
+        goal = f"{len(shards.names.labels)} yes-or-no labels"
     if shards.classes is not None:
         goal = f"{shards.classes} classes"
     console = Console(soft_wrap=True, highlight=False)
@@ -168,6 +171,11 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         held = facts["overlaps"]["held"]
         overlap = f"{shared:,} of {held:,} examples are held by several devices"
     console.print(f"{'overlaps':12} {overlap}")
+    counts = facts["copies"]
+    equal = counts["held"] - counts["different"]
+    if equal:
+        of_all = f"{equal:,} of {counts['held']:,} examples equal an earlier one in all features"
+        console.print(f"{'copies':12} {of_all}")
 
 
 def _targets(shards: Shards) -> dict[str, Any] | None:
@@ -213,6 +221,10 @@ def _leaks(facts: dict[str, Any]) -> str:
         lines.append(f"{count} are in another device's training part ({pairs})")
     if counts["reused"]:
         lines.append(f"{counts['reused']:,} examples are in two parts of the same device")
+    counts = facts["copies"]
+    if counts["leaks"]:
+        count = f"{counts['leaks']:,} of {counts['tested']:,} test examples"
+        lines.append(f"{count} equal, in all features, one of a training or validation part")
     return "; ".join(lines)
 
 
@@ -249,6 +261,7 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "scaling": kind,
         "notes": [*shards.notes, *shards.receiver_notes()],
         "overlaps": asdict(overlaps(shards)),
+        "copies": asdict(copies(shards)),
     }
 
 

@@ -22,7 +22,8 @@ class DataForm:
     """The form of the data: shape of an example, classes (None for regression), names, scaling.
 
     `tokens` is the number of token ids, None where examples are numbers. `encoding` says how the
-    columns of a table with words or gaps become inputs.
+    columns of a table with words or gaps become inputs. `yes_no` says that targets are several
+    yes-or-no labels.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DataForm:
     scaling: Scaling | None
     tokens: int | None = None
     encoding: Encoding | None = None
+    yes_no: bool = False
 
     @staticmethod
     def of(shards: Shards) -> DataForm:
@@ -44,6 +46,7 @@ class DataForm:
             shards.scaling,
             shards.tokens,
             shards.encoding,
+            shards.yes_no,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class DataForm:
             "scaling": scaling,
             "tokens": self.tokens,
             "encoding": None if self.encoding is None else self.encoding.as_dict(),
+            "yes_no": self.yes_no,
         }
 
     @staticmethod
@@ -89,6 +93,7 @@ class DataForm:
                 scaling,
                 facts.get("tokens"),
                 encoding,
+                facts.get("yes_no", False),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

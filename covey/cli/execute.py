@@ -23,6 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.report.summary import Summary, summarise
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.run import private_part
+from covey.runtimes.ranks import Ranks
 
 __all__ = ["Interrupted", "resume", "start"]
 
@@ -44,7 +45,8 @@ def start(
     """
     experiments = experiments or Experiments()
     first = _rehearsed(config, experiments)
-    folder = create(out or unused(config.name, str(config.algorithm["name"])))
+    path = out or unused(config.name, str(config.algorithm["name"]))
+    folder = _same_folder(path, experiments.ranks)
     with folder.lock():
         return _Command(config, folder, console, command, experiments, makers or {}).play(first)
 
@@ -54,21 +56,36 @@ def resume(
     changes: list[str],
     console: Console,
     command: list[str],
-    runtime: str = "simulator",
+    experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
 ) -> tuple[Folder, Summary]:
     """Go on with a run from its last checkpoint, perhaps for more rounds."""
+    experiments = experiments or Experiments()
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
     if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
         rule = "a resumed run may only get more rounds or another stop; start a new one for others"
         raise ConfigError(f"{other[0]!r}: {rule}.")
-    folder = Folder(path)
+    folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
         config = load(path / "config.toml", changes)
         recover.check_seeds(config, folder)
-        experiments = Experiments(runtime)
         return _Command(config, folder, console, command, experiments, makers or {}).play(None)
+
+
+def _same_folder(path: Path, ranks: Ranks) -> Folder:
+    """A new folder that rank 0 makes and all ranks see."""
+    path = Path(ranks.told(str(path)))
+    with ranks.together("make the folder"):
+        if ranks.leads:
+            create(path)
+    with ranks.together("find the folder"):
+        if not path.is_dir():
+            raise ConfigError(
+                f"{ranks} cannot see {path.absolute()}, which rank 0 has made; "
+                "give --out a folder that all machines share."
+            )
+    return Folder(path, writes=ranks.leads)
 
 
 def _rehearsed(config: Config, experiments: Experiments) -> Start:
@@ -106,7 +123,7 @@ class _Command:
         folders = folders_of(self.config, self.folder)
         go_on = f"covey run --resume {shlex.quote(str(self.folder.path))}"
         try:
-            with stoppable(self.console) as stop:
+            with stoppable(self.console, self.experiments.ranks) as stop:
                 self.folder.sweep()
                 self._prepare(self.config, self.folder)
                 self._write_commands(go_on)
@@ -135,8 +152,12 @@ class _Command:
 
     def _prepare(self, config: Config, folder: Folder) -> None:
         """Mend what a crash has damaged, and write the resolved file."""
-        for seed, target in folders_of(config, folder).items():
-            recover.mend(target, self.console)
+        targets = folders_of(config, folder)
+        with self.experiments.ranks.together("mend the folder"):
+            if folder.writes:
+                for target in targets.values():
+                    recover.mend(target, self.console)
+        for seed, target in targets.items():
             recover.check_rounds(config, target)
             if config.stop is not None:
                 recover.check_stop(target, self.experiments.of(config, seed))
@@ -193,6 +214,8 @@ class _Command:
         from covey.report import compare
 
         config = self.config
+        if not self.folder.writes:
+            return summarise(histories, config.protocol)
         folders = list(folders_of(config, self.folder).values())
         devices = [
             from_csv((folder.path / "devices.csv").read_text(encoding="utf-8"))

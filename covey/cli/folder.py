@@ -63,10 +63,14 @@ _LEFT = (".lock", ".config.toml.part", ".grid.json.part")
 
 
 class Folder:
-    """One folder of one seed, or the folder of all of them."""
+    """One folder of one seed, or the folder of all of them.
 
-    def __init__(self, path: Path) -> None:
+    Of several processes that run one experiment, rank 0 alone writes.
+    """
+
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
         self.path = path
+        self.writes = writes
 
     @property
     def checkpoint(self) -> Path:
@@ -74,15 +78,16 @@ class Folder:
 
     def seed(self, seed: int) -> Folder:
         """The folder of one seed of several."""
-        return Folder(self.path / f"seed-{seed}")
+        return Folder(self.path / f"seed-{seed}", writes=self.writes)
 
     def beside(self, name: str) -> Folder:
         """The folder of another algorithm that runs beside this one."""
-        return Folder(self.path / "compare" / name)
+        return Folder(self.path / "compare" / name, writes=self.writes)
 
     def make(self) -> None:
         """The folder itself, if it is not there."""
-        _mkdir(self.path)
+        if self.writes:
+            _mkdir(self.path)
 
     @contextmanager
     def status(self) -> Iterator[None]:
@@ -100,6 +105,9 @@ class Folder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
+        if not self.writes:
+            yield
+            return
         with refused(self.path / status.LOCK):
             file = open(self.path / status.LOCK, "w", encoding="utf-8")  # noqa: SIM115
         with file:
@@ -115,12 +123,16 @@ class Folder:
 
     def sweep(self) -> None:
         """Remove what a killed run left half-written; only who holds the lock may."""
+        if not self.writes:
+            return
         with refused(self.path):
             for part in self.path.glob("**/.*.part"):
                 part.unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
         """Replace a file in one step."""
+        if not self.writes:
+            return
         part = self.path / f".{name}.part"
         with refused(self.path / name):
             try:
@@ -148,6 +160,8 @@ class Folder:
 
     def append(self, record: Round) -> None:
         """One more line of metrics.jsonl."""
+        if not self.writes:
+            return
         with (
             refused(self.path / "metrics.jsonl"),
             open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file,
@@ -163,12 +177,10 @@ class Folder:
         space = run.runtime.task.space
         for name in run.models(scored=False):
             for which, subfolder in WHERE.items():
-                snapshot.write(
-                    self.path / subfolder / f"{name}.safetensors",
-                    run.snapshot(name, which),
-                    space,
-                    algorithm,
-                )
+                kept = run.snapshot(name, which)  # all ranks together
+                if self.writes:
+                    path = self.path / subfolder / f"{name}.safetensors"
+                    snapshot.write(path, kept, space, algorithm)
 
 
 def create(path: Path) -> Folder:

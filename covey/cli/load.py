@@ -29,6 +29,7 @@ from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.data.windows import ids as token_numbers
 from covey.engine.layout import ParameterLayout
+from covey.engine.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
 from covey.errors import ConfigError, DataError
 from covey.kernel.algorithm import Algorithm
@@ -215,6 +216,11 @@ class Loaded:
         return self._form.classes
 
     @property
+    def yes_no(self) -> bool:
+        """Whether a prediction is a probability for each of several yes-or-no labels."""
+        return self._form.yes_no and isinstance(self.experiment.loss, BinaryCrossEntropy)
+
+    @property
     def class_names(self) -> list[str]:
         """The classes in the order of `probabilities`; their numbers where they have no names."""
         return list(self.names.classes) or [str(number) for number in range(self.classes or 0)]
@@ -307,10 +313,11 @@ class Loaded:
     ) -> Array:
         """The predictions of a device's model for new examples.
 
-        They are names of classes (numbers where the classes have none), or values. `examples` are
-        in the units of the training data: an array [n, ...], one example, or a DataFrame (or a dict
-        of columns) with the columns of the features, in any order. Of a run on characters they may
-        be a text or a list of texts.
+        They are names of classes (numbers where the classes have none), or values. Of several
+        yes-or-no labels they are the probabilities of yes, [n, labels]. `examples` are in the units
+        of the training data: an array [n, ...], one example, or a DataFrame (or a dict of columns)
+        with the columns of the features, in any order. Of a run on characters they may be a text or
+        a list of texts.
         """
         outputs = self._outputs(self._inputs(examples), device, model, which)
         if self.classes is None:
@@ -319,6 +326,8 @@ class Loaded:
                 np.prod(shape)
             ):  # a module answers [n, 1] where targets are [n]
                 outputs = outputs.reshape(len(outputs), *shape)
+            if self.yes_no:
+                outputs = torch.sigmoid(outputs)
             return np.asarray(outputs.numpy())
         best = outputs.argmax(-1).numpy()
         names = self.names.classes

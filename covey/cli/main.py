@@ -43,8 +43,13 @@ from covey.errors import (
     CoveyError,
     DivergedError,
     ProgramError,
+    RankError,
 )
+from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
+from covey.runtimes import launch
+from covey.runtimes.heartbeat import EXIT_CODE
+from covey.runtimes.ranks import ALONE, join, joined
 
 EXIT_CODES = {
     0: "success",
@@ -52,6 +57,7 @@ EXIT_CODES = {
     2: "invalid command, file or value; nothing was run",
     3: "training diverged; the last good state is saved",
     4: "a file could not be read or written; the state saved before is intact",
+    5: "another process of a sharded run ended; the last checkpoint is intact",
     130: "stopped by Ctrl-C or SIGTERM; the state is saved",
 }
 _EPILOG = (
@@ -81,6 +87,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _covey(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -92,6 +99,11 @@ def _covey(
     ] = False,
 ) -> None:
     """Personalized federated learning on trees of machines."""
+    command = context.invoked_subcommand
+    if command != "run" and launch.several():
+        raise ConfigError(
+            f"covey {command} runs in one process; several ranks (torchrun) can covey run alone."
+        )
 
 
 class Kind(StrEnum):
@@ -129,9 +141,9 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="simulator (all devices at once) or loopback (nodes that share nothing; slow).",
+            help="simulator (all devices at once), sharded (under torchrun) or loopback (slow).",
         ),
-    ] = "simulator",
+    ] = AUTO,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,24 +178,30 @@ def run(
       covey run my.toml --runtime loopback               nodes that share nothing
 
       covey run my.toml --log tensorboard                logged while it runs
+
+      torchrun --nproc-per-node 2 -m covey run my.toml   on two processes
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    runtime = chosen(runtime)
+    ranks = ALONE
+    if runtime == "sharded":
+        ranks = join()
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False, quiet=not ranks.leads)
     path, changes = split(arguments)
     forced = False
-    makers = trackers.makers(log or [])
-    if resume_from is not None:
-        if out is not None:
-            raise ConfigError(
-                f"--resume {resume_from} resumes in its own folder; leave out --out {out}."
-            )
-        if path is not None:
-            raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
-        folder, summary = resume(resume_from, changes, console, sys.argv, runtime, makers)
-    else:
-        config = load_and_note(console, path, changes)
-        experiments = Experiments(runtime)
-        forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
-        folder, summary = start(config, out, console, sys.argv, experiments, makers)
+    with ranks.together():
+        makers = trackers.makers(log or [])
+        if not ranks.leads:
+            makers = {}
+        experiments = Experiments(runtime, ranks)
+        if resume_from is not None:
+            _check_resumed(resume_from, out, path)
+            folder, summary = resume(resume_from, changes, console, sys.argv, experiments, makers)
+        else:
+            config = load_and_note(console, path, changes)
+            forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
+            folder, summary = start(config, out, console, sys.argv, experiments, makers)
+    if not ranks.leads:
+        return
     if as_json:
         write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
@@ -384,7 +402,7 @@ def main() -> None:
         sys.exit(130)
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-        if not isinstance(error, BrokenPipeError):
+        if not isinstance(error, BrokenPipeError) and joined().speaks_of(error):
             Console(stderr=True, soft_wrap=True, highlight=False).print(
                 f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
             )
@@ -398,9 +416,18 @@ _CODES: dict[type[BaseException], int] = {
     CheckpointError: 4,
     ConfigError: 2,
     ProgramError: 2,
+    RankError: EXIT_CODE,
     CoveyError: 1,
 }
-_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
+_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 130: "stopped"}
+
+
+def _check_resumed(folder: Path, out: Path | None, path: Path | None) -> None:
+    """Refuse what a resumed run brings itself."""
+    if out is not None:
+        raise ConfigError(f"--resume {folder} resumes in its own folder; leave out --out {out}.")
+    if path is not None:
+        raise ConfigError(f"--resume {folder} brings its own file; leave out {path}.")
 
 
 def _refuse(console: Console, items: list[Advice], force: bool) -> bool:

@@ -17,9 +17,13 @@ from covey.data.shards import SPLITS
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import checkpoint, snapshot
+from covey.runs.headline import DEFAULTS, Headline, named
 from covey.runs.newcomers import Newcomers
 from covey.runs.scoring import Score, score_of
 from covey.runs.snapshot import Snapshot
+
+_USUAL = ("accuracy", "rmse", "mae", "r2", "perplexity")
+"""Figures of every score that a table shows where they are known; the loss only by default."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,28 @@ class Personalized:
     start: str  # "global", or the edge's name
     scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part
     counts: dict[str, int]
+    select: str = ""  # the metric by which the run's rounds were chosen, as `Model.select`
+
+    @property
+    def metric(self) -> Headline:
+        """The metric by which models are judged: that of the run, or a default."""
+        every = [score for scores in self.scores.values() for score in scores.values()]
+        if self.select:
+            return named(self.select)
+        for name in DEFAULTS:
+            if all(score.figure(name) is not None for score in every):
+                return named(name)
+        return named("loss")
+
+    def others(self, part: str) -> list[Headline]:
+        """The other metrics that models have on a part."""
+        names: dict[str, None] = {}
+        for scores in self.scores.values():
+            score = scores[part]
+            usual = [name for name in _USUAL if score.figure(name) is not None]
+            names |= dict.fromkeys([*usual, *score.metrics])
+        names.pop(self.metric.name, None)
+        return [named(name) for name in names]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -41,6 +67,8 @@ class Personalized:
             for name, parts in self.scores.items()
         }
         return {
+            "metric": self.metric.name,
+            "higher_is_better": self.metric.higher,
             "file": str(self.path),
             "start": self.start,
             "examples": self.counts,
@@ -93,7 +121,7 @@ def personalize(
         statistics = task.task.statistics(personal, task.ids)[0].cpu()
     module = space.fill(personal[0].cpu(), statistics)
     _write(path, module, config, data)
-    return Personalized(path, names[chosen], scores, counts)
+    return Personalized(path, names[chosen], scores, counts, experiment.select)
 
 
 def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
@@ -135,7 +163,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     if path.suffix.lower() == ".txt" and form.names.tokens:
         return device_text(path, tokens=form.names.tokens, length=form.shape[0], seed=seed)
     classes = form.names.classes or form.classes
-    label = str(config.data.get("label", "label"))
+    label: Any = config.data.get("label", "label")
     return device_file(
         path,
         features=form.names.features,
@@ -143,6 +171,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         scaling=form.scaling,
         shape=form.shape,
         label=label,
+        yes_no=form.yes_no,
         tokens=form.tokens,
         encoding=form.encoding,
         decimal=str(config.data.get("decimal", ".")),

@@ -48,6 +48,8 @@ class Recorder:
 
         `method` is what the run's algorithm calls itself.
         """
+        if not self.folder.writes:
+            return
         text = json.dumps(described(run, method))  # on one line: it has a number per device
         self.folder.write("nodes.json", text + "\n")
         if not _small(run):
@@ -59,7 +61,7 @@ class Recorder:
 
     def add(self, run: Seed) -> None:
         """Append a line for the round that was run last, if it has one and it is not there yet."""
-        if not _small(run) or run.round - 1 <= self.lines:
+        if not self.folder.writes or not _small(run) or run.round - 1 <= self.lines:
             return
         figures = node_round.of(run)
         if figures is None or not _wanted(run, figures):
@@ -72,7 +74,7 @@ class Recorder:
     def sync(self, run: Seed) -> None:
         """Bring everything to the disk that a checkpoint counts on."""
         self.add(run)
-        if not _small(run):
+        if not self.folder.writes or not _small(run):
             return
         path = self.folder.path / "nodes.jsonl"
         with refused(path), open(path, "a", encoding="utf-8") as file:
@@ -127,7 +129,7 @@ def described(run: Seed, method: str) -> dict[str, Any]:
     """What is known of the nodes of a run before its first round, as JSON can hold it."""
     task = run.runtime.task
     algorithm = run.experiment.algorithm
-    out = {
+    out: dict[str, Any] = {
         "method": method,
         "metric": node_round.metric_of(run),
         "learns_global": algorithm.learns_global,
@@ -137,6 +139,9 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "tiers": list(run.sizes),
         "sizes": list(run.sizes.values()),
     }
+    metrics = node_round.metric_names(run)
+    if metrics:
+        out["metrics"] = metrics
     if not _small(run):
         devices = list(run.sizes.values())[-1]
         out["note"] = (

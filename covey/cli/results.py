@@ -24,6 +24,7 @@ from covey.data.tables import Columns, Faults, Table
 from covey.data.unlabelled import unlabelled
 from covey.errors import ConfigError
 from covey.runs.devices import DeviceScore
+from covey.runs.headline import Headline, asked_for, for_devices, headline
 
 RunFolder = Annotated[
     Path,
@@ -41,6 +42,10 @@ def show_run(
         bool,
         typer.Option("--devices", help="Every device on its test examples, worst first."),
     ] = False,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="The metric of --devices. Default: the one that rounds are chosen by."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the results of a run, finished or not.
@@ -52,10 +57,14 @@ def show_run(
       covey show runs/demo-sfedhp-1
 
       covey show runs/demo-sfedhp-1 --devices
+
+      covey show runs/demo-sfedhp-1 --devices --metric loss
     """
+    if metric is not None and not devices:
+        raise ConfigError(f"--metric {metric} is for --devices; the other table has all metrics.")
     seeds = _seeds(run)
     if devices:
-        _show_devices(seeds, [seed.devices() for seed in seeds], as_json)
+        _show_devices(seeds, [seed.devices() for seed in seeds], metric, as_json)
         return
     figures = summary(seeds)
     unfinished = [seed for seed in seeds if not seed.finished]
@@ -153,6 +162,7 @@ def _seeds(run: Path) -> list[Loaded]:
 def _show_devices(
     seeds: Sequence[Loaded],
     scores: Sequence[Sequence[DeviceScore]],
+    wanted: str | None,
     as_json: bool,
 ) -> None:
     """A row per device, all models side by side; worst first by the most personal one."""
@@ -166,31 +176,27 @@ def _show_devices(
         by_device.setdefault((seed, line.device), {})[line.model] = line
     models = seeds[0].models()
     own = seeds[0].snapshot().model
-    kind = _kind(seeds[0], [line for _, line in tested])
+    metric = _metric(seeds[0], [line for _, line in tested], wanted)
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for _, line in tested)
-    units = {"accuracy": "%", "rmse": "RMSE", "loss": "loss", "perplexity": "perplexity"}
-    unit = units[kind]
-    table = _device_table(with_seeds, with_edges, [f"{name} {unit}" for name in models])
-    for seed, device in sorted(by_device, key=lambda key: _badness(by_device[key].get(own), kind)):
+    table = _device_table(with_seeds, with_edges, [f"{name} {metric.unit}" for name in models])
+    ordered = sorted(by_device, key=lambda key: _goodness(by_device[key].get(own), metric))
+    for seed, device in ordered:
         scored = by_device[seed, device]
         first = next(iter(scored.values()))
         words = [str(seed)] * with_seeds + [escape(device)]
         words += [escape(first.edge or "")] * with_edges
-        figures = [_figure(scored.get(name), kind) for name in models]
+        figures = [_figure(scored.get(name), metric) for name in models]
         table.add_row(*words, str(first.examples), *figures)
     show.print_wide(Console(soft_wrap=True, highlight=False), table)
 
 
-def _kind(run: Loaded, lines: Sequence[DeviceScore]) -> str:
-    """The figure by which devices are compared."""
-    if any(line.rmse is not None for line in lines):
-        return "rmse"
-    if any(line.perplexity is not None for line in lines):
-        return "perplexity"
-    if run.classes is not None:
-        return "accuracy"
-    return "loss"
+def _metric(run: Loaded, lines: Sequence[DeviceScore], wanted: str | None) -> Headline:
+    """The metric by which devices are compared: the one asked for, or that of the run."""
+    usual = headline(run.history)
+    if wanted is not None:
+        return asked_for(wanted, usual, lines)
+    return for_devices(usual, lines)
 
 
 def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) -> RichTable:
@@ -203,19 +209,17 @@ def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) ->
     return table
 
 
-def _badness(line: DeviceScore | None, kind: str) -> float:
-    """A number whose min is that of the worst device."""
-    figure: float | None = getattr(line, kind, None)
+def _goodness(line: DeviceScore | None, metric: Headline) -> float:
+    """A number whose min is that of the worst device; devices without a figure come last."""
+    figure = None if line is None else metric.of_device(line)
     if figure is None:
         return float("inf")
-    return figure if kind == "accuracy" else -figure
+    return -metric.badness(figure)
 
 
-def _figure(line: DeviceScore | None, kind: str) -> str:
-    figure: float | None = getattr(line, kind, None)
-    if figure is None:
-        return "-"
-    return f"{100 * figure:.1f}" if kind == "accuracy" else f"{figure:.4g}"
+def _figure(line: DeviceScore | None, metric: Headline) -> str:
+    figure = None if line is None else metric.of_device(line)
+    return metric.text(figure, digits=1)
 
 
 def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
@@ -225,6 +229,8 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
     for role in ("label", "device", "edge", "part"):
         if isinstance(data.get(role), str):
             columns = replace(columns, **{role: data[role]})
+    if isinstance(data.get("label"), list):
+        columns = replace(columns, label=data["label"][0], more_labels=tuple(data["label"][1:]))
     table = unlabelled(
         file,
         replace(columns, decimal=str(data.get("decimal", "."))),
@@ -308,8 +314,11 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
         values = np.asarray(run.predict(x, device=device, model=model))
         if values.ndim == 1:
             return [{"prediction": value} for value in values.tolist()]
-        flat = values.reshape(len(values), -1).tolist()
-        return [{f"prediction_{k}": value for k, value in enumerate(row)} for row in flat]
+        flat = values.reshape(len(values), -1)
+        kind = "probability" if run.yes_no else "prediction"
+        labels = run.names.labels or range(flat.shape[1])
+        heads = [f"{kind}_{label}" for label in labels]
+        return [dict(zip(heads, row, strict=True)) for row in flat.tolist()]
     names = run.class_names
     shares = run.probabilities(x, device=device, model=model)
     if shares.ndim == 3:

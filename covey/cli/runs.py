@@ -20,11 +20,11 @@ from covey.errors import ConfigError, CoveyError
 from covey.report.run_files import RunFiles, SeedRecord
 from covey.report.seed_facts import SeedFacts
 from covey.runs import status
-from covey.runs.node_round import Metric
+from covey.runs.headline import named
 from covey.runs.status import State
 
-_FIGURES: dict[str, Metric] = {"accuracy": "accuracy", "rmse": "rmse", "loss": "loss"}
-"""The figures of a model in summary.json, and what devices are compared by then."""
+_FIGURES = ("accuracy", "rmse", "loss")
+"""The figures of a model in summary.json by which a run without `select` is judged."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,14 @@ def _of_summary(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         models = {model["model"]: model for model in summary["models"]}
+        metric = str(summary.get("select", "")) or _metric(models)
         return {
             "done": min(map(int, summary.get("rounds_by_seed") or [summary["rounds"]])),
             "seconds": float(summary["seconds"]),
             "bytes": sum(int(link["down"]) + int(link["up"]) for link in summary["links"]),
-            "metric": _metric(models),
-            "personal": _mean(models.get("personal")),
-            "global_": _mean(models.get("global")),
+            "metric": metric,
+            "personal": _mean(models.get("personal"), metric),
+            "global_": _mean(models.get("global"), metric),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
@@ -159,12 +160,12 @@ def _metric(models: Mapping[str, Mapping[str, Any]]) -> str:
     return ""
 
 
-def _mean(model: Mapping[str, Any] | None) -> float | None:
+def _mean(model: Mapping[str, Any] | None, metric: str) -> float | None:
     """The figure of a model in a summary."""
-    for name in _FIGURES:
-        if model is not None and model.get(name):
-            return float(model[name]["mean"])
-    return None
+    if model is None:
+        return None
+    figure = model.get("metrics", {}).get(metric) or model.get(metric)
+    return float(figure["mean"]) if figure else None
 
 
 def _of_rounds(files: RunFiles) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _of_rounds(files: RunFiles) -> dict[str, Any]:
         "done": min(done),
         "seconds": sum(record.seconds for seed in records for record in seed.history),
         "bytes": _bytes(records[0]),
-        "metric": seeds[0].metric,
+        "metric": seeds[0].shown.name,
         "personal": _chosen(seeds, "personal"),
         "global_": _chosen(seeds, "global"),
     }
@@ -224,9 +225,7 @@ def _table(listed: Sequence[Listed]) -> Table:
 
 
 def _figure(value: float | None, metric: str) -> str:
-    """A test figure: per cent of accuracy, or an error with its name."""
+    """A test figure: per cent of accuracy, or another metric with its name."""
     if value is None:
         return "-"
-    if metric == "accuracy":
-        return f"{100 * value:.2f} %"
-    return f"{metric} {value:.4g}"
+    return named(metric).with_unit(value)

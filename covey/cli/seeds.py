@@ -24,7 +24,7 @@ from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.cli.tracked import Tracked
 from covey.cli.trackers import Maker
-from covey.errors import CheckpointError, CoveyError, DivergedError
+from covey.errors import CheckpointError, CoveyError, DivergedError, RankError
 from covey.report.summary import summarise
 from covey.runs import confusion
 from covey.runs.devices import to_csv
@@ -228,17 +228,18 @@ class Seeds:
         ) as show:
             try:
                 for records in runs:
-                    self.stop.check()
-                    show(records)
-                    parts = zip(runs.seeds, records, recorders, tracked, strict=True)
-                    for run, record, recorder, trackers in parts:
-                        recorder.folder.append(record)
-                        recorder.add(run)
-                        trackers.log(record)
-                    self._checkpoint(runs, recorders)
+                    with self.experiments.ranks.together():
+                        self.stop.check()
+                        show(records)
+                        parts = zip(runs.seeds, records, recorders, tracked, strict=True)
+                        for run, record, recorder, trackers in parts:
+                            recorder.folder.append(record)
+                            recorder.add(run)
+                            trackers.log(record)
+                        self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
-                if not isinstance(error, CheckpointError):
+                if not isinstance(error, CheckpointError | RankError):
                     _save(runs, recorders)
                 raise
 
@@ -248,7 +249,7 @@ class Seeds:
         if due and not runs.done:
             for run, recorder in zip(runs.seeds, recorders, strict=True):
                 recorder.sync(run)
-                run.save(recorder.folder.checkpoint)
+                run.save(recorder.folder.checkpoint, wait=False)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:

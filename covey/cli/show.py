@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -26,6 +26,7 @@ from covey.report.summary import (
     SampleFigures,
     Summary,
 )
+from covey.runs.headline import headline, named
 from covey.runs.run import Round
 
 Show = Callable[[Sequence[Round]], None]
@@ -128,7 +129,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(_heading(summary))
     print_wide(console, _fitting(console, summary))
     if summary.sample is not None:
-        console.print(_sample(summary.sample, percent=_classifies(summary)))
+        console.print(_sample(summary.sample))
     for line in _gains(summary):
         console.print(line)
     _sparsity(console, summary)
@@ -152,7 +153,9 @@ def _heading(summary: Summary) -> str:
     if summary.protocol == "honest":
         part = "validation data"
     figure = "loss"
-    if _has_perplexity(summary):
+    if summary.select:
+        figure = named(summary.select).axis
+    elif _has_perplexity(summary):
         figure = "accuracy in % and perplexity, per token"
     elif _classifies(summary):
         figure = "accuracy in %"
@@ -162,7 +165,7 @@ def _heading(summary: Summary) -> str:
     if summary.rounds_by_seed:
         rounds = f"{min(summary.rounds_by_seed)} to {max(summary.rounds_by_seed)}"
     length = f"{rounds} rounds, {seeds}"
-    by = f" by {summary.select}" if summary.select else ""
+    by = f" by {named(summary.select).title}" if summary.select else ""
     return f"\n{length}; test {figure}, each model in the round chosen{by} on {part}:"
 
 
@@ -291,7 +294,38 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
 
 
 def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list[str]]:
-    """The columns of figures; those that equal the first one are left out."""
+    """The columns of figures; those that equal the first one are left out.
+
+    The metric by which rounds are chosen comes first.
+    """
+    columns = _of_select(summary.select, models) | _usual(summary, models)
+    first = next(iter(columns))
+    columns |= _metrics(models, {summary.select, *_SHOWN})
+    same = [head for head in columns if head != first and columns[head] == columns[first]]
+    return {head: cells for head, cells in columns.items() if head not in same}
+
+
+def _of_select(select: str, models: Sequence[ModelFigures]) -> dict[str, list[str]]:
+    """The metric by which rounds are chosen, also of the holders and in other rounds."""
+    metric = named(select)
+    if not select or metric.percent:
+        return {}
+
+    def cells(figures: Callable[[ModelFigures], Mapping[str, Figure | None]]) -> list[str]:
+        return [_plain(figures(model).get(select)) for model in models]
+
+    return {
+        f"test {metric.title} (all)": cells(lambda model: model.metrics),
+        "holders": cells(lambda model: model.metrics_holders),
+        "last round": cells(lambda model: model.metrics_last),
+        "best on test (optimistic)": cells(lambda model: model.metrics_best_on_test),
+    }
+
+
+def _usual(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list[str]]:
+    """The figures that every run has; beside a metric of `select`, in the chosen round alone."""
+    if summary.select and not named(summary.select).percent:
+        return _beside(summary, models)
     if _classifies(summary):
         columns = _cells(models, _OF_CLASSES, _percent)
         if _has_perplexity(summary):
@@ -300,23 +334,31 @@ def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list
         columns = _cells(models, _OF_NUMBERS, _plain)
     else:
         columns = _cells(models, _OF_LOSSES, _plain)
-    first = next(iter(columns))
-    columns |= _metrics(models)
-    same = [head for head in columns if head != first and columns[head] == columns[first]]
-    return {head: cells for head, cells in columns.items() if head not in same}
+    return columns
+
+
+_BESIDE = {"test %": "accuracy", "worst 10 %": "worst_decile"}
+_NUMBERS_BESIDE = {"RMSE": "rmse", "MAE": "mae", "R2": "r2", "perplexity": "perplexity"}
+
+
+def _beside(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list[str]]:
+    """The figures that every run has beside the metric by which rounds are chosen."""
+    columns = _cells(models, _BESIDE, _percent) | _cells(models, _NUMBERS_BESIDE, _plain)
+    columns.pop(named(summary.select).title, None)
+    return {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
 
 
 _SHOWN = ("accuracy", "rmse", "mae", "r2", "perplexity")
 """Metrics that have columns of their own in every table."""
 
 
-def _metrics(models: Sequence[ModelFigures]) -> dict[str, list[str]]:
-    """A column for each metric that the experiment asks for."""
+def _metrics(models: Sequence[ModelFigures], shown: Collection[str]) -> dict[str, list[str]]:
+    """A column for each metric that the experiment asks for, but those that are shown already."""
     names = dict.fromkeys(name for model in models for name in model.metrics)
     return {
         name: [_plain(model.metrics.get(name)) for model in models]
         for name in names
-        if name not in _SHOWN
+        if name not in shown
     }
 
 
@@ -337,17 +379,18 @@ def _rounds(model: ModelFigures) -> str:
     return "/".join(str(round + 1) for round in dict.fromkeys(model.chosen_round))
 
 
-def _sample(sample: SampleFigures, *, percent: bool) -> str:
+def _sample(sample: SampleFigures) -> str:
     """How many devices models were scored on, and the standard error of a figure."""
-    factor = 100 if percent else 1
+    metric = named(sample.metric)
+    figure = "a figure" if metric.percent else metric.title
     errors = [
-        f"{name} {factor * error:.2g}"
+        f"{name} {metric.scaled(error):.2g}"
         for name, error in sample.standard_errors.items()
         if error is not None
     ]
     devices = plural(sample.devices, "device")
     listed = ", ".join(errors) or "unknown"
-    return f"scored on {devices} drawn in each round; standard error of a figure: {listed}"
+    return f"scored on {devices} drawn in each round; standard error of {figure}: {listed}"
 
 
 def _gains(summary: Summary) -> Iterator[str]:
@@ -355,11 +398,16 @@ def _gains(summary: Summary) -> Iterator[str]:
     for gain in summary.gains:
         pair = f"{gain.model} against {gain.other}"
         counts = f"{gain.better} of {gain.devices} devices gain, {gain.worse} lose"
-        median = f"median {gain.median:+.1f} points"
-        limits = f"from {gain.least:+.1f} to {gain.most:+.1f}"
-        if gain.figure == "rmse":
-            median = f"RMSE: median {-gain.median:+.1f} %"
+        metric = named(gain.figure)
+        if metric.percent:
+            median = f"median {gain.median:+.1f} points"
+            limits = f"from {gain.least:+.1f} to {gain.most:+.1f}"
+        elif metric.relative:
+            median = f"{metric.title}: median {-gain.median:+.1f} %"
             limits = f"from {-gain.most:+.1f} to {-gain.least:+.1f}"
+        else:
+            median = f"gain in {metric.title}: median {gain.median:+.3g}"
+            limits = f"from {gain.least:+.3g} to {gain.most:+.3g}"
         yield f"{pair}: {counts} ({median}, {limits})"
 
 
@@ -387,34 +435,14 @@ def newcomer(console: Console, done: Personalized) -> None:
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
     console.print(f"a new device with {sizes} examples; its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
-    kinds = {part: _kind(done, part) for part in parts}
-    heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss", "perplexity": "perplexity"}
-    rows = _columns("model", "", *(f"{part} {heads[kind]}" for part, kind in kinds.items()))
+    columns = [(part, done.metric) for part in parts]
+    if "test" in parts:
+        columns += [("test", metric) for metric in done.others("test")]
+    rows = _columns("model", "", *(f"{part} {metric.unit}" for part, metric in columns))
     for name, scores in done.scores.items():
-        figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
-        rows.add_row(
-            name,
-            "",
-            *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items()),
-        )
+        rows.add_row(name, "", *(metric.text(metric.of(scores[part])) for part, metric in columns))
     print_wide(console, rows)
     console.print(f"personal model: {done.path}")
-
-
-def _kind(done: Personalized, part: str) -> str:
-    """The figure that every model has on a part: perplexity, accuracy, RMSE or else the loss."""
-    for kind in ("perplexity", "accuracy", "rmse"):
-        if all(getattr(scores[part], kind) is not None for scores in done.scores.values()):
-            return kind
-    return "loss"
-
-
-def _one(figure: float | None, percent: bool) -> str:
-    if figure is None:
-        return "-"
-    if percent:
-        return f"{100 * figure:.2f}"
-    return f"{figure:.4g}"
 
 
 def _links(summary: Summary) -> Table:
@@ -470,15 +498,13 @@ def _percent(figure: Figure | None) -> str:
 def _score(records: Sequence[Round], name: str) -> str:
     by_part = [record.models[name].scores for record in records]
     scores = [parts.get("test") or next(iter(parts.values())) for parts in by_part]
-    if perplexities := _known(score.perplexity for score in scores):
-        return f"perplexity {fmean(perplexities):.4g}"
-    if accuracies := _known(score.accuracy for score in scores):
-        return f"{100 * fmean(accuracies):.1f}%"
-    if errors := _known(score.rmse for score in scores):
-        return f"RMSE {fmean(errors):.4g}"
-    if losses := _known(score.loss for score in scores):
-        return f"{fmean(losses):.4g}"
-    return "-"
+    metric = headline(records)
+    known = _known(metric.of_holders(score) for score in scores)
+    if not known:
+        return "-"
+    if metric.percent:
+        return f"{100 * fmean(known):.1f}%"
+    return metric.with_unit(fmean(known))
 
 
 def _known(figures: Iterable[float | None]) -> list[float]:

@@ -10,6 +10,7 @@ from types import FrameType
 from rich.console import Console
 
 from covey.errors import CoveyError
+from covey.runtimes.ranks import ALONE, Ranks
 
 
 class Interrupted(CoveyError):
@@ -17,10 +18,14 @@ class Interrupted(CoveyError):
 
 
 class Stop:
-    """Ctrl-C, SIGTERM and SIGHUP end a run once; those that follow leave it the time to save."""
+    """Ctrl-C, SIGTERM and SIGHUP end a run once; those that follow leave it the time to save.
 
-    def __init__(self, console: Console) -> None:
+    Several ranks stop after the same round, as soon as one of them was asked to.
+    """
+
+    def __init__(self, console: Console, ranks: Ranks = ALONE) -> None:
         self._console = console
+        self._ranks = ranks
         self.asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -28,21 +33,31 @@ class Stop:
             self._console.print("saving the state; one moment")
             return
         self.asked = True
+        if self._ranks.world > 1:
+            self._ranks.stop = True
+            return
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Stop now if a signal came where Python could not raise it, as in a destructor."""
-        if self.asked:
+        """Stop now if a signal came where Python could not raise it, as in a destructor.
+
+        Several ranks stop here, all at once.
+        """
+        asked = self.asked
+        if self._ranks.world > 1:
+            asked = self._ranks.stopping
+        if asked:
+            self.asked = True
             raise KeyboardInterrupt
 
 
 @contextmanager
-def stoppable(console: Console) -> Iterator[Stop]:
+def stoppable(console: Console, ranks: Ranks = ALONE) -> Iterator[Stop]:
     """SIGTERM and SIGHUP stop a run as Ctrl-C does.
 
     No second one comes between the first and the saving.
     """
-    stop = Stop(console)
+    stop = Stop(console, ranks)
     numbers = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     # Under nohup a hangup is to change nothing.

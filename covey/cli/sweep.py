@@ -87,20 +87,21 @@ def draw(folder: Store, result: Result) -> None:
     from covey.report.sweep_picture import Point, Scale, draw_parallel, draw_sensitivity
 
     whole = [trial for trial in result.trials if math.isfinite(trial.score)]
-    if not whole:
+    metric = result.metric
+    if not whole or metric is None:
         return
-    percent = all(trial.score >= 0 for trial in whole)
-    factor = 100.0 if percent else 1.0
-    points = [Point(trial.settings, factor * trial.score) for trial in whole]
+    points = [Point(trial.settings, metric.scaled(trial.score)) for trial in whole]
     scales = []
     for axis in result.axes:
         values = [trial.settings[axis.key] for trial in whole]
         scales.append(Scale.of(axis.key, values, log=axis.log))
-    label = "validation accuracy (%)" if percent else "minus validation loss"
+    label = f"validation {metric.axis}"
+    if not metric.higher:
+        label += ", less is better"
     for name, picture in (
         ("sensitivity.png", draw_sensitivity),
         ("parallel.png", draw_parallel),
     ):
         path = Path(folder.path / name)
         with refused(path):
-            picture(points, scales, path, label)
+            picture(points, scales, path, label, lower=not metric.higher)

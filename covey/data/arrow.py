@@ -41,14 +41,14 @@ _PARTS |= {"dev": "validation", "test": "test"}
 def arrow(
     path: str,
     *,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     device: str = "device",
     edge: str = "edge",
     part: str = "split",
     features: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     regression: bool = False,
-    size: int | tuple[int, int] | None = None,
+    size: int | Sequence[int] | None = None,
     grey: bool = False,
     normalise: Normalise | None = None,
     missing: Missing = "error",
@@ -70,7 +70,7 @@ def arrow(
     """
     folder = Path(path).expanduser()
     data = _read(folder, part)
-    columns = Columns(
+    columns = Columns.of_labels(
         label,
         device,
         edge,
@@ -93,8 +93,8 @@ def arrow(
         table = frame_table(data, needed_columns, faults, folder)
     if deal:
         check_nobody(table, columns, folder)
-    if classes is None and not regression:
-        classes = data.names.get(label)
+    if classes is None and not regression and not columns.more_labels:
+        classes = data.names.get(columns.label)
     return table_shards(
         table,
         columns,
@@ -263,7 +263,7 @@ def _images_table(
     columns: Columns,
     folder: Path,
     *,
-    size: int | tuple[int, int] | None,
+    size: int | Sequence[int] | None,
     grey: bool,
 ) -> Table:
     """The table of a column of images."""
@@ -275,4 +275,13 @@ def _images_table(
     x = pixels_of(files, folder, size=side_of(size), grey=grey)
     roles = columns.roles(data.columns)
     texts: dict[str, Any] = {role: texts_of(data[name].to_numpy()) for role, name in roles.items()}
-    return Table([f"{folder}, row"] * len(x), list(range(len(x))), x, **{"label": [], **texts})
+    targets = {}
+    if columns.more_labels:
+        targets = {name: texts_of(data[name].to_numpy()) for name in columns.label_columns}
+    return Table(
+        [f"{folder}, row"] * len(x),
+        list(range(len(x))),
+        x,
+        targets=targets,
+        **{"label": [], **texts},
+    )

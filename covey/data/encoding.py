@@ -111,6 +111,13 @@ class Encoding:
         """What becomes of a gap in a row that comes later."""
         return "mean" if self.columns[0].means else "error"
 
+    def indicator_notes(self) -> tuple[str, ...]:
+        """A note that names the columns of indicators, if there are any."""
+        flags = [column.names[-1] for column in self.columns if column.flagged]
+        if not flags:
+            return ()
+        return (f"columns added, 1 where a value is missing: {some(flags)}.",)
+
     def inputs(self, table: Table) -> Floats:
         """The inputs of all rows of a table, [rows, names]."""
         return np.concatenate(
@@ -154,11 +161,17 @@ class Encoding:
 
 
 def encoding(
-    table: Table, train: Tensor, *, missing: Missing, categorical: Sequence[str] = ()
+    table: Table,
+    train: Tensor,
+    *,
+    missing: Missing,
+    categorical: Sequence[str] = (),
+    listed: bool = False,
 ) -> Encoding | None:
     """The encoding of a table, measured on its training rows.
 
-    None where every column is a number and gaps are not filled.
+    None where every column is a number and gaps are not filled. `listed` says that the user has
+    listed the features.
     """
     filled = missing in ("mean", "indicator")
     if not table.words and not filled:
@@ -171,11 +184,13 @@ def encoding(
             )
         return None
     rows: Numbers = np.unique(train.numpy())
-    _check_columns(table, rows, categorical)
+    _check_columns(table, rows, categorical, listed=listed)
     return Encoding(tuple(_measured(table, name, rows, missing) for name in table.features))
 
 
-def _check_columns(table: Table, rows: Numbers, categorical: Sequence[str]) -> None:
+def _check_columns(
+    table: Table, rows: Numbers, categorical: Sequence[str], *, listed: bool
+) -> None:
     """Refuse columns without a value in training, and words that one-hot inputs would not help."""
     reasons = {}
     for name in table.features:
@@ -187,11 +202,14 @@ def _check_columns(table: Table, rows: Numbers, categorical: Sequence[str]) -> N
     reasons = {name: reason for name, reason in reasons.items() if reason}
     if reasons:
         lines = [f"  column {name!r} {reason}" for name, reason in reasons.items()]
+        remedy = f"leave them out by exclude = {list(reasons)}"
+        if listed:
+            remedy = f"take {some(list(reasons))} out of features"
         raise DataError(
             "\n".join(
                 [
-                    f"{len(reasons)} of {len(table.features)} columns cannot be used; leave them "
-                    f"out by exclude = {list(reasons)}, or change them as said:",
+                    f"{len(reasons)} of {len(table.features)} columns cannot be used; {remedy}, "
+                    "or change them as said:",
                     *lines,
                 ]
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 from covey.data import named_partitions, partition
 from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
-from covey.data.labels import Targets, classes_of, targets
+from covey.data.labels import Targets, classes_of, several, targets
 from covey.data.partition import SPLIT, Numbers, Split
 from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
@@ -38,7 +38,7 @@ from covey.errors import DataError, shown
 def files(
     path: str,
     *,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     device: str = "device",
     edge: str = "edge",
     part: str = "split",
@@ -72,6 +72,9 @@ def files(
     = "squared_error"` asks for `regression` by itself. With `tokens`, features are token ids, whole
     numbers from 0 on that are not scaled.
 
+    `label` may list several columns. If all hold 0 and 1, they are yes-or-no labels, and the loss
+    of an experiment is "bce" by default. Else they are numbers to predict.
+
     Columns of words become one column of zeros and ones per word of the training rows; so do those
     that `categorical` names. Columns of `exclude` are not read. `missing` says what becomes of an
     empty cell, and of one that is NA, NaN, null, ? or -: "error" refuses the row, "drop" leaves it
@@ -99,7 +102,7 @@ def files(
     >>> shards.names.classes, shards.y.tolist(), shards.x.flatten().tolist()
     (('hot', 'ok'), [1, 0, 1, 0, 1, 0], [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     """
-    columns = Columns(
+    columns = Columns.of_labels(
         label,
         device,
         edge,
@@ -173,16 +176,21 @@ def table_shards(
         count = max(int(x.max()) + 1, 1)
     else:
         how = encoding(
-            table, parts[0].index, missing=columns.missing, categorical=columns.categorical
+            table,
+            parts[0].index,
+            missing=columns.missing,
+            categorical=columns.categorical,
+            listed=columns.features is not None,
         )
         if how is not None:
             table = how.applied(table)
+            notes += how.indicator_notes()
         notes += table.notes
         scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
         if how is not None:
             scale = how.unscaled(scale)
         x = _inputs(table, scale)
-    names = Names(homes.devices, homes.edges, goal.names, table.features)
+    names = Names(homes.devices, homes.edges, goal.names, table.features, labels=goal.labels)
     return Shards(
         x,
         goal.y,
@@ -195,6 +203,7 @@ def table_shards(
         tokens=count,
         encoding=how,
         notes=notes,
+        yes_no=goal.yes_no,
     )
 
 
@@ -205,7 +214,8 @@ def device_file(
     classes: Sequence[str] | int | None,
     scaling: Scaling | None,
     shape: Sequence[int] | None = None,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
+    yes_no: bool = False,
     tokens: int | None = None,
     encoding: Encoding | None = None,
     decimal: str = ".",
@@ -215,10 +225,11 @@ def device_file(
     """The shards of one new device, from its file.
 
     Features, classes, scaling and encoding are those of the data that the run was trained on.
-    `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
-    taken as it is, or brought into the `shape` of one example.
+    `classes` are the names or the number of classes, None for regression. `yes_no` says that
+    several label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the
+    `shape` of one example.
     """
-    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal, text=())
+    columns = Columns.of_labels(label, features=_tuple(features) or None, decimal=decimal, text=())
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
@@ -242,10 +253,10 @@ def device_file(
     numbered = isinstance(classes, int)
     if isinstance(classes, int):
         classes = [str(number) for number in range(classes)]
-    goal = _goal(table, classes, faults, regression=classes is None)
+    goal = _goal(table, classes, faults, regression=classes is None and not yes_no)
     homes = _Homes([np.arange(len(table))], (stem(path),))
     parts = _parts(table, homes, split=split, seed=seed)
-    names = Names(homes.devices, classes=goal.names, features=tuple(features))
+    names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
         names = replace(names, classes=())
     if tokens is None:
@@ -263,6 +274,7 @@ def device_file(
         tokens=tokens,
         encoding=encoding,
         notes=notes + table.notes,
+        yes_no=goal.yes_no,
     )
 
 
@@ -289,7 +301,9 @@ def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]
 def _lacking(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.bool_]]:
     """The rows that lack a value they need, by column."""
     lacking = {}
-    for name, cells in ((columns.label, table.label), (columns.device, table.device)):
+    needed = [(columns.label, table.label), (columns.device, table.device)]
+    needed += [(name, table.targets.get(name)) for name in columns.more_labels]
+    for name, cells in needed:
         if cells:
             lacking[name] = np.array([lacks_name(cell) for cell in cells])
     if columns.missing != "drop" or table.x.dtype.kind != "f":
@@ -469,9 +483,12 @@ def _goal(
     def complain(row: int, why: str) -> None:
         faults.add(table.source[row], table.position[row], why)
 
-    if classes is None and not regression:
-        classes = classes_of(table.label, complain)
-    goal = targets(table.label, classes, complain)
+    if table.targets:
+        goal = several(table.targets, complain, numbers=regression or None)
+    else:
+        if classes is None and not regression:
+            classes = classes_of(table.label, complain)
+        goal = targets(table.label, classes, complain)
     if faults.reasons and any(map(lacks_name, table.label)):
         faults.hints[GAPS_HINT] = None
     if regression and len(faults.reasons) == len(table.label):
@@ -623,6 +640,8 @@ def check_options(columns: Columns, classes: Sequence[str] | None, *, regression
         choices = ", ".join(map(repr, get_args(Missing)))
         raise DataError(f"missing = {columns.missing!r}: choose one of {choices}.")
     _check_lists(columns)
+    if columns.more_labels:
+        _check_more_labels(columns, classes)
     if columns.features is not None and (not columns.features or columns.label in columns.features):
         raise DataError(
             f"features = {list(columns.features)}; "
@@ -632,6 +651,24 @@ def check_options(columns: Columns, classes: Sequence[str] | None, *, regression
         raise DataError(
             f"classes = {list(classes)} and regression = {regression}; "
             "list each class once, or leave classes out."
+        )
+
+
+def _check_more_labels(columns: Columns, classes: Sequence[str] | None) -> None:
+    """That several label columns are used for nothing else."""
+    labels = list(columns.label_columns)
+    others = [columns.device, columns.edge, columns.part]
+    others += [*(columns.features or ()), *columns.exclude, *columns.categorical]
+    both = [name for name in columns.more_labels if name in others]
+    if both:
+        raise DataError(
+            f"label = {labels}, but {both[0]!r} is named for something else too; take it out of "
+            "one of them."
+        )
+    if classes is not None:
+        raise DataError(
+            f"classes = {list(classes)} are those of one label column, but label = {labels}; "
+            "leave classes out."
         )
 
 

@@ -26,7 +26,7 @@ _HERE = Path("the frame")
 def frame(
     df: Any,
     *,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     device: str = "device",
     edge: str = "edge",
     part: str = "split",
@@ -52,7 +52,7 @@ def frame(
     pandas frame is not a column. Labels and names that are integers beside gaps, which pandas keeps
     as floats, count as integers. Messages number the rows from 0.
     """
-    columns = Columns(
+    columns = Columns.of_labels(
         label,
         device,
         edge,
@@ -102,12 +102,16 @@ def frame_table(df: Any, columns: Columns, faults: Faults, where: Path) -> Table
     texts: dict[str, Any] = {
         role: texts_of(df[name].to_numpy()) for role, name in columns.roles(header).items()
     }
+    targets = {}
+    if columns.more_labels:
+        targets = {name: texts_of(df[name].to_numpy()) for name in columns.label_columns}
     table = Table(
         [f"{where}, row"] * len(x),
         list(range(len(x))),
         x,
         features=features,
         words=words,
+        targets=targets,
         **{"label": [], **texts},
     )
     look(table, columns, lambda row, at: _text(df[features[at]].to_numpy()[row]), faults)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.data.tables import complaint, is_number, number, unusable
+from covey.errors import DataError
 
 Complain = Callable[[int, str], None]  # takes a row and what is wrong with its label
 
+_TRUTHS = {"true": 1.0, "false": 0.0}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
@@ -24,9 +27,11 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 class Targets:
     """What a model is to say of each example."""
 
-    y: Tensor  # [rows] int64 class numbers, or float32
+    y: Tensor  # [rows] int64 class numbers, or float32; of several columns [rows, columns]
     classes: int | None = None  # None: regression
     names: tuple[str, ...] = ()  # of the classes
+    labels: tuple[str, ...] = ()  # of the columns, where there are several
+    yes_no: bool = False  # whether the columns are yes-or-no labels
 
 
 def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | None:
@@ -68,6 +73,76 @@ def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Comp
             f"label {labels[row]!r} is not among the classes {some(classes)}",
         )
     return Targets(torch.tensor(numbers), len(classes), tuple(classes))
+
+
+def several(
+    columns: Mapping[str, Sequence[str]], complain: Complain, *, numbers: bool | None = None
+) -> Targets:
+    """The targets of several label columns, [rows, columns]: yes-or-no labels, or numbers.
+
+    Columns of 0 and 1, or of true and false, are labels, unless `numbers`. Columns of both kinds
+    are refused.
+
+    >>> several({"hot": ["0", "1"], "wet": ["1", "1"]}, print).y.tolist()
+    [[0.0, 1.0], [1.0, 1.0]]
+    >>> several({"heat": ["0.5", "2"], "flow": ["1", "7"]}, print).yes_no
+    False
+    """
+    yes_no = not numbers
+    if numbers is None:
+        yes_no = _are_yes_or_no(columns)
+    values = []
+    for name, cells in columns.items():
+        column = np.array([_target(cell) for cell in cells])
+        wrong = unusable(column)
+        if yes_no:
+            wrong |= (column != 0) & (column != 1)
+        for row in np.flatnonzero(wrong).tolist():
+            complain(row, f"column {name!r} {_complaint(cells[row], yes_no)}")
+        values.append(column)
+    y = torch.from_numpy(np.stack(values, axis=1)).to(torch.float32)
+    return Targets(y, labels=tuple(columns), yes_no=yes_no)
+
+
+def _target(cell: str) -> float:
+    """The number in a cell; true is 1 and false is 0."""
+    return _TRUTHS.get(cell.lower(), number(cell))
+
+
+def _complaint(cell: str, yes_no: bool) -> str:
+    if yes_no and is_number(cell):
+        return f"is {cell}, not 0 or 1"
+    return complaint(cell)
+
+
+def _are_yes_or_no(columns: Mapping[str, Sequence[str]]) -> bool:
+    """Whether all columns are yes-or-no labels; an error if only some of them are."""
+    names = ", ".join(map(repr, columns))
+    kinds = {name: _kind_of_column(cells) for name, cells in columns.items()}
+    words = [name for name, kind in kinds.items() if kind == "words"]
+    if words:
+        raise DataError(
+            f"label lists {names}, but {words[0]!r} holds words, such as "
+            f"{columns[words[0]][0]!r}; several label columns hold 0 and 1, or numbers, so give "
+            "one column of classes, or leave this one out."
+        )
+    labels = [name for name, kind in kinds.items() if kind == "labels"]
+    others = [name for name, kind in kinds.items() if kind == "numbers"]
+    if labels and others:
+        raise DataError(
+            f"label lists {names}: {some(labels)} holds 0 and 1, but {some(others)} other numbers; "
+            'give columns of one kind, or set loss = "squared_error" to predict all as numbers.'
+        )
+    return not others
+
+
+def _kind_of_column(cells: Sequence[str]) -> str:
+    """Whether most cells are words, all are 0 or 1, or they are numbers."""
+    values = [_target(cell) for cell in set(cells)]
+    present = [value for value in values if not math.isnan(value)]
+    if 2 * len(present) < len(values):
+        return "words"
+    return "labels" if set(present) <= {0.0, 1.0} else "numbers"
 
 
 def _numbers(labels: Sequence[str], complain: Complain) -> Targets:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from covey.data.shards import SPLITS, Shards
 class Overlaps:
     """What devices have in common.
 
-    Examples are the same if their numbers are: equal copies are not looked for.
+    Examples are the same if their numbers are; `copies` finds those of equal features.
     """
 
     held: int  # examples that somebody holds, each counted once
@@ -59,6 +61,52 @@ def overlaps(shards: Shards) -> Overlaps:
         validation_pairs=validation_pairs,
         reused=len(np.unique(twice // shards.devices)),
     )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Examples under different numbers that are equal in all features, whatever their targets."""
+
+    held: int  # examples that somebody holds
+    different: int  # of these, how many are left where equal ones count once
+    tested: int  # examples that somebody is tested on
+    leaks: int  # of these, those that equal an example of a training or validation part
+
+
+def copies(shards: Shards) -> Copies:
+    """How many examples equal another one, and how many test examples one that was trained on.
+
+    >>> import torch
+    >>> from covey.data import Part
+    >>> x = torch.tensor([[1.0], [2.0], [1.0], [3.0]])
+    >>> parts = Part.of([[0], [1]]), Part.of([[], []]), Part.of([[3], [2]])
+    >>> copies(Shards(x, torch.zeros(4), *parts))
+    Copies(held=4, different=3, tested=2, leaks=1)
+    """
+    content = _content(shards)
+    used = _numbers(shards, ("train", "validation"))
+    tested = _numbers(shards, ("test",))
+    held = np.union1d(used, tested)
+    others = tested[~np.isin(tested, used)]  # the same number in both is what `overlaps` counts
+    leaks = np.isin(content[others], content[used])
+    return Copies(
+        held=len(held),
+        different=len(np.unique(content[held])),
+        tested=len(tested),
+        leaks=int(np.count_nonzero(leaks)),
+    )
+
+
+def _content(shards: Shards) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A hash of the features of each example, [examples]: the same for equal ones."""
+    rows = shards.x.reshape(len(shards.x), -1).cpu().contiguous().numpy()
+    digests = [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def _numbers(shards: Shards, splits: tuple[str, ...]) -> Numbers:
+    """The examples that somebody has in these parts, each once and sorted."""
+    return np.unique(np.concatenate([shards.part(split).index.numpy() for split in splits]))
 
 
 def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, int]:

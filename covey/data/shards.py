@@ -124,6 +124,7 @@ class Names:
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # of the targets of an example, where it has several
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +157,8 @@ class Shards:
     tokens: int | None = None  # how many token ids there are; None where x holds numbers
     encoding: Encoding | None = None  # how x came from the columns of a table with words or gaps
     notes: tuple[str, ...] = ()  # what was left out or moved when the data was read
+    yes_no: bool = False
+    """Whether targets are yes-or-no labels, several per example; the loss is then bce."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -490,6 +493,7 @@ def _check_names(shards: Shards) -> None:
         ("edges", names.edges, len(shards.edges)),
         ("classes", names.classes, shards.classes or 0),
         ("tokens", names.tokens, shards.tokens or 0),
+        ("labels", names.labels, shards.y[:1].numel() if len(shards.y) else len(names.labels)),
     ):
         if have and len(have) != want:
             raise DataError(
@@ -606,6 +610,8 @@ def _check_targets(shards: Shards) -> None:
             "give targets of x's type, as in y.to(x.dtype), with one or two axes."
         )
     _check_finite("y", y, shards)
+    if shards.yes_no and not bool(((y == 0) | (y == 1)).all()):
+        raise DataError("yes_no is True, but y has other numbers than 0 and 1; leave it out.")
 
 
 def _check_labels(shards: Shards) -> None:

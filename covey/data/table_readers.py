@@ -275,12 +275,18 @@ def _piece(
     }
     if columns.decimal != "." and "label" in texts:
         texts["label"] = [_number_with_point(label, columns.decimal) for label in texts["label"]]
+    targets = {}
+    if columns.more_labels:
+        for name in columns.label_columns:
+            cells = _cells(rows, header.index(name))
+            targets[name] = [_number_with_point(cell, columns.decimal) for cell in cells]
     table = Table(
         [source] * len(rows),
         lines,
         x,
         features=features,
         words=words,
+        targets=targets,
         **{"label": [], **texts},
     )
     look(
@@ -372,12 +378,17 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
     texts: dict[str, Any] = {
         role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()
     }
+    targets = {}
+    if columns.more_labels:
+        for name in columns.label_columns:
+            targets[name] = _texts(data.column(name).to_pylist())
     table = Table(
         [f"{path}, row"] * len(x),
         list(range(len(x))),
         x,
         features=features,
         words=words,
+        targets=targets,
         **{"label": [], **texts},
     )
     look(
@@ -404,6 +415,11 @@ def _column(column: Any) -> npt.NDArray[np.float64]:
 
 def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
     arrays = _arrays(path)
+    if columns.more_labels and columns.labelled:
+        raise DataError(
+            f"label lists {len(columns.label_columns)} columns, but {path} has one array y; give a "
+            ".csv or .parquet table, or arrays to covey.data.own."
+        )
     columns = replace(columns, label="y")
     if "train_x" not in arrays or not columns.labelled:
         return _examples(path, f"{path}, row", arrays, columns, faults)

@@ -51,6 +51,26 @@ class Columns:
     text: tuple[str, ...] | None = None  # all columns of words; None: those that look so
     missing: Missing = "error"
     decimal: str = "."
+    more_labels: tuple[str, ...] = ()  # label columns beside `label`; each has targets of its own
+
+    @staticmethod
+    def of_labels(label: str | Sequence[str], *others: Any, **options: Any) -> Columns:
+        """The columns of a table with one label column or several."""
+        if isinstance(label, str):
+            return Columns(label, *others, **options)
+        names = tuple(label)
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise DataError(
+                f"label = {list(names)}; list two columns or more, each once, or give one name."
+            )
+        return replace(Columns(names[0], *others, **options), more_labels=names[1:])
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """All label columns that are read."""
+        if not self.labelled:
+            return ()
+        return (self.label, *self.more_labels)
 
     def roles(self, header: Sequence[str]) -> dict[str, str]:
         """The columns of text that this header has, by what they are for.
@@ -72,7 +92,7 @@ class Columns:
         """The features of a file with this header."""
         if self.features is not None:
             return self.features
-        others = [*(getattr(self, role) for role in _ROLES), *self.exclude]
+        others = [*(getattr(self, role) for role in _ROLES), *self.more_labels, *self.exclude]
         return tuple(name for name in header if name not in others)
 
 
@@ -89,6 +109,8 @@ class Table:
     part: list[str] | None = None
     features: tuple[str, ...] = ()  # empty where columns have no names
     words: Mapping[str, list[str]] = field(default_factory=dict)  # of columns of text, NaN in x
+    targets: Mapping[str, list[str]] = field(default_factory=dict)
+    """The cells of every label column, where there are several; `label` has the first one's."""
     notes: tuple[str, ...] = ()  # what the user should know of the rows
 
     def __len__(self) -> int:
@@ -107,8 +129,9 @@ class Table:
             return [cells[row] for row in rows.tolist()]
 
         texts = {name: some_of(getattr(self, name)) for name in ("source", "position", *_ROLES)}
-        words = {name: [cells[row] for row in rows.tolist()] for name, cells in self.words.items()}
-        return replace(self, x=self.x[rows], words=words, **texts)
+        words = {name: some_of(cells) for name, cells in self.words.items()}
+        targets = {name: some_of(cells) for name, cells in self.targets.items()}
+        return replace(self, x=self.x[rows], words=words, targets=targets, **texts)
 
     def under(self, *, device: str, edge: str | None) -> Table:
         """The same rows, all of one device."""
@@ -177,10 +200,15 @@ def joined(tables: Sequence[Table]) -> Table:
         name: list(chain.from_iterable(table.words[name] for table in tables))
         for name in tables[0].words
     }
+    targets = {
+        name: list(chain.from_iterable(table.targets[name] for table in tables))
+        for name in tables[0].targets
+    }
     return Table(
         x=np.concatenate([table.x for table in tables]),
         features=tables[0].features,
         words=words,
+        targets=targets,
         **texts,
     )
 
@@ -275,6 +303,11 @@ def look(
             faults.add_rows(table, empty, f"column {getattr(columns, role)!r} is empty")
             if role in ("label", "device") and columns.labelled:
                 faults.hints[GAPS_HINT] = None
+    for name in columns.more_labels:
+        empty = [row for row, text in enumerate(table.targets.get(name, [])) if not text]
+        if empty and columns.missing == "error":
+            faults.add_rows(table, empty, f"column {name!r} is empty")
+            faults.hints[GAPS_HINT] = None
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
             why = f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}"
@@ -315,7 +348,7 @@ def _look_at_features(
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     """That the columns a file needs are there, once each, and have names."""
-    label = (columns.label,) if columns.labelled else ()
+    label = columns.label_columns
     listed = (*(columns.features or ()), *columns.exclude, *columns.categorical)
     for name in (*label, *listed, *columns.needed):
         if name not in header:
@@ -334,7 +367,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
             f"column {header.index('') + 1} of {path} has no name; "
             "name it, leave it out by exclude = [''], or list the columns to use as features."
         )
-    for name in (*features, *columns.roles(header).values()):
+    for name in (*features, *columns.roles(header).values(), *label[1:]):
         if header.count(name) > 1:
             raise DataError(
                 f"{path} has {header.count(name)} columns {name!r}; give each a name of its own."

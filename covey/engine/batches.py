@@ -377,9 +377,7 @@ class Examples:
             return self._cut_blocks(split, ids, size)
         return self._remembered_blocks(split, ids, size)
 
-    def _cut_blocks(
-        self, split: str, ids: Ids, size: int
-    ) -> Iterator[tuple[Tensor | None, Batch]]:
+    def _cut_blocks(self, split: str, ids: Ids, size: int) -> Iterator[tuple[Tensor | None, Batch]]:
         counts = self.counts(split, ids)
         longest = 1
         if len(counts):

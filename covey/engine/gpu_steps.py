@@ -69,7 +69,8 @@ def _matrix(space: ParameterLayout, layer: Layer, rows: Rows) -> Tensor:
     """The weight of a layer with its bias as the last line."""
     outputs, _ = space.slots[layer.weight].shape
     columns = rows[:, _columns(space, layer)]
-    return columns.view(len(rows), -1, outputs)
+    lines = columns.shape[1] // outputs
+    return columns.view(len(rows), lines, outputs)
 
 
 class Passes:

@@ -24,7 +24,8 @@ LossName = Literal["auto", "cross_entropy", "squared_error", "mse", "focal", "bc
 Loss = LossName | LossFunction | Mapping[str, Any]
 """By name, a table with a name and settings, or a function.
 
-"auto" is cross_entropy for classes and squared_error for numbers; "mse" is squared_error too.
+"auto" is cross_entropy for classes, bce for several yes-or-no labels and squared_error for numbers.
+"mse" is squared_error too.
 """
 
 
@@ -42,6 +43,8 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
         return named_loss(loss, shards)
     if loss == "auto" and shards.classes is not None:
         return "cross_entropy"
+    if loss == "auto" and shards.yes_no:
+        return named_loss({"name": "bce"}, shards)
     if loss in ("auto", "mse"):
         return "squared_error"
     if loss in NAMED and loss not in _LOSSES:

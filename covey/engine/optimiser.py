@@ -7,7 +7,6 @@ begin anew with every descent, or are kept by the device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,12 +17,12 @@ from torch import Tensor
 from covey.engine import rowwise
 from covey.engine.methods import settle
 from covey.engine.objective import DataLoss, Gradient, Objective
+from covey.engine.schedule import SCHEDULES, factor
 from covey.engine.step_rule import OwnRule, State, StepRule, own_rule
 from covey.errors import ConfigError, shown
 from covey.types import Rows
 
 NAMES = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "linear", "step")
 _ONLY = {
     "momentum": ("sgd",),
     "nesterov": ("sgd",),
@@ -91,14 +90,7 @@ class Optimiser:
         >>> [Optimiser(schedule="step", rounds=4).factor(t) for t in range(4)]
         [1.0, 1.0, 0.1, 0.01]
         """
-        share = min(round, self.rounds - 1) / self.rounds
-        if self.schedule == "cosine":
-            return (1 + math.cos(math.pi * share)) / 2
-        if self.schedule == "linear":
-            return 1 - share
-        if self.schedule == "step":
-            return _stair(share)
-        return 1.0
+        return factor(self.schedule, round, self.rounds)
 
     def adapted(self, terms: Objective, round: int) -> Objective:
         """The terms with the round's step size, and with the decay that is a term of the loss."""
@@ -378,12 +370,3 @@ def _check_number(key: str, value: Any) -> None:
         allowed = number and 0 < value <= 10_000
     if not allowed:
         raise ConfigError(f"solver: {key} = {shown(value)}; give {rule}.")
-
-
-def _stair(share: float) -> float:
-    """1, from half of the rounds on 0.1, and 0.01 in the last quarter."""
-    if share >= 0.75:
-        return 0.01
-    if share >= 0.5:
-        return 0.1
-    return 1.0

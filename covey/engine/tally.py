@@ -162,10 +162,7 @@ def _by_torch(
     for rows, batch in task.examples.blocks(split, ids, block):
         weight = batch.target_weight
         assert weight is not None
-        if rows is None:
-            where = torch.arange(n, device=task.device)
-        else:
-            where = rows.to(task.device, non_blocking=True)
+        where = _where(rows, n, task.device)
         outputs = predict(batch, where)
         losses = task.losses(outputs, batch.y) * weight
         loss[where] += losses.double().sum(1)
@@ -183,6 +180,13 @@ def _by_torch(
     counts = task.examples.target_counts(split, ids).double()
     counts = counts.to(task.device, non_blocking=True)
     return PartScore(right, loss, counts, by_bin, sums, of_metrics)
+
+
+def _where(rows: Tensor | None, count: int, device: torch.device) -> Tensor:
+    """The rows of a block on the device; None for all of `count`."""
+    if rows is None:
+        return torch.arange(count, device=device)
+    return rows.to(device, non_blocking=True)
 
 
 _GPU_BYTES = 1 << 28

@@ -20,6 +20,7 @@ from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
 from covey.kernel.call import Call
+from covey.kernel.moved import on_device
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store import NEVER, Store
 from covey.tree import Sample, Topology
@@ -112,6 +113,7 @@ class Nodes:
         self._path = path
         self._asks = 0
         self._calls: dict[str, int] = {}
+        self._masks: list[tuple[Tensor, Tensor]] = []  # on the device, in main memory
         self.call = Call(len(ids))
 
     def __len__(self) -> int:
@@ -125,7 +127,7 @@ class Nodes:
     @cached_property
     def device_ids(self) -> Ids:
         """The ids on the device of the data: on the GPU, if that is where training happens."""
-        return self.ids.to(self._runtime.task.device, non_blocking=True)
+        return on_device(self.ids, self._runtime.task.device)
 
     @property
     def there(self) -> Ids:
@@ -392,14 +394,31 @@ class Nodes:
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
         The loop is as long as the longest. `ask(..., where=active)` lets only active nodes ask.
         """
-        device = self._runtime.task.device
-        rounds = torch.as_tensor(self.own(count), device=device)
-        rounds = rounds.expand(len(self), 1)
         longest = count
         if not isinstance(longest, int):
             longest = max(longest)
+        in_main_memory = self._rounds(count)
         for k in range(longest):
-            yield k, rounds > k
+            active = in_main_memory > k
+            mask = on_device(active, self._runtime.task.device)
+            self._masks = [*self._masks[-1:], (mask, active)]
+            yield k, mask
+
+    def _rounds(self, count: int | Sequence[int]) -> Tensor:
+        """The number of rounds of each node in main memory, [n, 1]."""
+        if isinstance(count, int):
+            return torch.full((len(self), 1), count)
+        self.own(count)  # an error if it has another length than the tier
+        tree = self._runtime.tree
+        local = tree.local(self.tier, self.ids)
+        return torch.tensor(count)[local][:, None]
+
+    def in_main_memory(self, mask: Tensor) -> Tensor:
+        """A mask of these nodes in main memory; one of `rounds` without waiting for a GPU."""
+        for known, active in self._masks:
+            if known is mask:
+                return active
+        return mask.cpu()
 
     @property
     def planned(self) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import ProgramError
+from covey.kernel.moved import on_device
 from covey.types import Rows
 
 
@@ -188,7 +189,9 @@ class Replies:
             return self._plain_mean(default)
         total, scale = self.sums(weight)
         if default is None:
-            if bool((scale == 0).any()):
+            # A GPU would have to be waited for: a mean of no weight is found at the round's end.
+            known = scale.is_cuda and not self._masked and bool((self.count > 0).all())
+            if not known and bool((scale == 0).any()):
                 reason = "nobody was asked, or nobody sent a coordinate"
                 raise ProgramError(f"the mean of no answers: {reason}; give default=.")
             return total / scale
@@ -203,12 +206,12 @@ class Replies:
             return total / self._even
         nobody = self.count == 0
         divisor = self.count.clamp(min=1)[:, None]
-        mean = total / divisor.to(total.device, total.dtype, non_blocking=True)
+        mean = total / on_device(divisor.to(total.dtype), total.device)
         if not bool(nobody.any()):
             return mean
         if default is None:
             raise ProgramError("the mean of no answers: nobody was asked; give default=.")
-        use_default = nobody[:, None].to(total.device, non_blocking=True)
+        use_default = on_device(nobody[:, None], total.device)
         return torch.where(use_default, default, mean)
 
     def gather(self) -> Gathered:
@@ -318,7 +321,7 @@ class _Total:
         if each := self._replies._even:
             by_asker = rows.view(self._replies._askers, each, *rows.shape[1:])
             return by_asker.sum(1)
-        lengths = self._replies.count.to(rows.device, non_blocking=True)
+        lengths = on_device(self._replies.count, rows.device)
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, unsafe=True)
 
 

@@ -39,7 +39,7 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
-class _Entry:
+class Entry:
     """One message per row: how many values it sends; its length, if the values decide it."""
 
     route: Route
@@ -92,7 +92,7 @@ class _Entry:
 class _Settled(NamedTuple):
     """An entry with its counts in main memory."""
 
-    entry: _Entry
+    entry: Entry
     sent: Tensor
     lengths: Tensor | None
 
@@ -108,9 +108,14 @@ class Ledger:
     def __init__(self, meters: Sequence[Meter], nodes: NodeBytes | None = None) -> None:
         self._meters = meters
         self._nodes = nodes or NodeBytes()
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
 
-    def add(self, entry: _Entry) -> None:
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The messages that are not settled."""
+        return self._entries
+
+    def add(self, entry: Entry) -> None:
         """Messages that have crossed."""
         self._entries.append(entry)
         if entry.route.heard is not None:
@@ -282,7 +287,7 @@ class Link:
         schema = packed.schema
         if schema.kind == "nothing":
             return
-        entry = _Entry(
+        entry = Entry(
             route,
             self._codec(schema),
             schema.width,
@@ -361,7 +366,7 @@ class Link:
             count = count_nonzero(patterns(arriving))
         return _Sent(chosen, mask, addresses, arriving, count, added)
 
-    def _entry(self, route: Route, sent: _Sent) -> _Entry:
+    def _entry(self, route: Route, sent: _Sent) -> Entry:
         """The ledger's entry of model rows; lengths are measured if counts do not decide them."""
         codec = self.wire.codec
         rows = sent.arriving
@@ -371,7 +376,7 @@ class Link:
         lengths = None
         if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
             lengths = codec.nbytes(rows, sent.mask)
-        return _Entry(
+        return Entry(
             route,
             codec,
             width,
@@ -382,11 +387,11 @@ class Link:
             lengths=lengths,
         )
 
-    def _exact_entry(self, route: Route, rows: Rows) -> _Entry:
+    def _exact_entry(self, route: Route, rows: Rows) -> Entry:
         """The ledger's entry of rows that no codec may change."""
         check_dtype(rows)
         counts = torch.zeros(len(rows), dtype=torch.int64)
-        return _Entry(
+        return Entry(
             route,
             _EXACT,
             width=rows.shape[1],

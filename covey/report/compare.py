@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from covey.report.plot import COLOURS
 from covey.report.reported import models as models
 from covey.report.summary import Yardstick, summarise
+from covey.runs.headline import Headline, headline
 from covey.runs.run import Round
 
 Histories = Sequence[Sequence[Round]]
@@ -45,7 +47,7 @@ def yardsticks(
 
 @dataclass(frozen=True)
 class Line:
-    """A model's test accuracy in percent by round, or its loss where there are no classes.
+    """A model by round, in the metric by which runs are judged; accuracies in percent.
 
     `values` are [seeds, scored rounds].
     """
@@ -68,13 +70,14 @@ def lines(runs: Mapping[str, Histories]) -> list[Line]:
     A model that lies on another of its tier all the way is left out.
     """
     out: list[Line] = []
+    metric = metric_of(runs)
     for k, (method, histories) in enumerate(runs.items()):
         scored = [[record for record in history if record.models] for history in histories]
         length = min(map(len, scored))
         rounds = [record.round + 1 for record in scored[0][:length]]
         for name in models(histories[0]):
             tier = scored[0][-1].models[name].tier
-            values = [_values(history[:length], name) for history in scored]
+            values = [_values(history[:length], name, metric) for history in scored]
             line = Line(
                 label=f"{method} {name}",
                 colour=COLOURS.get(tier, OTHER),
@@ -94,35 +97,35 @@ def _same(line: Line, other: Line) -> bool:
     return np.allclose(line.values, other.values, rtol=0.01, atol=0.0)
 
 
-def _values(history: Sequence[Round], name: str) -> list[float]:
-    return [value_of(record, name) for record in history]
+def metric_of(runs: Mapping[str, Histories]) -> Headline:
+    """The metric by which these runs are judged."""
+    return headline(chain(*chain(*runs.values())))
 
 
-def value_of(record: Round, name: str) -> float:
-    """The test accuracy of a model in per cent, or its loss where there are no classes."""
+def _values(history: Sequence[Round], name: str, metric: Headline) -> list[float]:
+    return [value_of(record, name, metric) for record in history]
+
+
+def value_of(record: Round, name: str, metric: Headline) -> float:
+    """The test figure of a model, accuracies in per cent; NaN where it is not known."""
     scores = record.models[name].scores
     score = scores.get("test") or next(iter(scores.values()))
-    if score.accuracy_fallback is not None:
-        return 100 * score.accuracy_fallback
-    if score.loss_fallback is not None:
-        return score.loss_fallback
-    return float("nan")
+    value = metric.of(score)
+    if value is None:
+        return float("nan")
+    return metric.scaled(value)
 
 
 def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
-    """Draw a PNG of test accuracy by round, with one line for every algorithm's models.
+    """Draw a PNG of the test figure by round, with one line for every algorithm's models.
 
     A band shows one standard deviation over seeds.
     """
     figure = Figure(figsize=(8.0, 4.4), layout="constrained")
     axes = figure.subplots()
-    first = next(iter(runs.values()))[0]
-    percent = any(record.accuracy() is not None for record in first)
-    plot(axes, lines(runs), percent=percent)
-    figure_name = "test loss"
-    if percent:
-        figure_name = "test accuracy (%)"
-    axes.set(xlabel="round", ylabel=figure_name, title=title)
+    metric = metric_of(runs)
+    plot(axes, lines(runs), percent=metric.percent)
+    axes.set(xlabel="round", ylabel=f"test {metric.axis}", title=title)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, dpi=120, format="png")
     os.replace(part, path)

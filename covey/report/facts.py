@@ -161,6 +161,12 @@ class _Run:
             "slots": described["slots"],
             "seeds": [seed.as_dict(populations, rounds) for seed in seeds],
         }
+        metrics = [
+            {"name": metric.name, "higher": metric.higher} for metric in first.metrics.values()
+        ]
+        if metrics:
+            out["metrics"] = metrics
+            out["shown"] = first.shown.name
         names = labels(first.tiers_of_models(), described["private"])
         if names:
             out["labels"] = names

@@ -13,8 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covey.report.compare import OTHER, STYLES, Histories, Line, value_of, zoom
+from covey.report.compare import OTHER, STYLES, Histories, Line, metric_of, value_of, zoom
 from covey.report.plot import COLOURS
+from covey.runs.headline import Headline
 from covey.runs.run import Round
 
 Used = Callable[[Round], float]
@@ -27,7 +28,7 @@ _NAMES = 2.3  # inches for the names on the right
 
 
 def draw(runs: Mapping[str, tuple[str, Histories]], path: Path, *, modelled: bool) -> None:
-    """Draw a PNG of test accuracy (RMSE's loss, for numbers) against rounds, bytes and effort.
+    """Draw a PNG of the test figure against rounds, bytes and effort.
 
     `runs` has the reported model and the rounds of every method. Effort is gradients or, with a
     radio, modelled seconds.
@@ -40,29 +41,30 @@ def draw(runs: Mapping[str, tuple[str, Histories]], path: Path, *, modelled: boo
     width = len(panels) * _PANEL[0] + _NAMES
     figure = Figure(figsize=(width, _PANEL[1]), layout="constrained")
     every = figure.subplots(1, len(panels), sharey=True)
-    percent = _percent(runs)
+    metric = metric_of({title: histories for title, (_, histories) in runs.items()})
     for axes, (label, used) in zip(every, panels.items(), strict=True):
-        drawn = lines(runs, used)
+        drawn = lines(runs, used, metric)
         _plot(axes, drawn)
         axes.set_xlabel(label)
         axes.grid(axis="y", color="#e8ebee", lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
-    every[0].set_ylabel("test accuracy (%)" if percent else "test loss")
-    if percent and drawn:
+    less = "" if metric.higher else ", less is better"
+    every[0].set_ylabel(f"test {metric.axis}{less}")
+    if metric.percent and drawn:
         zoom(every[0], drawn)
-    _legend(figure, every[-1], drawn, "{:.1f}" if percent else "{:.4g}")
+    _legend(figure, every[-1], drawn, metric)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, dpi=120, format="png")
     os.replace(part, path)
 
 
-def lines(runs: Mapping[str, tuple[str, Histories]], used: Used) -> list[Line]:
+def lines(runs: Mapping[str, tuple[str, Histories]], used: Used, metric: Headline) -> list[Line]:
     """One line for the reported model of every method; its horizontal places are means of seeds."""
     out = []
     for number, (method, (model, histories)) in enumerate(runs.items()):
         scored = [[record for record in history if record.models] for history in histories]
         length = min(map(len, scored))
-        values = [[value_of(record, model) for record in each[:length]] for each in scored]
+        values = [[value_of(record, model, metric) for record in each[:length]] for each in scored]
         places = [_places(history, used)[:length] for history in histories]
         line = Line(
             label=f"{method} {model}",
@@ -101,8 +103,9 @@ def _plot(axes: Axes, drawn: Sequence[Line]) -> None:
     axes.set_xlim(0, furthest or 1)
 
 
-def _legend(figure: Figure, axes: Axes, drawn: Sequence[Line], number: str) -> None:
-    """The methods on the right with their last values, the largest first."""
+def _legend(figure: Figure, axes: Axes, drawn: Sequence[Line], metric: Headline) -> None:
+    """The methods on the right with their last values, in the order of the lines."""
+    number = "{:.1f}" if metric.percent else "{:.4g}"
     handles = axes.get_lines()
     pairs = sorted(zip(drawn, handles, strict=True), key=lambda pair: -pair[0].end)
     figure.legend(
@@ -122,11 +125,6 @@ def _places(history: Sequence[Round], used: Used) -> list[float]:
     """What was used up to every scored round."""
     sums = np.cumsum([used(record) for record in history])
     return [float(total) for total, record in zip(sums, history, strict=True) if record.models]
-
-
-def _percent(runs: Mapping[str, tuple[str, Histories]]) -> bool:
-    histories = [history for _, seeds in runs.values() for history in seeds]
-    return any(record.accuracy() is not None for history in histories for record in history)
 
 
 def _round(record: Round) -> float:

@@ -25,6 +25,7 @@ SCRIPTS = (
     "tree",
     "node",
     "devices",
+    "metrics",
     "links",
     "settings",
     "main",

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from covey.runs.devices import DeviceScore
+from covey.runs.headline import Headline, for_devices, headline, named
 from covey.runs.run import Round
 from covey.runs.scoring import Model, Score
 
@@ -83,7 +83,7 @@ def run_figure(
     if first[0].radio is not None:
         against = ["seconds", "joules"]
     links = _saving_links(first)
-    pairs = compare(devices, against_global=_communicates(first))
+    pairs = compare(devices, wanted=headline(first), against_global=_communicates(first))
     panels = len(against)
     if links or pairs is not None:
         panels += 1
@@ -109,7 +109,8 @@ def devices_figure(
 
     None where nothing was scored.
     """
-    pairs = compare(devices, against_global=_communicates(histories[0]))
+    first = histories[0]
+    pairs = compare(devices, wanted=headline(first), against_global=_communicates(first))
     if pairs is None:
         return None
     if pairs.base is None:
@@ -145,13 +146,6 @@ def colours(tiers: Iterable[str]) -> dict[str, str]:
     return {tier: COLOURS.get(tier) or extra[tier] for tier in names}
 
 
-_AXES = {
-    "accuracy": "test accuracy (%)",
-    "rmse": "test RMSE",
-    "loss": "test loss",
-}
-
-
 @dataclass(frozen=True)
 class Pairs:
     """Each device's figure with its own model and with the global one.
@@ -163,27 +157,30 @@ class Pairs:
     own: Values
     base: Values | None  # None where the run has one model alone
     names: list[str]
-    figure: Literal["accuracy", "rmse", "loss"]  # accuracy in percent; of the others less is better
+    metric: Headline  # accuracies are in percent
 
     @property
     def gain(self) -> Values:
         """By how much each device's own model is better."""
         assert self.base is not None
-        if self.figure == "accuracy":
+        if self.metric.higher:
             return self.own - self.base
         return self.base - self.own
 
 
 def compare(
-    devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True
+    devices: Sequence[Sequence[DeviceScore]],
+    *,
+    wanted: Headline | None = None,
+    against_global: bool = True,
 ) -> Pairs | None:
     """The test figures of the most personal model, beside the global one if wanted.
 
     None where there are none.
     """
     lines = _tested(devices)
-    kind = _kind([line for _, line in lines])
-    figures = _by_model(lines, kind)
+    metric = for_devices(wanted or named("accuracy"), [line for _, line in lines])
+    figures = _by_model(lines, metric)
     model = _most_personal(figures)
     if model is None:
         return None
@@ -191,13 +188,13 @@ def compare(
     base = None
     if against_global and model != "global":
         base = figures.get("global")
-    keys = _worst_first(own, base or own, kind)
+    keys = _worst_first(own, base or own, metric)
     pairs = Pairs(
         model=model,
         own=np.array([own[key] for key in keys]),
         base=None,
         names=[name for _, name in keys],
-        figure=kind,
+        metric=metric,
     )
     if base is None:
         return pairs
@@ -214,32 +211,20 @@ def _tested(
     return out
 
 
-def _by_model(lines: Sequence[tuple[int, DeviceScore]], kind: str) -> dict[str, Figures]:
+def _by_model(lines: Sequence[tuple[int, DeviceScore]], metric: Headline) -> dict[str, Figures]:
     """The figures of every model by seed and device; accuracies in percent."""
-    scale = 1
-    if kind == "accuracy":
-        scale = 100
     out: dict[str, Figures] = {}
     for seed, line in lines:
-        value: float | None = getattr(line, kind)
+        value = metric.of_device(line)
         if value is not None:
-            out.setdefault(line.model, {})[seed, line.device] = scale * value
+            out.setdefault(line.model, {})[seed, line.device] = metric.scaled(value)
     return out
 
 
-def _worst_first(own: Figures, base: Figures, kind: str) -> list[tuple[int, str]]:
+def _worst_first(own: Figures, base: Figures, metric: Headline) -> list[tuple[int, str]]:
     """The devices that have both figures, in the order of their own."""
     keys = [key for key in own if key in base]
-    return sorted(keys, key=lambda key: (own[key], base[key]), reverse=kind != "accuracy")
-
-
-def _kind(lines: Sequence[DeviceScore]) -> Literal["accuracy", "rmse", "loss"]:
-    """The figure by which devices are compared."""
-    if any(line.accuracy is not None for line in lines):
-        return "accuracy"
-    if any(line.rmse is not None for line in lines):
-        return "rmse"
-    return "loss"
+    return sorted(keys, key=lambda key: (own[key], base[key]), reverse=not metric.higher)
 
 
 def _most_personal(names: Iterable[str]) -> str | None:
@@ -279,7 +264,7 @@ def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
         axes.set_xticks(positions, pairs.names, rotation=90, fontsize=8)
     axes.set(
         xlabel=f"{len(positions)} devices, worst first",
-        ylabel=_AXES[pairs.figure],
+        ylabel=f"test {pairs.metric.axis}",
         title="how every device does",
     )
 
@@ -318,7 +303,7 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     _bars(axes, gain, gain > 0, _GAIN, f"{better} gain")
     _bars(axes, gain, gain < 0, _LOSS, f"{worse} lose")
     axes.axhline(0, color="black", linewidth=0.8)
-    unit = {"accuracy": "points of accuracy", "rmse": "RMSE", "loss": "loss"}[pairs.figure]
+    unit = "points of accuracy" if pairs.metric.percent else pairs.metric.title
     title = f"{pairs.model} against global"
     equal = len(gain) - better - worse
     if equal:
@@ -471,20 +456,9 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
                 alpha=0.2,
                 linewidth=0,
             )
-    axes.set(ylabel=_figure(scored[0][-1]))
+    axes.set(ylabel=f"test {headline(scored[0]).axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _figure(record: Round) -> str:
-    """The name of the figure that is drawn of the models of a run."""
-    first = next(iter(record.models.values()))
-    score = first.scores.get("test")
-    if score is not None and score.accuracy is not None:
-        return _AXES["accuracy"]
-    if score is not None and score.rmse is not None:
-        return _AXES["rmse"]
-    return _AXES["loss"]
 
 
 def _scored(history: Sequence[Round]) -> list[Round]:
@@ -516,11 +490,12 @@ def _spent(history: Sequence[Round], unit: str) -> list[float]:
 
 
 def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves:
-    """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
+    """One curve per seed, over the holders of the model; accuracies in percent."""
     curves = []
+    metric = headline(scored[0])
     for history in scored:
         models = [record.models[name] for record in history[:length]]
-        curves.append([_value(_score(model)) for model in models])
+        curves.append([_value(_score(model), metric) for model in models])
     return np.array(curves)
 
 
@@ -529,12 +504,9 @@ def _score(model: Model) -> Score:
     return model.scores.get("test") or next(iter(model.scores.values()))
 
 
-def _value(score: Score) -> float:
-    if score.accuracy is not None:
-        return 100 * score.accuracy
-    if score.rmse is not None:
-        return score.rmse
-    return score.loss or 0.0
+def _value(score: Score, metric: Headline) -> float:
+    value = metric.of_holders(score)
+    return float("nan") if value is None else metric.scaled(value)
 
 
 def _finish(axes: Axes) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.report.run_files import DAMAGE, Protocol, SeedRecord
+from covey.runs.headline import Headline, headline, named
 from covey.runs.node_round import Metric
 from covey.runs.packing import Array, pack, packed_size
 from covey.runs.record import Round
@@ -25,12 +26,8 @@ ROUNDS = 160
 _BYTES = 1_500_000
 """The figures of single devices of all runs take no more bytes than this, before base64."""
 _FEWEST = 8
-_FIGURE: dict[Metric, str] = {
-    "accuracy": "accuracy_fallback",
-    "rmse": "rmse_fallback",
-    "loss": "loss_fallback",
-}
-"""The figure of a score over all devices; the global model stands in where a device keeps none."""
+_OTHERS = ("perplexity", "mae", "r2", "loss")
+"""Metrics that every record has where they exist, beside that of the devices' sums."""
 
 
 def thinned_to(records: Iterable[SeedRecord]) -> int:
@@ -40,6 +37,8 @@ def thinned_to(records: Iterable[SeedRecord]) -> int:
         for figures in list(record.nodes.values())[-1:]:
             for sums in figures.devices.values():
                 size += packed_size(sums, whole=figures.metric == "accuracy")
+            for values in figures.metrics.values():
+                size += sum(packed_size(each, whole=False) for each in values.values())
     if not size:
         return ROUNDS
     return min(ROUNDS, max(_FEWEST, _BYTES // size))
@@ -52,6 +51,36 @@ class SeedFacts:
         self.record = record
         self.protocol = protocol
         self.metric: Metric = record.described["metric"]
+
+    @cached_property
+    def shown(self) -> Headline:
+        """The metric by which the run is judged."""
+        wanted = headline(self.scored)
+        if wanted.name == "perplexity" and not self._asked_for:
+            return named(self.metric)  # as tables of runs have it
+        return wanted
+
+    @cached_property
+    def metrics(self) -> dict[str, Headline]:
+        """The metrics that rounds have, that of devices' sums first."""
+        asked = self._asked_for
+        out: dict[str, Headline] = {self.metric: named(self.metric)}
+        for name in (*_OTHERS, *asked):
+            if any(model.scores["test"].figure(name) is not None for model in self._last_models()):
+                out[name] = Headline(name, asked.get(name, named(name).higher))
+        return out
+
+    @property
+    def _asked_for(self) -> Mapping[str, bool]:
+        """The metrics that the experiment asks for, and whether higher is better."""
+        asked: Mapping[str, bool] = self.record.described.get("metrics", {})
+        return asked
+
+    def _last_models(self) -> list[Model]:
+        """The models of the last scored round that were scored on test data."""
+        if not self.scored:
+            return []
+        return [model for model in self.scored[-1].models.values() if "test" in model.scores]
 
     @cached_property
     def scored(self) -> list[Round]:
@@ -82,7 +111,8 @@ class SeedFacts:
         """The figure of a model in its chosen round; None where there is none."""
         if name not in self.selections:
             return None
-        return self._value(self.selections[name].chosen.models[name].scores["test"])
+        score = self.selections[name].chosen.models[name].scores["test"]
+        return _finite(self.shown.of(score))
 
     def sampled(self) -> int | None:
         """How many devices were drawn to be scored; None: all were scored."""
@@ -145,6 +175,7 @@ class SeedFacts:
             if not name.startswith("new_"):
                 facts = self._model(name, selection)
                 facts |= self._sums(name, node_rounds)
+                self._add_devices(facts, name, node_rounds)
                 facts |= self._of_chosen(name, selection.chosen.round)
                 out[name] = facts
         return out
@@ -160,32 +191,63 @@ class SeedFacts:
             "last": self._value(selection.last.models[name].scores["test"]),
             "best": self._value(selection.best_on_test.models[name].scores["test"]),
             "worst": score.worst_decile,
-            "error": score.standard_error_fallback,
+            "error": score.error(self.metric),
             "mae": score.mae_fallback,
             "r2": score.r2_fallback,
             "nonzeros": chosen.nonzeros,
             "cut": chosen.cut,
             "layers": chosen.layers,
             "holders": chosen.holders,
-            "curve": [self._curve(record.models.get(name)) for record in self.scored],
+            "curve": self._curve(name, named(self.metric)),
+            "metrics": self._metrics(name, selection),
+            "confusion": score.confusion,
         }
         return {key: value for key, value in out.items() if _is_known(value)}
 
-    def _curve(self, model: Model | None) -> float | None:
-        """The figure of a model in one round, shortened."""
-        if model is None or "test" not in model.scores:
-            return None
-        value = self._value(model.scores["test"])
-        if value is None:
-            return None
-        return float(f"{value:.6g}")
+    def _metrics(self, name: str, selection: Selection) -> dict[str, dict[str, Any]] | None:
+        """The other metrics of a model over all devices; None where there are none."""
+        out = {}
+        for metric in list(self.metrics.values())[1:]:
+            rounds = {
+                "value": selection.chosen,
+                "last": selection.last,
+                "best": selection.best_on_test,
+            }
+            facts: dict[str, Any] = {}
+            for key, record in rounds.items():
+                facts[key] = _finite(metric.of(record.models[name].scores["test"]))
+            score = selection.chosen.models[name].scores["test"]
+            facts["error"] = score.error(metric.name)
+            facts["curve"] = self._curve(name, metric)
+            out[metric.name] = {key: value for key, value in facts.items() if _is_known(value)}
+        return out or None
+
+    def _curve(self, name: str, metric: Headline) -> list[float | None]:
+        """A metric of a model in every scored round, shortened."""
+        out: list[float | None] = []
+        for record in self.scored:
+            model = record.models.get(name)
+            value = None
+            if model is not None and "test" in model.scores:
+                value = _finite(metric.of(model.scores["test"]))
+            out.append(None if value is None else float(f"{value:.6g}"))
+        return out
 
     def _value(self, score: Score) -> float | None:
         """The figure over all devices; None where it is not known or not finite."""
-        value: float | None = getattr(score, _FIGURE[self.metric])
-        if value is None or not math.isfinite(value):
-            return None
-        return value
+        return _finite(named(self.metric).of(score))
+
+    def _add_devices(self, facts: dict[str, Any], name: str, node_rounds: Sequence[int]) -> None:
+        """Add the values of every device to the metrics that have them."""
+        devices = self.record.described["sizes"][-1]
+        for metric, of_metric in facts.get("metrics", {}).items():
+            values = np.full((len(node_rounds), devices), np.nan)
+            for row, round in enumerate(node_rounds):
+                recorded = self.record.nodes[round].metrics.get(metric, {}).get(name)
+                if recorded is not None:
+                    values[row] = recorded
+            if not np.isnan(values).all():
+                of_metric["devices"] = pack(values, whole=False)
 
     def _sums(self, name: str, node_rounds: Sequence[int]) -> dict[str, Any]:
         """The sums of every device in some rounds; nothing where none was recorded."""
@@ -344,7 +406,7 @@ class SeedFacts:
         for name, selection in self.selections.items():
             if name.startswith("new_"):
                 facts = self._model(name, selection)
-                kept = ("value", "last", "chosen", "curve", "nonzeros")
+                kept = ("value", "last", "chosen", "curve", "nonzeros", "metrics")
                 models[name] = {key: facts[key] for key in kept if key in facts}
                 figures = self.record.nodes.get(selection.chosen.round)
                 if figures is not None and name in figures.newcomers:
@@ -370,6 +432,13 @@ def thinned(rounds: Sequence[int], needed: set[int], count: int) -> list[int]:
         positions = {number * len(others) // room for number in range(room)}
         others = [others[position] for position in sorted(positions)]
     return sorted({*others, *needed})
+
+
+def _finite(value: float | None) -> float | None:
+    """The value; None where it is not known or not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _is_known(value: object) -> bool:

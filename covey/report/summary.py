@@ -6,7 +6,7 @@ Over several seeds, figures are means with standard deviations.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from covey.links.meter import (
     paper_bits,
 )
 from covey.runs.devices import DeviceScore
+from covey.runs.headline import Headline, for_devices, headline, named
 from covey.runs.run import Round
 from covey.runs.scoring import Model
 from covey.runs.selection import Selection, select
@@ -85,6 +86,16 @@ class ModelFigures:
     perplexity_holders: Figure | None = None
     metrics: dict[str, Figure | None] = field(default_factory=dict)
     """Those that the experiment asks for, by name; over all devices, as `accuracy`."""
+    metrics_holders: dict[str, Figure | None] = field(default_factory=dict)
+    metrics_last: dict[str, Figure | None] = field(default_factory=dict)
+    metrics_best_on_test: dict[str, Figure | None] = field(default_factory=dict)
+
+    def figure(self, name: str) -> Figure | None:
+        """A metric by its name, over all devices; None where it is not known."""
+        if name in self.metrics:
+            return self.metrics[name]
+        value: Figure | None = getattr(self, name, None)
+        return value
 
 
 @dataclass(frozen=True)
@@ -120,8 +131,9 @@ class RadioFigures:
 class Gain:
     """Devices' own models against the global one, on test data in the reported rounds.
 
-    The devices are those of all seeds. Gains are in points of accuracy or, where numbers are
-    predicted, by how many per cent the RMSE falls; more is better.
+    The devices are those of all seeds. `figure` is the metric by which the run is judged. Gains are
+    in points of accuracy, in per cent by which an error such as the RMSE falls, or differences of
+    another metric; more is better.
     """
 
     model: str
@@ -132,19 +144,20 @@ class Gain:
     median: float
     least: float
     most: float
-    figure: Literal["accuracy", "rmse"] = "accuracy"
+    figure: str = "accuracy"
 
 
 @dataclass(frozen=True)
 class SampleFigures:
     """Scores on a sample of the devices: its size, and the standard error of each figure.
 
-    It is the error of one seed's test accuracy over all devices (loss, for regression) by model,
-    the largest of any seed.
+    It is the error of `metric` on one seed's test examples over all devices, by model, the largest
+    of any seed.
     """
 
     devices: int
     standard_errors: dict[str, float | None]
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -198,7 +211,8 @@ class Summary:
 def drop_no_metrics(model: dict[str, Any]) -> None:
     """Take the metrics out of a model's figures where there are none."""
     if not model["metrics"]:
-        del model["metrics"]
+        for name in ("metrics", "metrics_holders", "metrics_last", "metrics_best_on_test"):
+            del model[name]
 
 
 def summarise(
@@ -217,7 +231,7 @@ def summarise(
     has_global = algorithm is None or algorithm.learns_global
     gains = []
     if has_global:
-        gains = _gains(devices)
+        gains = _gains(devices, headline(scored[0]))
     selections = {}
     for name in _names(scored[0], has_global):
         selections[name] = [select(history, name, protocol) for history in scored]
@@ -233,7 +247,7 @@ def summarise(
         radio=_radio(histories),
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
-        sample=_sample(selections),
+        sample=_sample(selections, headline(scored[0])),
         select=_selected_by(selections),
         rounds_by_seed=_different([len(history) for history in histories]),
     )
@@ -268,7 +282,7 @@ def _scored(history: Sequence[Round]) -> list[Round]:
 
 
 def _sample(
-    selections: Mapping[str, Sequence[Selection]],
+    selections: Mapping[str, Sequence[Selection]], metric: Headline
 ) -> SampleFigures | None:
     """The number of devices drawn to be scored, and the standard errors that follow.
 
@@ -280,12 +294,12 @@ def _sample(
         scores = [selection.chosen.models[name].scores["test"] for selection in selected]
         sizes = [score.sampled for score in scores if score.sampled is not None]
         if sizes:
-            seeds = [score.standard_error_fallback for score in scores]
+            seeds = [score.error(metric.name) for score in scores]
             errors[name] = _largest(seeds)
             drawn.update(sizes)
     if not drawn:
         return None
-    return SampleFigures(max(drawn), errors)
+    return SampleFigures(max(drawn), errors, metric.name)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -308,6 +322,7 @@ def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
 
 def _gains(
     devices: Sequence[Sequence[DeviceScore]],
+    wanted: Headline,
     model: str = "personal",
     other: str = "global",
 ) -> list[Gain]:
@@ -315,11 +330,9 @@ def _gains(
     pairs = []
     for lines in devices:
         pairs += _pairs(lines, model, other)
-    gains = [device_gain(line, base) for line, base in pairs]
+    metric = for_devices(wanted, [line for line, _ in pairs])
+    gains = [device_gain(line, base, metric) for line, base in pairs]
     points = [gain for gain in gains if gain is not None]
-    figure: Literal["accuracy", "rmse"] = "accuracy"
-    if any(line.accuracy is None for line, _ in pairs):
-        figure = "rmse"
     if not points:
         return []
     gain = Gain(
@@ -331,7 +344,7 @@ def _gains(
         median=statistics.median(points),
         least=min(points),
         most=max(points),
-        figure=figure,
+        figure=metric.name,
     )
     return [gain]
 
@@ -346,13 +359,9 @@ def _pairs(
     return [(line, bases[line.device]) for line in held if line.device in bases]
 
 
-def device_gain(line: DeviceScore, base: DeviceScore) -> float | None:
-    """The gain of a device over its base: points of accuracy, or per cent of the RMSE."""
-    if line.accuracy is not None and base.accuracy is not None:
-        return 100 * (line.accuracy - base.accuracy)
-    if line.rmse is not None and base.rmse:
-        return 100 * (1 - line.rmse / base.rmse)
-    return None
+def device_gain(line: DeviceScore, base: DeviceScore, metric: Headline) -> float | None:
+    """The gain of a device over its base, as `Headline.gain` has it."""
+    return metric.gain(metric.of_device(line), metric.of_device(base))
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
@@ -415,9 +424,15 @@ class _Rounds:
         """A figure of the score on test."""
         return _figure([getattr(model.scores["test"], name) for model in self.models])
 
-    def metric(self, name: str) -> Figure | None:
-        """A metric on test, over all devices."""
-        return _figure([model.scores["test"].figure(name) for model in self.models])
+    def metrics(self, names: Iterable[str]) -> dict[str, Figure | None]:
+        """Metrics on test, over all devices."""
+        scores = [model.scores["test"] for model in self.models]
+        return {name: _figure([score.figure(name) for score in scores]) for name in names}
+
+    def metrics_holders(self, names: Iterable[str]) -> dict[str, Figure | None]:
+        """Metrics on test, over the devices that hold the model."""
+        scores = [model.scores["test"] for model in self.models]
+        return {name: _figure([named(name).of_holders(one) for one in scores]) for name in names}
 
     def fact(self, name: str) -> Figure:
         """A fact of the model itself."""
@@ -429,6 +444,7 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
     last = _Rounds([selection.last.models[name] for selection in selections])
     best = _Rounds([selection.best_on_test.models[name] for selection in selections])
     first = chosen.models[0]
+    metrics = list(first.scores["test"].metrics)
     layers = {}
     for layer in first.layers:
         layers[layer] = statistics.mean(model.layers[layer] for model in chosen.models)
@@ -459,7 +475,10 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
         rmse_best_on_test=best.score("rmse_fallback"),
         perplexity=chosen.score("perplexity_fallback"),
         perplexity_holders=chosen.score("perplexity"),
-        metrics={metric: chosen.metric(metric) for metric in first.scores["test"].metrics},
+        metrics=chosen.metrics(metrics),
+        metrics_holders=chosen.metrics_holders(metrics),
+        metrics_last=last.metrics(metrics),
+        metrics_best_on_test=best.metrics(metrics),
     )
 
 

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 _COLUMNS = 3
 _PANEL = (3.9, 3.1)  # inches
@@ -67,11 +68,17 @@ class Scale:
 
 
 def draw_sensitivity(
-    points: Sequence[Point], scales: Sequence[Scale], path: Path, label: str
+    points: Sequence[Point],
+    scales: Sequence[Scale],
+    path: Path,
+    label: str,
+    *,
+    lower: bool = False,
 ) -> None:
     """Draw a PNG with one panel per key: the score of every trial, and the median by value.
 
-    Trials far below the median stand at the lower edge, as triangles.
+    Trials far below the median stand at the lower edge, as triangles. Where `lower` is better, a
+    score is minus the figure that the axis shows: the best is at the top.
     """
     columns = _columns(len(scales))
     lines = -(-len(scales) // columns)
@@ -85,6 +92,7 @@ def draw_sensitivity(
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(label)
+        axes.yaxis.set_major_formatter(_formatter(lower))
     handles: dict[str, Artist] = {}
     for axes in panels[: len(scales)]:
         artists, names = axes.get_legend_handles_labels()
@@ -163,8 +171,18 @@ def _medians(axes: Axes, places: Sequence[float], scores: Sequence[float]) -> No
     axes.plot(distinct, medians, color="C0", lw=1.5, label="median")
 
 
-def draw_parallel(points: Sequence[Point], scales: Sequence[Scale], path: Path, label: str) -> None:
-    """Draw a PNG with parallel coordinates: a line per trial, coloured by its score."""
+def draw_parallel(
+    points: Sequence[Point],
+    scales: Sequence[Scale],
+    path: Path,
+    label: str,
+    *,
+    lower: bool = False,
+) -> None:
+    """Draw a PNG with parallel coordinates: a line per trial, coloured by its score.
+
+    `lower` is as in `draw_sensitivity`.
+    """
     figure = Figure(figsize=(2.2 * (len(scales) + 1) + 1.2, 4.2), layout="constrained")
     axes = figure.subplots()
     ordered = sorted(points, key=lambda point: -point.score)[::-1]  # the first of the best is last
@@ -188,14 +206,16 @@ def draw_parallel(points: Sequence[Point], scales: Sequence[Scale], path: Path, 
     for position, scale in enumerate(scales):
         texts = [_spelled(point.values[scale.key]) for point in ordered]
         _rail(axes, position, dict(zip(every[position], texts, strict=True)))
-    ends = {every[-1][0]: f"{scores[0]:.4g}", every[-1][-1]: f"{scores[-1]:.4g}"}
+    spell = _formatter(lower)
+    ends = {every[-1][0]: spell(scores[0]), every[-1][-1]: spell(scores[-1])}
     _rail(axes, len(scales), ends)
     axes.set_xticks(positions, [*(scale.key for scale in scales), label])
     axes.set_yticks([])
     axes.set_xlim(-0.35, len(scales) + 0.15)
     axes.spines[:].set_visible(False)
     axes.tick_params(axis="x", length=0)
-    figure.colorbar(ScalarMappable(shades, colours), ax=axes, label=f"{label}; red: the best")
+    shown = ScalarMappable(shades, colours)
+    figure.colorbar(shown, ax=axes, format=spell, label=f"{label}; red: the best")
     _save(figure, path)
 
 
@@ -229,6 +249,16 @@ def _rail(axes: Axes, position: int, marks: Mapping[float, str]) -> None:
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
             zorder=4,
         )
+
+
+def _formatter(lower: bool) -> FuncFormatter:
+    """How scores are written; those of which `lower` is better with the other sign."""
+
+    def text(score: float, position: int | None = None) -> str:
+        value = -score if lower else score
+        return f"{value:.4g}".replace("-", "\u2212")
+
+    return FuncFormatter(text)
 
 
 def _spelled(value: Any) -> str:

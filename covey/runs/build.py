@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,23 +20,34 @@ from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
+from covey.runs import checkpoint
 from covey.runs.experiment import Experiment
+from covey.runs.loss_notes import loss_notes
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
+from covey.runtimes import launch
 from covey.runtimes.contract import Runtime
 from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.place import Place
+from covey.runtimes.ranks import ALONE, Ranks, join
+from covey.runtimes.sharded import Sharded, first_difference
+from covey.runtimes.shares import Shares
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.types import Rows
 from covey.wireless.clock import RadioClock
 
-RUNTIMES = ("simulator", "loopback")
-"""The runtimes of an experiment: one process for all nodes, or nodes that share nothing.
+RUNTIMES = ("simulator", "loopback", "sharded")
+"""The runtimes of an experiment: one process for all nodes, nodes that share nothing, or several
+processes with some subtrees each.
 
 The bits are the same.
 """
+AUTO = "auto"
+"""Sharded in a process that torchrun has started as one of several, else the simulator."""
 
+_VERSION = "version of "
 _GRAIN = 200_000
 """Values of rows below which a second thread waits for Python's lock more than it computes."""
 
@@ -54,20 +65,37 @@ class Built:
     notes: list[str]
 
 
+def chosen(runtime: str) -> str:
+    """The name of a runtime; that which `AUTO` stands for in this process."""
+    if runtime != AUTO:
+        return runtime
+    if launch.several():
+        return "sharded"
+    return "simulator"
+
+
 def build(
     experiments: Sequence[Experiment],
     start: Rows,
     runtime: str = "simulator",
+    facts: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Built:
     """What runs these experiments, which differ in seed and data alone.
 
-    `start` are their initial rows, [experiments, P]. The rows that nodes keep lie in files of
-    `folder`, or in memory.
+    `start` are their initial rows, [experiments, P]. `facts` decide the bits of the first one;
+    all ranks must have the same. The rows that nodes keep lie in files of `folder`, or in memory.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
+    ranks = ALONE
+    if runtime == "sharded":
+        ranks = join()
+        with ranks.together("build the runtime"):
+            _check_sharded(experiments)
+            _check_same(ranks, facts or {})
+            ranks.use(torch.device(first.device))
     notes: list[str] = list(first.data.notes)
     outs = [held_out(experiment) for experiment in experiments]
     module = module_of(first)
@@ -85,6 +113,9 @@ def build(
     if runtime == "loopback":
         _check_loopback(experiments)
         built: Runtime = _loopback(first, module, start, tree, data[0], links)
+    elif runtime == "sharded":
+        built = _sharded(first, module, start, tree, data[0], links, ranks)
+        notes.append(_shard_note(built))
     else:
         task = task_of(first, module, Shards.stack(data))
         simulator = _simulator(experiments, start, copies, task, links, air)
@@ -92,6 +123,7 @@ def build(
             simulator.store_in(folder)
         built = simulator
     notes += _engine_notes(first, built.task)
+    notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)
     notes += _stop_notes(first)
     if first.algorithm.splits:
@@ -109,9 +141,7 @@ def _simulator(
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
-    grain = _GRAIN
-    if first.workers or task.path == "each":  # one row is work enough for a worker
-        grain = 1
+    workers = _workers(first, task)
     return Simulator(
         first.algorithm,
         tree,
@@ -122,11 +152,108 @@ def _simulator(
         first.idle,
         first.batches,
         air or Ideal(),
-        workers=_workers(first, task),
+        first.rates(),
+        workers=workers,
         memory=first.memory,
-        grain=grain,
-        capture=first.capture,
+        chunk_rows=_chunk_rows(task, workers),
+        grain=_grain(first, task),
+        capture=first.capture and not first.rates().schedules,
     )
+
+
+def _sharded(
+    experiment: Experiment,
+    module: nn.Module,
+    start: Rows,
+    tree: Tree,
+    data: Shards,
+    links: LinkSpecs,
+    ranks: Ranks,
+) -> Sharded:
+    """One process of several that play the nodes of one seed, with its own devices' examples."""
+    shares = Shares.of(tree, data.train.counts(), ranks.world)
+    own = data
+    if ranks.world > 1:
+        devices = shares.nodes(tree.tiers[-1], ranks.rank)
+        own = data.only(range(devices.start, devices.stop))
+    task = task_of(experiment, module, own, Population.of(data))
+    workers = _workers(experiment, task)
+    return Sharded(
+        experiment.algorithm,
+        tree,
+        task,
+        links,
+        start,
+        (experiment.seed,),
+        experiment.idle,
+        experiment.batches,
+        Ideal(),
+        experiment.rates(),
+        workers=workers,
+        memory=experiment.memory,
+        chunk_rows=_chunk_rows(task, workers),
+        grain=_grain(experiment, task),
+        capture=experiment.capture and not experiment.rates().schedules,
+        ranks=ranks,
+        shares=shares,
+    )
+
+
+def _check_sharded(experiments: Sequence[Experiment]) -> None:
+    """Refuse what several processes cannot run."""
+    reason = None
+    if len(experiments) > 1:
+        reason = "it runs one seed at a time; run the seeds one after the other"
+    elif experiments[0].radio is not None:
+        reason = "a radio has a virtual clock, which only the simulator has; run one process"
+    if reason is not None:
+        raise ConfigError(f'runtime = "sharded": {reason}.')
+
+
+def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
+    """Refuse ranks with different experiments, or with other versions of covey or torch."""
+    versions = checkpoint.versions()
+    mine = {**facts, **{f"{_VERSION}{name}": text for name, text in versions.items()}}
+    everyone = ranks.gather_json("compare experiments", mine)
+    different = first_difference(everyone)
+    if different is None:
+        return
+    rank, name = different
+    there, here = checkpoint.around_difference(
+        str(everyone[rank].get(name)), str(everyone[0].get(name))
+    )
+    fix = "start all ranks with the same file, data and versions"
+    if name == f"{_VERSION}processor":
+        fix = "set the same ATEN_CPU_CAPABILITY on all machines, for instance avx2"
+    raise ConfigError(
+        f"the {name} of rank {rank} is not that of rank 0 ({there} and {here}); {fix}. "
+        'To run an experiment of its own in every process, give runtime="simulator".'
+    )
+
+
+def _shard_note(runtime: Sharded) -> str:
+    """How the nodes are dealt to the ranks."""
+    facts = runtime.report()
+    shares = ", ".join(map(str, facts["nodes by rank"]))
+    return (
+        f"{facts['ranks']} ranks have {shares} nodes of tier {facts['cut']}; "
+        f"sums of models across ranks are {facts['sums']}."
+    )
+
+
+def _chunk_rows(task: Task, workers: int) -> int | None:
+    """The max bytes of the rows of a chunk, which stay in the cache; None on a GPU."""
+    if task.device.type != "cpu":
+        return None
+    keep_freed_memory()
+    return min(cache_bytes() // workers, LARGEST_ROWS)
+
+
+def _grain(experiment: Experiment, task: Task) -> int:
+    """The min number of values of rows in a chunk for a worker."""
+    if experiment.workers or task.path == "each":  # one row is work enough for a worker
+        return 1
+    return _GRAIN
 
 
 def _loopback(
@@ -150,6 +277,7 @@ def _loopback(
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
+            rates=experiment.rates(),
             place=location,
             training_place=training,
             under=examples,

@@ -232,13 +232,13 @@ def same_experiment(
                 f"{path} is of another experiment: the values of frozen parameters changed since "
                 "it was written; put the old weights back, or start a new run."
             )
-        had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
+        had, want = around_difference(str(saved.get(name)), str(wanted.get(name)))
         raise CheckpointError(
             f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
         )
 
 
-def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
+def around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
     """Both texts near the first character in which they differ."""
     same = 0
     while had[same : same + 1] == want[same : same + 1] != "":
@@ -284,7 +284,7 @@ def _sum(tensors: dict[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         head = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
         digest.update(head.encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.numpy().data)
     return digest.hexdigest()
 
 

@@ -104,6 +104,7 @@ def check(experiment: Experiment) -> None:
     _check_augment(experiment)
     _check_algorithm(experiment)
     _check_solver(experiment)
+    experiment.rates()
     _check_loss(experiment)
     _check_metrics(experiment)
     _check_stop(experiment)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from covey.engine.optimiser import Optimiser, Solver, optimiser
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
+from covey.kernel.rates import Rates, rates
 from covey.links.spec import Spec, wires
 from covey.runs import checks, fingerprint
 from covey.runs.alike import difference
@@ -46,7 +48,8 @@ class Experiment:
     how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
     from the module, "group" puts GroupNorm in their place (covey/engine/norm.py). `solver` is the
     optimiser of the devices' steps on data: "sgd", "adam", "adamw", or a table with momentum,
-    decay, clip or schedule (covey/engine/optimiser.py).
+    decay, clip or schedule, or one of the user's own (covey/engine/optimiser.py). `schedules` are
+    those of the algorithm's own rates, such as {"server_lr": "cosine"} (covey/kernel/rates.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -66,8 +69,8 @@ class Experiment:
     scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
-    (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
-    devices' program into a CUDA graph where it can.
+    (bytes for rows in training; by default a GPU takes more) never change a result. Nor does
+    `capture`, which on a GPU turns a round or the devices' program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm
@@ -103,6 +106,7 @@ class Experiment:
     select: str = ""
     solver: Solver = "sgd"
     stop: Stop = None
+    schedules: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -128,6 +132,10 @@ class Experiment:
     def optimiser(self) -> Optimiser:
         """The optimiser of steps on data."""
         return optimiser(self.solver, self.rounds)
+
+    def rates(self) -> Rates:
+        """The schedules of the algorithm's own rates."""
+        return rates(self.schedules, self.algorithm, self.rounds)
 
     def early_stop(self) -> EarlyStop | None:
         """When the run ends before its last round; None where it never does."""

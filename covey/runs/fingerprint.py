@@ -87,8 +87,7 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
-    if experiment.optimiser() != PLAIN:
-        out["solver"] = _solver(experiment.optimiser())
+    out |= _steps(experiment)
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())
     if experiment.metrics:
@@ -156,6 +155,16 @@ def _function(function: Callable[..., Any]) -> str:
         return f"{_full_name(function)} {source.digest([function])}"
     kind = type(function)
     return f"{_full_name(kind)} {_shown(function)} {source.digest([kind])}"
+
+
+def _steps(experiment: Experiment) -> dict[str, str]:
+    """The solver and the schedules of rates, where there are any."""
+    out = {}
+    if experiment.optimiser() != PLAIN:
+        out["solver"] = _solver(experiment.optimiser())
+    if experiment.rates().schedules:
+        out["schedules"] = describe(experiment.rates())
+    return out
 
 
 def _solver(optimiser: Optimiser) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from covey import markup
-from covey.runs.scoring import Model, Score
+from covey.runs.headline import Headline, headline, named
+from covey.runs.scoring import Model
 
 if TYPE_CHECKING:
     from covey.runs.record import Round
@@ -20,14 +20,18 @@ def of_round(record: Round, caption: str = "") -> str:
     if not record.models:
         return markup.table(["not scored"], [], caption)
     parts = list(dict.fromkeys(part for model in record.models.values() for part in model.scores))
-    heads = ["model", "kept by", *(f"{part} {_unit(record)}" for part in parts)]
+    metric = headline([record])
+    columns = {f"{part} {metric.unit}": _scores(record, part, metric) for part in parts}
     tested = parts[-1]
-    heads += ["worst 10 %", "non-zero %"]
-    rows = [
-        [name, _holders(model), *_scores(model, parts), _worst(model, tested), _nonzeros(model)]
-        for name, model in record.models.items()
-    ]
-    return markup.table(heads, rows, caption)
+    worst = [_worst(model, tested) for model in record.models.values()]
+    if metric.percent:
+        columns["worst 10 %"] = worst
+    columns |= _others(record, tested, metric)
+    columns["non-zero %"] = [_nonzeros(model) for model in record.models.values()]
+    rows = []
+    for number, (name, model) in enumerate(record.models.items()):
+        rows.append([name, _holders(model), *(cells[number] for cells in columns.values())])
+    return markup.table(["model", "kept by", *columns], rows, caption)
 
 
 def of_run(run: Seed) -> str:
@@ -48,36 +52,26 @@ def of_run(run: Seed) -> str:
     return of_round(last, f"{caption}; {figures}")
 
 
-def _unit(record: Round) -> str:
-    scores = [score for model in record.models.values() for score in model.scores.values()]
-    if any(score.perplexity is not None for score in scores):
-        return "perplexity"
-    if any(score.accuracy is not None for score in scores):
-        return "%"
-    if any(score.rmse is not None for score in scores):
-        return "RMSE"
-    return "loss"
-
-
 def _holders(model: Model) -> str:
     plural = "s" if model.holders != 1 else ""
     return f"{model.holders} {model.tier}{plural}"
 
 
-def _scores(model: Model, parts: Iterable[str]) -> list[str]:
-    return [_figure(model.scores.get(part)) for part in parts]
+def _scores(record: Round, part: str, metric: Headline) -> list[str]:
+    """The metric of every model on a part."""
+    out = []
+    for model in record.models.values():
+        score = model.scores.get(part)
+        out.append("-" if score is None else metric.text(metric.of(score)))
+    return out
 
 
-def _figure(score: Score | None) -> str:
-    if score is None:
-        return "-"
-    if score.perplexity_fallback is not None:
-        return f"{score.perplexity_fallback:.4g}"
-    if score.accuracy_fallback is not None:
-        return f"{100 * score.accuracy_fallback:.2f}"
-    if score.rmse_fallback is not None:
-        return f"{score.rmse_fallback:.4g}"
-    return "-" if score.loss_fallback is None else f"{score.loss_fallback:.4g}"
+def _others(record: Round, part: str, metric: Headline) -> dict[str, list[str]]:
+    """The other metrics that the experiment asks for."""
+    scores = [model.scores[part] for model in record.models.values() if part in model.scores]
+    names = dict.fromkeys(name for score in scores for name in score.metrics)
+    names.pop(metric.name, None)
+    return {f"{part} {named(name).unit}": _scores(record, part, named(name)) for name in names}
 
 
 def _worst(model: Model, part: str) -> str:

@@ -59,6 +59,7 @@ class Newcomers:
         if module is None:
             module = first.model
         self.algorithm = first.algorithm
+        self.rates = first.rates()
         self.select = first.select
         self.each = shards[0].devices
         self.task = Task(
@@ -124,7 +125,7 @@ class Newcomers:
         Rows that it keeps on the way are forgotten.
         """
         self._simulator.forget()
-        visit = _Visit(self.algorithm, self._learns)
+        visit = _Visit(self.rates.of(self.algorithm, round), self._learns)
         try:
             played = self._simulator.play(visit.server, rows, round=round, lane="score")
         except DivergedError as error:

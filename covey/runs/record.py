@@ -68,6 +68,8 @@ class Round:
                 out |= _numbers(prefix, score.metrics)
                 for metric, value in score.metrics_fallback.items():
                     out |= _numbers(prefix, {f"{metric}_fallback": value})
+                for metric, value in score.standard_errors_fallback.items():
+                    out |= _numbers(prefix, {f"{metric}_standard_error": value})
         for tier, notes in self.notes.items():
             for name, note in notes.items():
                 out |= _numbers(f"notes/{tier}/{name}", vars(note))
@@ -125,6 +127,7 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
 _PERPLEXITIES = ("perplexity", "perplexity_fallback")
 _METRICS = ("metrics", "metrics_fallback")
+_ERRORS = ("standard_errors", "standard_errors_fallback")
 
 
 def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +142,8 @@ def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
         left_out += _PERPLEXITIES
     if not score["metrics"]:
         left_out += _METRICS
+    if not score["standard_errors"]:
+        left_out += _ERRORS
     if score["confusion"] is None:
         left_out += ("confusion",)
     return {name: value for name, value in score.items() if name not in left_out}
@@ -151,8 +156,16 @@ def _figure(model: Model) -> str:
     known = {name: value for name, value in score.metrics.items() if value is not None}
     if not known:
         return figure
-    listed = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
-    return f"{figure} [{listed}]"
+    listed = [f"{name} {_with_error(score, name, value)}" for name, value in known.items()]
+    return f"{figure} [{', '.join(listed)}]"
+
+
+def _with_error(score: Score, name: str, value: float) -> str:
+    """As 0.8123, or as 0.8123 ± 0.011 where devices were drawn to be scored."""
+    error = score.standard_errors.get(name)
+    if error is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} ± {error:.2g}"
 
 
 def _first_figure(score: Score) -> str:
@@ -163,7 +176,7 @@ def _first_figure(score: Score) -> str:
     if score.accuracy is not None:
         return f"{score.accuracy:.4f}"
     if score.rmse is not None:
-        return f"rmse {score.rmse:.4g}"
+        return f"rmse {_with_error(score, 'rmse', score.rmse)}"
     return f"loss {score.loss}"
 
 

@@ -23,7 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, fingerprint, html, models, record
-from covey.runs.build import build
+from covey.runs.build import build, chosen
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
@@ -40,6 +40,7 @@ from covey.runs.seed import Seed
 from covey.runs.state import State
 from covey.runs.stopping import Patience
 from covey.runs.totals import Totals, plus
+from covey.runs.writer import Writer
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -96,7 +97,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         if store is not None:
             self._live = live_folder(self.experiment, runtime, Path(store))
             folder = self._live.path
-        built = build(self.experiments, torch.stack(rows), runtime, folder)
+        facts = self._fingerprints[0]
+        built = build(self.experiments, torch.stack(rows), runtime, facts, folder)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -107,6 +109,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._rows_folders: dict[Path, RowsFolder] = {}
         self._busy = threading.Lock()
         self._saving = 0.0
+        self.writer = Writer()
+        self.writes_beside = self.runtime.task.device.type == "cuda"
+        """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
         self._rehearse()
         paths = list(resume or ())
         if any(path is not None for path in paths):
@@ -123,7 +128,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def __next__(self) -> tuple[Round, ...]:
         if self.done:
+            self.writer.wait()
             raise StopIteration
+        self.writer.check()
         with self.alone("run a round"):
             state = self._state
             self.runtime.commit()  # what the round before kept
@@ -393,7 +400,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices)
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
@@ -481,7 +488,8 @@ class Run(Seed, Iterator[Round]):
         if resume is not None:
             path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime, store=store), 0)
-        self._progress = Progress(experiment.rounds) if progress else None
+        shown = progress and self.runtime.leads
+        self._progress = Progress(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
         if self._progress is None:
@@ -502,7 +510,8 @@ class Run(Seed, Iterator[Round]):
         line = Progress(self.experiment.rounds)
         try:
             for record in self:
-                line.show(record, last=self.done)
+                if self.runtime.leads:
+                    line.show(record, last=self.done)
                 yield record
         finally:
             line.end()
@@ -523,24 +532,27 @@ def run(
     experiment: Experiment,
     *,
     resume: str | os.PathLike[str] | None = None,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     progress: bool = False,
     store: str | os.PathLike[str] | None = None,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
-    `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
+    `resume` continues from a checkpoint, bit for bit. The runtime is "simulator", one process for
+    all nodes, or "sharded" in processes that torchrun has started: each of them must then run,
+    save and read the same, in the same order. `runtime="loopback"` plays every node as an
     object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
     how far the run is into one line, on terminals and in notebooks. `store` is a folder for the
     rows that nodes keep: they lie in files there, not in memory, and `save` links these files.
     """
-    return Run(experiment, resume=resume, runtime=runtime, progress=progress, store=store)
+    name = chosen(runtime)
+    return Run(experiment, resume=resume, runtime=name, progress=progress, store=store)
 
 
 def runs(
     experiments: Sequence[Experiment],
     *,
-    runtime: str = "simulator",
+    runtime: str = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
     store: str | os.PathLike[str] | None = None,
 ) -> Runs:
@@ -553,7 +565,7 @@ def runs(
         if path is not None:
             path = Path(path)
         paths.append(path)
-    return Runs(experiments, resume=paths, runtime=runtime, store=store)
+    return Runs(experiments, resume=paths, runtime=chosen(runtime), store=store)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

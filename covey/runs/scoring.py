@@ -40,6 +40,11 @@ _FACTS = 3
 With a cut, the sum of their angles and of their layers' shares follow.
 """
 
+SUMS = "sums"
+"""The end of the name under which devices that were drawn report the sums of metrics."""
+_MOST_SUMS = 4096
+"""A metric of more sums has no standard error: AUC of three classes or more."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -76,6 +81,9 @@ class Score:
     metrics_fallback: dict[str, float | None] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
     """Examples of all devices by class and predicted class, where the experiment asks for it."""
+    standard_errors: dict[str, float | None] = field(default_factory=dict)
+    """Of `metrics` and of the RMSE, where devices were drawn to be scored."""
+    standard_errors_fallback: dict[str, float | None] = field(default_factory=dict)
 
     def figure(self, name: str) -> float | None:
         """The figure of a metric over all devices; the global model where none is held."""
@@ -83,6 +91,15 @@ class Score:
             return self.metrics_fallback[name]
         value: float | None = getattr(self, f"{name}_fallback", None)
         return value
+
+    def error(self, name: str) -> float | None:
+        """The standard error of `figure`; None where it is unknown, or all devices were scored."""
+        if name in self.standard_errors_fallback:
+            return self.standard_errors_fallback[name]
+        usual = "loss" if self.accuracy_fallback is None else "accuracy"
+        if name == usual:
+            return self.standard_error_fallback
+        return None
 
 
 @dataclass(frozen=True)
@@ -362,6 +379,7 @@ class Scorer:
         score = me.evaluate(rows, part, predict=predict, bins=self.bins, metrics=asked)
         columns, report = self._columns(score, held, me.metrics)
         me.report(f"{name}/{part}", report)
+        self._report_sums(me, [name], part, score)
         return columns
 
     def _sums_together(self, me: Nodes, all_rows: list[Rows], flags: list[Rows]) -> Rows:
@@ -377,6 +395,7 @@ class Scorer:
             by_part.append(_by_model(columns, len(names)))
             for name, report in zip(names, _by_model(reports, len(names)), strict=True):
                 me.report(f"{name}/{part}", report)
+            self._report_sums(me, names, part, score)
         by_model = []
         for number, name in enumerate(names):
             by_model += [columns[number] for columns in by_part]
@@ -399,6 +418,14 @@ class Scorer:
             columns += [held * score.metrics, score.metrics]
             report += _by_device(score, metrics)
         return torch.cat(columns, dim=1), torch.cat(report, dim=1)
+
+    def _report_sums(self, me: Nodes, names: Sequence[str], part: str, score: PartScore) -> None:
+        """Report the sums from which standard errors follow, where devices were drawn."""
+        if self.sample is None or score.metrics is None:
+            return
+        sums = jackknifed(me.metrics, score.metrics)
+        for name, own in zip(names, _by_model(sums, len(names)), strict=True):
+            me.report(f"{name}/{part}/{SUMS}", own)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
@@ -431,6 +458,23 @@ def _by_device(score: PartScore, metrics: Sequence[Metric]) -> list[Tensor]:
         columns.append(score.metrics.new_full((len(score.count), 2), math.nan))
     columns.append(values_of(metrics, score.metrics))
     return columns
+
+
+def has_error(metric: Metric) -> bool:
+    """Whether devices report the sums from which a standard error follows."""
+    return is_figure(metric) and metric.columns <= _MOST_SUMS
+
+
+def jackknifed(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
+    """The sums of the metrics that have a standard error, [n, columns]."""
+    columns = [sums[:, :0]]
+    start = 0
+    for metric in metrics:
+        stop = start + metric.columns
+        if has_error(metric):
+            columns.append(sums[:, start:stop])
+        start = stop
+    return torch.cat(columns, dim=1)
 
 
 def values_of(metrics: Sequence[Metric], sums: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -315,33 +316,53 @@ class Seed:
         played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
         """Write everything this run needs to go on as if it had never stopped.
 
-        Its records go to a file beside.
+        Its records go to a file beside. With `wait=False` a run on a GPU goes on while the files
+        are written: they are complete after `wait`, after the next save, and after the last round.
+        Until then the checkpoint before is the valid one.
         """
-        with self._runs.alone("save"):
+        with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
             target = Path(path).absolute()
-            state = self._state.of_seed(self._copy)
-            if self.runtime.disk is None:
-                columns = list(self.runtime.freeze(self._copy))
-                self._write(target, Saved(state, columns))
+            if self.runtime.disk is not None:
+                self._write_rows(target, self.runtime.disk)
             else:
-                self._write_rows(target, state, self.runtime.disk)
+                columns = list(self.runtime.freeze(self._copy))
+                if self.runtime.leads:
+                    run = Saved(self._state.of_seed(self._copy), columns)
+                    self._begin_writing(target, run, wait)
             self._runs._saving += time.perf_counter() - began
 
-    def _write(self, target: Path, run: Saved) -> None:
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; an error that prevented it is raised here."""
+        self._runs.writer.wait()
+
+    def _begin_writing(self, target: Path, run: Saved, wait: bool) -> None:
+        """Write a checkpoint now, or on a GPU while the run goes on."""
+        rule = self._runs.stopping_rule
+        writer = self._runs.writer
+        if wait or not self._runs.writes_beside:
+            writer.wait()
+            self._write(target, run, rule)
+        else:
+            job = partial(self._write, target, run.in_main_memory(), rule)
+            writer.begin(job, self.round)
+
+    def _write(self, target: Path, run: Saved, stopped: str | None = None) -> None:
         """Write a checkpoint and the records beside it."""
+        history = run.state.histories[0]
         contents = run.checkpoint(
-            history=self._written(target).facts(),
+            history=self._written(target, history).facts(),
             fingerprint=self._runs._fingerprints[self._copy],
-            stopped=self._runs.stopping_rule,
+            stopped=stopped,
         )
         checkpoint.write(target, contents)
 
-    def _write_rows(self, target: Path, state: State, store: Store) -> None:
+    def _write_rows(self, target: Path, store: Store) -> None:
         """Write a checkpoint whose rows stay where they are."""
+        state = self._state.of_seed(self._copy)
         folders = self._runs._rows_folders
         if target not in folders:
             folders[target] = RowsFolder(target)
@@ -351,12 +372,16 @@ class Seed:
         # From here on the checkpoint counts: an error below may come after it was replaced.
         folder.saves.insert(0, store.saves)
         store.saved({save for other in folders.values() for save in other.saves})
-        self._write(target, Saved(state, [], rows))
+        self._write(target, Saved(state, [], rows), self._runs.stopping_rule)
         del folder.saves[2:]
         folder.clean(rows)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
+        with self.runtime.together("resume"):
+            return self._restore(path)
+
+    def _restore(self, path: str | os.PathLike[str]) -> int:
         saved = checkpoint.read(path)
         try:
             wanted = self._runs._fingerprints[self._copy]
@@ -404,14 +429,14 @@ class Seed:
             state = replace(state, totals=(totals,))
         return state
 
-    def _written(self, target: Path) -> Journal:
+    def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
         journals = self._runs._journals[self._copy]
         if target not in journals or not journals[target].whole:
             journals[target] = Journal.beside(target)
         journal = journals[target]
-        missing = [record.as_dict() for record in self.history[journal.records :]]
-        journal.append(missing, len(self.history))
+        missing = [record.as_dict() for record in history[journal.records :]]
+        journal.append(missing, len(history))
         return journal
 
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:

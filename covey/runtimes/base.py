@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,8 +27,10 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
+from covey.kernel.moved import on_device
 from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
+from covey.kernel.rates import CONSTANT, Rates
+from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -39,6 +41,9 @@ from covey.runtimes.facts import Facts, Played
 from covey.runtimes.training_tree import training_tree
 from covey.tree import Topology
 from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.runtimes.round_graphs import RoundTape
 
 Ends = tuple[str, str]
 """The two tiers of a link, the upper one first."""
@@ -137,6 +142,8 @@ class Play:
     facts: Facts
     ledger: Ledger
     suspects: list[Suspect] = field(default_factory=list)
+    tape: RoundTape | None = None
+    """What the round reads is put down on it, where the round is captured for a GPU."""
 
     @property
     def trains(self) -> bool:
@@ -178,6 +185,7 @@ class BaseRuntime(Runtime):
     idle: Idle = "skip"
     batches: Batches = "uniform"
     environment: Environment = field(default_factory=Ideal)
+    rates: Rates = CONSTANT
 
     def __post_init__(self) -> None:
         task = self.task
@@ -208,19 +216,43 @@ class BaseRuntime(Runtime):
         else:
             timed = self.clock("scores")
         self.clock.start()
+        program = self._in_round(program, round)
         with one_thread(), torch.no_grad(), timed:
             top = self.tree.tiers[0]
             ids = torch.arange(len(rows))
             me = Nodes(self, top, ids, round=round, path=0)
-            answer = program(me, rows.clone())
-            self._settle(me, answer)
+            answer = self._answer_of(me, program, rows)
+            facts = play.facts
+            if len(rows):
+                facts = self._all_facts(facts, answer)
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
             devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds, devices)
+        return facts.played(answer, environment, seconds, devices)
+
+    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+        """The facts of all processes that play together."""
+        return facts
+
+    def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
+        """The answer of the top tier's program, with everything that it did counted."""
+        answer = program(me, rows.clone())
+        self._settle(me, answer)
+        return answer
+
+    def algorithm_in(self, round: int) -> Algorithm:
+        """The algorithm with its rates of a round."""
+        return self.rates.of(self.algorithm, round)
+
+    def _in_round(self, program: Program, round: int) -> Program:
+        """A program of the algorithm with its rates of a round; any other as it is."""
+        if getattr(program, "__self__", None) is not self.algorithm:
+            return program
+        own: Program = getattr(self.algorithm_in(round), program.__name__)
+        return own
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -334,6 +366,8 @@ class BaseRuntime(Runtime):
         asked = _Ask(program, me.next_ask(), rows, each, sample, where)
         with self._timed("cohorts"):
             question = self._question(me, asked)
+        if self._play.tape is not None:
+            self._play.tape.asked(me, asked, question)
         answers = self.exchange(me, question)
         return self._replies(question, answers)
 
@@ -351,8 +385,8 @@ class BaseRuntime(Runtime):
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         asking = torch.arange(len(me))
         if ask.where is not None:
-            positions = ask.where.reshape(-1).nonzero()
-            asking = positions[:, 0].cpu()
+            where = me.in_main_memory(ask.where)
+            asking = where.reshape(-1).nonzero()[:, 0]
         cohort = self._cohort(me, ask, tier, asking)
         ids = cohort.ids
         asker = asking[cohort.position]
@@ -360,7 +394,7 @@ class BaseRuntime(Runtime):
         return Question(
             program,
             ends=(me.tier, tier),
-            round=me.round,
+            round=self._play.round,
             path=ask.path,
             askers=me.ids,
             ids=ids,
@@ -378,7 +412,7 @@ class BaseRuntime(Runtime):
         everybody = ask.sample is None
         if not self._play.trains:
             return _AskedNodes.all_answer(position, ids)
-        admission = self.environment.admit(tier, ids, me.round)
+        admission = self.environment.admit(tier, ids, self._play.round)
         if admission is not None and not bool(admission.asked.all()):
             position = position[admission.asked]
             ids = ids[admission.asked]
@@ -414,7 +448,7 @@ class BaseRuntime(Runtime):
         # Also when nobody asks, so that a wrong number is an error before the first round.
         self.members.picks(me.tier, sample)
         copy = self.tree.copy(me.tier, askers)
-        by_seed = draws.keys(self.seeds, me.round, ask.path, tier)
+        by_seed = draws.keys(self.seeds, self._play.round, ask.path, tier)
         address = by_seed[copy]
         return self.members.cohort(me.tier, askers, sample=sample, address=address)
 
@@ -476,7 +510,6 @@ class BaseRuntime(Runtime):
         asker = question.asker[answered]
         above, _ = question.ends
         child = self.members.child_number(above, question.askers, asker, question.ids[answered])
-        askers = len(question.askers)
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
@@ -488,12 +521,25 @@ class BaseRuntime(Runtime):
                     message = message.rows
                 if message is not None:
                     parts.append(message)
-            return Replies(parts or None, asker=asker, askers=askers, child=child)
+            return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
             by_number = zip(*answers.parts, strict=True)
             return tuple(replies(list(messages)) for messages in by_number)
         return replies(list(answers.parts))
+
+    def _replies_of(
+        self,
+        question: Question,
+        parts: list[Rows | Masked | Deferred] | None,
+        asker: Tensor,
+        child: Tensor,
+    ) -> Replies:
+        """The replies that consist of these parts.
+
+        Each answer has the position of its asker and its number among the asker's children.
+        """
+        return Replies(parts, asker=asker, askers=len(question.askers), child=child)
 
     # Links
 
@@ -510,12 +556,17 @@ class BaseRuntime(Runtime):
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
             return None
-        return self.algorithm.cut(key.sender, self._play.round)
+        cut = self.algorithm_in(self._play.round).cut(key.sender, self._play.round)
+        if self._play.tape is not None:
+            self._play.tape.cut(key.sender, cut)
+        return cut
 
     def _wire_keys(self, key: MessageKey, ids: Ids) -> Callable[[], Tensor]:
         """The keys of the draws that a codec makes for the rows of these senders."""
 
         def keys() -> Tensor:
+            if self._play.tape is not None:
+                self._play.tape.refuse("a codec draws at random")
             by_seed = draws.keys(
                 self.seeds,
                 self._play.round,
@@ -544,6 +595,8 @@ class BaseRuntime(Runtime):
         wire = self.wires[key.link, key.direction]
         if not wire.feedback or not self._play.trains:
             return None
+        if self._play.tape is not None:
+            self._play.tape.refuse("a link has error feedback")
         name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
         round = self._play.round
 
@@ -586,8 +639,13 @@ class BaseRuntime(Runtime):
         play = self._play
         for name, rows in call.kept.items():
             self._suspect(tier, f"the kept {name!r}", rows, ids)
+            if play.tape is not None:
+                play.tape.keep(tier, name, ids, rows)
+                continue
             with self._storing:  # workers take turns
                 self.store.put(tier, name, ids, rows, play.round)
+        if play.tape is not None:
+            play.tape.worked(call)
         if play.trains:
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
@@ -598,6 +656,9 @@ class BaseRuntime(Runtime):
         for name, noted in call.notes.items():
             for values in noted:
                 self._suspect(tier, f"the note {name!r}", values, ids)
+                if self._play.tape is not None:
+                    self._play.tape.note(tier, name, ids, values)
+                    continue
                 notes.add(tier, name, ids, values, idle)
 
     def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
@@ -630,10 +691,11 @@ class BaseRuntime(Runtime):
         """
         if not rows.is_floating_point() or not rows.numel():
             return
-        if not rows.is_cuda and native.finite(rows):
+        later = rows.is_cuda or self._play.tape is not None
+        if not later and native.finite(rows):
             return
         by_node = rows.reshape(len(ids), -1)
-        if rows.is_cuda:
+        if later:
             sums = by_node.sum(1)
         else:
             finite = torch.isfinite(by_node).all(1)
@@ -647,8 +709,8 @@ class BaseRuntime(Runtime):
         A GPU is waited for at the end of a round only.
         """
         suspects = self._play.suspects
-        on_gpu = self.task.device.type == "cuda"
-        if not suspects or (on_gpu and not last):
+        later = self.task.device.type == "cuda" or self._play.tape is not None
+        if not suspects or (later and not last):
             return
         sums = torch.cat([suspect.sums for suspect in suspects])
         bad = ~torch.isfinite(sums).cpu()
@@ -753,7 +815,7 @@ def select(message: Message, positions: Tensor) -> Message:
     rows = rows_of(message)
     if rows is None or len(rows) == len(positions):
         return message
-    chosen = positions.to(rows.device, non_blocking=True)
+    chosen = on_device(positions, rows.device)
     if isinstance(message, Masked):
         return Masked(message.rows[chosen], message.mask[chosen])
     if isinstance(message, Exact):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from torch import Tensor
@@ -90,6 +91,18 @@ class Runtime(ABC):
     @abstractmethod
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prints and writes files; of several, one does."""
+        return True
+
+    def together(self, done: str) -> AbstractContextManager[None]:
+        """Do something in all processes of the runtime; an error of one is an error of all.
+
+        `done` says what was done: nobody goes on before all have.
+        """
+        return nullcontext()
 
     def nodes(self, tier: str, copy: int) -> slice:
         """The ids that the nodes of a tier have in one seed's tree."""

@@ -10,8 +10,10 @@ says why.
 
 from __future__ import annotations
 
+import gc
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,6 +52,18 @@ class Replay(Protocol):
         ...
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: an older graph must not be freed while another one is captured."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class CudaReplay:
     """A CUDA graph.
 
@@ -65,6 +79,7 @@ class CudaReplay:
             pool = beside._graph.pool()
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with (
+            _uncollected(),
             torch.cuda.device(device),
             torch.cuda.graph(self._graph, pool=pool, stream=stream),
         ):
@@ -72,8 +87,21 @@ class CudaReplay:
 
     def replay(self) -> None:
         """Do it again."""
+        if self._device.index in (None, torch.cuda.current_device()):
+            self._graph.replay()
+            return
         with torch.cuda.device(self._device):
             self._graph.replay()
+
+
+class Decisions(Protocol):
+    """Where comparisons of the round's number are recorded."""
+
+    compared: list[Compared]
+
+    def refuse(self, reason: str) -> None:
+        """What is noted cannot be captured."""
+        ...
 
 
 class Watched:
@@ -82,7 +110,7 @@ class Watched:
     Its comparisons are recorded: a graph serves all rounds with the same results.
     """
 
-    def __init__(self, value: int, tape: Tape) -> None:
+    def __init__(self, value: int, tape: Decisions) -> None:
         self._value = value
         self._tape = tape
 

@@ -20,7 +20,7 @@ from covey.data import Shards
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
-from covey.kernel.algorithm import Program
+from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
@@ -39,6 +39,7 @@ from covey.runtimes.base import (
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Played
+from covey.runtimes.frozen import joined, part_of
 from covey.runtimes.place import OwnStore, Place, TrainingPlace
 from covey.runtimes.training_tree import TrainingTree, training_tree
 from covey.tree import Topology, Tree
@@ -156,7 +157,7 @@ class Station(BaseRuntime):
     def _owner(self, program: Program) -> tuple[str, dict[str, Any]]:
         """Whose program this is, and its parameters."""
         owner: Any = getattr(program, "__self__", None)
-        if owner is self.algorithm:
+        if isinstance(owner, Algorithm):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
@@ -306,7 +307,7 @@ class Station(BaseRuntime):
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
-        owner: Any = self.algorithm
+        owner: Any = self.algorithm_in(header["round"])
         if header["owner"] != ALGORITHM:
             make = self.makers[header["owner"]]
             owner = make(header["parameters"])
@@ -530,8 +531,8 @@ class Loopback(Runtime):
             count += len(own)
         held = sorted(set(parts) - {PRESENT})
         labels = [PRESENT, *held]
-        joined = {label: _joined(parts[label]) for label in labels}
-        return Frozen(tier, name, torch.cat(rows), joined)
+        entries_of_all = {label: joined(parts[label]) for label in labels}
+        return Frozen(tier, name, torch.cat(rows), entries_of_all)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Hand every station its own rows of one entry of `freeze`, of any runtime."""
@@ -540,7 +541,7 @@ class Loopback(Runtime):
         check.thaw(frozen, self.nodes(frozen.tier, copy))
         everyone = slice(0, self.tree.size(frozen.tier))
         for station in self.stations[frozen.tier]:
-            own = _frozen_of_node(frozen, station.place.number)
+            own = part_of(frozen, _only(station))
             station.store.thaw(own, everyone)
 
     def report(self) -> dict[str, Any]:
@@ -574,34 +575,3 @@ def _only(station: Station) -> slice:
     """The one node of its tier that a station is."""
     number = station.place.number
     return slice(number, number + 1)
-
-
-def _joined(entries: Sequence[Entry]) -> Entry:
-    """The entries of several stations as one."""
-    nothing = torch.zeros(0, dtype=torch.int64)
-    everything = [Entry(nothing, nothing, nothing), *entries]
-    return Entry(
-        ids=torch.cat([entry.ids for entry in everything]),
-        rounds=torch.cat([entry.rounds for entry in everything]),
-        places=torch.cat([entry.places for entry in everything]),
-    )
-
-
-def _frozen_of_node(frozen: Frozen, number: int) -> Frozen:
-    """One node's rows and entries of a column."""
-    parts = {}
-    for label, entry in frozen.entries.items():
-        own = entry.ids == number
-        parts[label] = Entry(
-            ids=entry.ids[own],
-            rounds=entry.rounds[own],
-            places=entry.places[own],
-        )
-    every_place = torch.cat([part.places for part in parts.values()])
-    places = torch.unique(every_place)
-    entries = {}
-    for label, part in parts.items():
-        new_places = torch.searchsorted(places, part.places)
-        entries[label] = Entry(part.ids, part.rounds, new_places)
-    rows = frozen.rows[places.to(frozen.rows.device)]
-    return Frozen(frozen.tier, frozen.name, rows, entries)

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.kernel.algorithm import Program
 from covey.kernel.environment import Answered, Effort
-from covey.kernel.nodes import Nodes
+from covey.kernel.moved import on_device
+from covey.kernel.nodes import Cohort, Nodes
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
 from covey.links.node_bytes import LowerEnds
@@ -28,9 +30,12 @@ from covey.runtimes.base import (
     flat,
     select,
 )
-from covey.runtimes.cuda_graphs import Graphs, Invocation
+from covey.runtimes.cuda_graphs import CudaReplay, Graphs, Invocation
+from covey.runtimes.round_graphs import RoundNodes, Rounds
 from covey.types import Ids, Rows
 
+MEMORY = 2**31
+"""Bytes of the rows in a chunk, where an experiment says nothing else."""
 _CACHED = 2**18
 """Values of rows that stay in the cache of a core."""
 _SCORES = 4
@@ -41,21 +46,30 @@ _SCORES = 4
 class Simulator(BaseRuntime):
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows; `capture` allows CUDA graphs. In an
-    environment with a clock programs are not captured, since their steps are counted.
+    A chunk for a worker holds at least `grain` values of rows, and at most `chunk_rows` bytes of
+    them (None: no limit). `capture` allows CUDA graphs. In an environment with a clock programs are
+    not captured, since their steps are counted.
     """
 
     workers: int = 1
-    memory: int = 2**31
+    memory: int = MEMORY
+    chunk_rows: int | None = None
     grain: int = 1
     capture: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.graphs: Graphs | None = None
+        self.rounds: Rounds | None = None
         on_gpu = self.task.device.type == "cuda"
         if on_gpu and self.capture and self.environment.ideal:
             self.graphs = Graphs(self)
+            self.rounds = Rounds(self, CudaReplay)
+        self._room = self.memory
+        if on_gpu and self.memory == MEMORY and not isinstance(self.task.stack, str):
+            # Its kernels cost their launch; the activations of a stack are smaller than its rows.
+            _, memory = torch.cuda.mem_get_info(self.task.device)
+            self._room = max(MEMORY, memory // 4)
         self._pool: ThreadPoolExecutor | None = None
         self._owner = 0
 
@@ -63,11 +77,53 @@ class Simulator(BaseRuntime):
         """How the simulator runs programs, in words and numbers."""
         out = {**super().report(), "workers": self.workers}
         if self.graphs is not None:
-            out["graph"] = self.graphs.report()
+            out["graph"] = self._graph_report(self.graphs)
         return out
+
+    def _graph_report(self, graphs: Graphs) -> str:
+        """What runs as a CUDA graph, and why no more does."""
+        if self.rounds is None:
+            return graphs.report()
+        if self.rounds.reason is None:
+            return self.rounds.report()
+        return f"{graphs.report()}; {self.rounds.report()}"
+
+    def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
+        """The answer of the top tier's program; a round of training may be one graph."""
+        if self.rounds is not None and self._play.trains and len(rows):
+            with self._timed("training"):
+                answer = self.rounds.run(program, rows)
+            if answer is not None:
+                with self._timed("links"):
+                    self._check(last=True)
+                    self._play.ledger.settle()
+                return answer
+        return super()._answer_of(me, program, rows)
+
+    def ask(
+        self,
+        me: Nodes,
+        program: Program,
+        rows: tuple[Message, ...],
+        *,
+        each: tuple[Tensor, ...],
+        sample: Cohort,
+        where: Tensor | None,
+    ) -> Any:
+        """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
+        doing: AbstractContextManager[None] = nullcontext()
+        if self._play.tape is not None:
+            doing = self._play.tape.program(running=False)
+        with doing:
+            return super().ask(me, program, rows, each=each, sample=sample, where=where)
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """Send rows down, run the program on all children in chunks, send the answers up."""
+        down, each = self._all_sent(me, question)
+        return self._all_answers(me, question, down, each)
+
+    def _all_sent(self, me: Nodes, question: Question) -> tuple[list[Rows], list[Tensor]]:
+        """What arrives below: the askers' rows, and each child's own values."""
         with self._timed("links"):
             down = []
             for number, message in enumerate(question.rows):
@@ -76,6 +132,12 @@ class Simulator(BaseRuntime):
                 rows = self._sent(message, me.ids, question.copies, key, ends)
                 down.append(rows)
             each = [self._sent_each(question, values) for values in question.each]
+        return down, each
+
+    def _all_answers(
+        self, me: Nodes, question: Question, down: Sequence[Rows], each: Sequence[Tensor]
+    ) -> Answers:
+        """The answers of all children that run, as they arrive above."""
         effort = None
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
@@ -124,7 +186,7 @@ class Simulator(BaseRuntime):
 
         Returns their answers as they arrive above.
         """
-        asker = question.asker[part].to(self.task.device, non_blocking=True)
+        asker = on_device(question.asker[part], self.task.device)
         arguments = [torch.index_select(rows, 0, asker) for rows in down]
         arguments += [values[part] for values in each]
         received = None
@@ -142,7 +204,10 @@ class Simulator(BaseRuntime):
             arguments=tuple(arguments),
             idle=idle,
         )
-        with torch.no_grad():
+        chunk: AbstractContextManager[None] = nullcontext()
+        if self._play.tape is not None:
+            chunk = self._play.tape.chunk(question, part)
+        with torch.no_grad(), chunk:
             nodes, answer = self._invoke(invocation, effort, part)
             self._record(invocation.tier, invocation.ids, nodes.call, idle)
             if effort is not None:
@@ -154,6 +219,8 @@ class Simulator(BaseRuntime):
         self, invocation: Invocation, effort: Effort | None, part: slice
     ) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
+        if self._play.tape is not None:
+            return self._invoke_on_tape(invocation)
         trained = self._play.trains and self._leaf(invocation.tier)
         if trained and self.graphs is not None:
             return self.graphs.run(invocation)
@@ -161,6 +228,21 @@ class Simulator(BaseRuntime):
         if effort is not None:
             nodes.call.ratio = effort.ratio(part)
         return nodes, invocation.program(nodes, *invocation.arguments)
+
+    def _invoke_on_tape(self, invocation: Invocation) -> tuple[Nodes, Any]:
+        """As `_invoke`, of nodes whose reads are put down on the tape of the round."""
+        tape = self._play.tape
+        assert tape is not None
+        nodes = RoundNodes(
+            self,
+            tape,
+            invocation.tier,
+            invocation.ids,
+            path=invocation.path,
+            idle=invocation.idle,
+        )
+        with tape.program(running=True):
+            return nodes, invocation.program(nodes, *invocation.arguments)
 
     def _answer(
         self,
@@ -180,15 +262,18 @@ class Simulator(BaseRuntime):
         if effort is not None:
             heard = partial(effort.heard, in_question)
         ids = question.ids[part]
+        chosen = positions
+        if self._play.tape is not None and len(positions) != len(ids):
+            chosen = self._play.tape.answering(positions)
 
         def up(message: Message, number: int) -> Message:
             self._checked_answer(question, ids, message, nodes.call)
             if rows_of(message) is None:
                 return None
-            reference = rows_of(select(received, positions))
+            reference = rows_of(select(received, chosen))
             senders = ids[positions]
             return self._cross(
-                select(message, positions),
+                select(message, chosen),
                 senders,
                 copies=torch.ones_like(positions),
                 key=question.key("up", number),
@@ -244,7 +329,8 @@ class Simulator(BaseRuntime):
         route = Route(meter_key, copies, tree, heard, ends)
         wire = self.wires[key.link, key.direction]
         link = Link(wire, self._play.ledger)
-        return link.send(
+        before = len(self._play.ledger.entries)
+        arrived = link.send(
             message,
             route,
             cut=self._cut(key),
@@ -252,6 +338,10 @@ class Simulator(BaseRuntime):
             keys=self._wire_keys(key, ids),
             memory=self._memory(key, ids, copies),
         )
+        if self._play.tape is not None:
+            crossed = len(self._play.ledger.entries) - before
+            self._play.tape.crossed(key.direction, crossed)
+        return arrived
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         if self.task.device.type == "cuda":
@@ -272,20 +362,25 @@ class Simulator(BaseRuntime):
         for start in range(0, max(count, 1), size):
             stop = min(start + size, count)
             parts.append(slice(start, stop))
-        if self.workers == 1 or len(parts) == 1:
+        if self.workers == 1 or len(parts) == 1 or self._play.tape is not None:
             return map(run, parts)
         return iter(self._over_workers(run, parts))
 
     def _chunk_size(self, count: int) -> int:
         """The number of devices in a chunk, of `count` that run."""
         device_bytes = self.task.row_bytes() + self.algorithm.memory()
-        room = max(1, self.memory // self.workers // device_bytes)
+        room = max(1, self._room // self.workers // device_bytes)
+        width = self.task.space.width
+        if self.chunk_rows is not None:
+            # The rows of a chunk stay in the cache from one pass over them to the next.
+            row = width * self.task.dtype.itemsize
+            room = min(room, max(1, self.chunk_rows // row))
         if self.task.path == "each":
             # Rows run one by one, and the models of a chunk stay in the cache for all their steps.
-            room = min(room, max(1, _CACHED // self.task.space.width))
-        smallest = math.ceil(self.grain / self.task.space.width)
+            room = min(room, max(1, _CACHED // width))
+        smallest = math.ceil(self.grain / width)
         chunks = self.workers
-        if not self._play.trains:
+        if not self._play.trains and self.workers > 1:
             chunks = self.workers * _SCORES
         share = math.ceil(count / chunks)
         return min(room, max(smallest, share))

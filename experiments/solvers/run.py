@@ -4,7 +4,8 @@
 700 images with two labels each, a network of 64 hidden units. All devices take part in all of 80
 rounds, with 20 steps of 20 images each. Every method is run at every step size of its grid on
 seeds 0 to 2, which run side by side and have partitions, weights and draws of their own. The mean
-validation accuracy of the seeds chooses the step size, and that of a seed chooses its round. The
+validation accuracy of the seeds chooses the step size, and that of a seed chooses its round. With
+`--have RESULTS.json` the runs in that file are left out, and the shares are of the others. The
 files of shares are put together by `python -m experiments.solvers.run RESULTS.json --merge FILE...`
 which also prints the table.
 """
@@ -36,7 +37,7 @@ SEEDS = (0, 1, 2)
 
 PLAIN = (0.01, 0.03, 0.1, 0.3, 1.0)
 SMALL = (0.003, 0.01, 0.03, 0.1, 0.3)
-TINY = (0.0001, 0.0003, 0.001, 0.003, 0.01)
+TINY = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ METHODS: dict[str, Method] = {
     "plain sgd": Method(),
     "sgd, cosine": Method(solver={"schedule": "cosine"}),
     "sgd, step": Method(solver={"schedule": "step"}),
-    "sgd, clip 1": Method(solver={"clip": 1.0}),
+    "sgd, clip 1": Method(solver={"clip": 1.0}, rates=(*PLAIN, 3.0)),
     "sgd, 1 epoch": Method(solver={"epochs": 1}),
     "momentum": Method(solver=MOMENTUM, rates=SMALL),
     "nesterov": Method(solver={**MOMENTUM, "nesterov": True}, rates=SMALL),
@@ -134,13 +135,20 @@ def train(path: Path, options: argparse.Namespace) -> None:
     """Every result of this share that the file does not have yet."""
     results: dict[str, Any] = read(path)
     part, parts = map(int, options.share.split("/"))
-    for name, rate in jobs()[part::parts]:
-        key = f"{name} | {rate:g}"
+    have = read(options.have) if options.have else {}
+    missing = [job for job in jobs() if key_of(*job) not in have]
+    for name, rate in missing[part::parts]:
+        key = key_of(name, rate)
         if key in results:
             continue
         results[key] = result(name, rate, options)
         write(path, results)
         print(key, results[key], flush=True)
+
+
+def key_of(name: str, rate: float) -> str:
+    """The name of a result."""
+    return f"{name} | {rate:g}"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def merge(path: Path, files: Sequence[str]) -> None:
     results = read(path)
     for file in files:
         results.update(read(Path(file)))
-    order = {f"{name} | {rate:g}": number for number, (name, rate) in enumerate(jobs())}
+    order = {key_of(*job): number for number, job in enumerate(jobs())}
     results = dict(sorted(results.items(), key=lambda item: order[item[0]]))
     write(path, results)
     print(table(results))
@@ -171,7 +179,7 @@ def merge(path: Path, files: Sequence[str]) -> None:
 def table(results: Mapping[str, Any]) -> str:
     """A line per method: mean and standard deviation over seeds at the step size chosen."""
     lines = [
-        "| method | step sizes tried | chosen | test % | last round % | less plain sgd |",
+        "| method | step sizes tried | chosen | test % | last round % | over plain sgd |",
         "|---|---|---|---|---|---|",
     ]
     plain = chosen_rate("plain sgd", results)
@@ -179,11 +187,11 @@ def table(results: Mapping[str, Any]) -> str:
         rate = chosen_rate(name, results)
         if rate is None:
             continue
-        found = results[f"{name} | {rate:g}"]
-        tried = ", ".join(f"{rate:g}" for rate in method.rates)
+        found = results[key_of(name, rate)]
+        tried = ", ".join(f"{rate:g}" for rate in method.rates if key_of(name, rate) in results)
         cells = [name, tried, f"{rate:g}", spread(found["test"]), spread(found["last"])]
         if plain is not None and method.model == "global" and name != "plain sgd":
-            base = results[f"plain sgd | {plain:g}"]["test"]
+            base = results[key_of("plain sgd", plain)]["test"]
             cells.append(spread([a - b for a, b in zip(found["test"], base, strict=True)]))
         else:
             cells.append("")
@@ -193,10 +201,10 @@ def table(results: Mapping[str, Any]) -> str:
 
 def chosen_rate(name: str, results: Mapping[str, Any]) -> float | None:
     """The step size with the best mean validation accuracy; None if none has a result."""
-    tried = [rate for rate in METHODS[name].rates if f"{name} | {rate:g}" in results]
+    tried = [rate for rate in METHODS[name].rates if key_of(name, rate) in results]
     if not tried:
         return None
-    return max(tried, key=lambda rate: statistics.mean(results[f"{name} | {rate:g}"]["validation"]))
+    return max(tried, key=lambda rate: statistics.mean(results[key_of(name, rate)]["validation"]))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -211,6 +219,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--data-dir", help="the data folder; default: COVEY_DATA")
     parser.add_argument("--share", default="0/1", help="k/n: every n-th run from the k-th")
+    parser.add_argument("--have", type=Path, help="a file of results that are not run again")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="files of shares")
     options = parser.parse_args()

@@ -15,6 +15,11 @@ PLAIN = facts(
     ("FedAvg", replace(FLAT, sizes=(1, 60))),
     ("Local", replace(LOCAL, sizes=(1, 60))),
 )
+METRICS = Shape(
+    metrics=(("loss", False), ("auc", True), ("ece", False), ("margin", True)),
+    shown="auc",
+    confusion=True,
+)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SHAPES = {
     "flat": facts(("FedAvg", FLAT)),
@@ -27,6 +32,7 @@ SHAPES = {
     ),
     "five seeds": facts(("sFedHP", Shape(seeds=5)), ("FedAvg", replace(FLAT, seeds=5))),
     "regression": facts(("PerMFL", Shape(metric="rmse")), ("FedAvg", replace(FLAT, metric="rmse"))),
+    "several metrics": facts(("sFedHP", METRICS), ("FedAvg", FLAT)),
     "sampled": facts(("FedAvg", Shape(sizes=(1, 4, 80), sample=10, asked=True))),
     "radio and new devices": facts(("Pruned", Shape(sizes=(1, 2, 30), radio=True, newcomers=4))),
     "no single nodes": facts(("FedAvg", Shape(sizes=(1, 9, 900), nodes=False))),
@@ -318,3 +324,80 @@ def test_what_is_shown_stays_when_the_page_is_drawn_again(visitor: Visitor) -> N
     assert shown(page) == "Device 5"
     assert page.evaluate("scrollY") == 900
     assert page.locator("#devices tbody tr").count() == 60
+
+
+def test_a_reader_chooses_the_metric(visitor: Visitor) -> None:
+    page = visitor.open(SHAPES["several metrics"])
+    assert page.locator("#metric").input_value() == "auc"
+    assert page.locator("#metric option").all_inner_texts() == [
+        "accuracy", "loss", "AUC", "ECE", "margin",
+    ]  # fmt: skip
+    assert page.locator(".lead").inner_text().startswith("The AUC on test examples is ")
+    auc = page.locator(".tile .v").first.inner_text()
+    page.select_option("#metric", "ece")
+    lead = page.locator(".lead").inner_text()
+    assert lead.startswith("The ECE on test examples (less is better) is ")
+    assert page.locator(".tile .v").first.inner_text() != auc
+    page.locator("#metrics button", has_text="Accuracy").click()
+    assert "of test examples are right" in page.locator(".lead").inner_text()
+    assert page.locator("#metric").input_value() == "accuracy"
+
+
+def rows_of(page: Any) -> list[list[str]]:
+    """The rows of the table of devices."""
+    page.click("#devices summary")
+    rows = page.locator("#devices tbody tr").all()
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("auc", 1), ("ece", -1)])
+def test_the_worst_device_is_first_whichever_way_is_better(
+    visitor: Visitor, metric: str, sign: int
+) -> None:
+    page = visitor.open(SHAPES["several metrics"])
+    page.select_option("#metric", metric)
+    choose(page, "sort", "value")
+    rows = rows_of(page)
+    assert len(rows) == 11  # the last device has no value
+    values = [sign * float(row[3]) for row in rows]
+    assert values == sorted(values)
+    fill = fills(page)
+    assert fill[11] == "var(--panel)"
+    shades = [fill[int(row[0].removeprefix("device "))] for row in rows]
+    lightness = [sum(map(int, shade[4:-1].split(","))) for shade in shades]
+    assert lightness == sorted(lightness, reverse=True)  # the better, the darker
+
+
+def test_the_best_of_every_metric_is_bold(visitor: Visitor) -> None:
+    page = visitor.open(SHAPES["several metrics"])
+    rows = page.locator("#metrics tbody tr").all()
+    assert len(rows) == 5
+    for row in rows:
+        better = row.locator("td").nth(1).inner_text()
+        cells = [float(text.split()[0]) for text in row.locator("td").all_inner_texts()[2:]]
+        bold = row.locator(".best").all_inner_texts()
+        best = max(cells) if better == "higher" else min(cells)
+        assert [float(text.split()[0]) for text in bold] == [best]
+
+
+def test_the_confusion_matrix_is_that_of_the_model_chosen(visitor: Visitor) -> None:
+    shown = SHAPES["several metrics"]
+    page = visitor.open(shown)
+    for model in ("personal", "edge"):
+        choose(page, "confused", model)
+        matrix = shown["runs"][0]["seeds"][0]["models"][model]["confusion"]
+        rows = page.locator("#confusion tbody tr").all()
+        for row, counts in zip(rows, matrix, strict=True):
+            cells = row.locator("td").all_inner_texts()
+            assert [int(cell) for cell in cells[:-1]] == counts
+
+
+def test_regression_speaks_of_no_accuracy(visitor: Visitor) -> None:
+    shape = Shape(metric="rmse", metrics=(("mae", False), ("r2", True), ("loss", False)))
+    page = visitor.open(facts(("PerMFL", shape), ("FedAvg", replace(FLAT, metric="rmse"))))
+    for metric in ("rmse", "mae", "r2", "loss"):
+        page.select_option("#metric", metric)
+        text = page.locator("main").inner_text().lower()
+        assert "accuracy" not in text
+        assert "points" not in text
+        assert "worst tenth" not in text

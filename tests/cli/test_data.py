@@ -206,3 +206,19 @@ def test_forms_of_edges(form: str, tmp_path: Path) -> None:
     found = json.loads(ended.out)
     assert sum(found["edges"]) == 20
     assert len(found["edges"]) == (2 if edges == "none" else 4)
+
+
+def test_show_counts_copies(tmp_path: Path) -> None:
+    rows = [f"d{row % 3},{row // 2},{row // 2},{row % 2}" for row in range(60)]
+    text = "\n".join(["device,size,weight,label", *rows])
+    (tmp_path / "copies.csv").write_text(text, encoding="utf-8")
+    words = ("data.name=files", f"data.path={tmp_path / 'copies.csv'}", "algorithm.name=fedavg")
+    shown = ("data", "show", *words, "tree.edges=none", "model.name=linear")
+    ended = covey(*shown, "--out", tmp_path / "who.png")
+    assert ended.code == 0, ended.err
+    assert "30 of 60 examples equal an earlier one in all features" in ended.out
+    found = json.loads(covey(*shown, "--out", tmp_path / "who.png", "--json").out)["copies"]
+    assert (found["held"], found["different"]) == (60, 30)
+    leaks = f"{found['leaks']} of {found['tested']} test examples equal, in all features, one of"
+    assert leaks in ended.out
+    assert 0 < found["leaks"] < found["tested"]

@@ -3,6 +3,7 @@ wrongly.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -214,3 +215,18 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
         for at in "012"
     ]
     assert found["scores"]["edge"]["train"]["loss"] == min(loss["train"]["loss"] for loss in losses)
+
+
+def test_a_new_device_has_the_metrics_of_its_run(pump: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    asked = ('metrics=["f1"]', "select=ece", "rounds=2")
+    assert covey("run", OWN, *asked, "--out", folder).code == 0
+    text = said(covey("personalize", folder, "--data", pump))
+    head, *rows = [line for line in text.splitlines() if line.startswith(("model", "glob", "pers"))]
+    assert head.split("  ")[-1].strip() == "test f1"
+    assert re.search(r"train ece +validation ece +test ece +test % +test f1$", head)
+    facts = json.loads(said(covey("personalize", folder, "--data", pump, "--json")))
+    assert (facts["metric"], facts["higher_is_better"]) == ("ece", False)
+    score = facts["scores"]["global"]["test"]
+    assert rows[0].split()[-1] == f"{score['metrics']['f1']:.4g}"
+    assert rows[0].split()[-3] == f"{score['metrics']['ece']:.4g}"

@@ -39,7 +39,8 @@ def test_gaps_and_words_from_run_to_predict(tmp_path: Path) -> None:
     filled = "missing values replaced by means of training rows: 9 in column 'mass'."
     assert filled in ended.out + ended.err
     shown = command("data", "show", tmp_path / "my.toml", "--json", "--out", tmp_path / "data.png")
-    assert json.loads(shown.out)["notes"] == [filled]
+    added = "columns added, 1 where a value is missing: mass is missing."
+    assert json.loads(shown.out)["notes"] == [added, filled]
     (tmp_path / "new.csv").write_text("kind,mass\nred,\ngreen,3\n", encoding="utf-8")
     ended = command("predict", folder, "--data", tmp_path / "new.csv", "--model", "global")
     assert ended.code == 0, ended.err

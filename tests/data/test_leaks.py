@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.data import Part, Shards, partition
-from covey.data.leaks import Overlaps, overlaps
+from covey.data.leaks import Copies, Overlaps, copies, overlaps
 
 EXAMPLES = 8
 pieces = st.lists(st.integers(0, EXAMPLES - 1), max_size=6)
@@ -94,3 +94,33 @@ def test_many_entries_take_no_time() -> None:
     found = overlaps(made)
     assert time.process_time() - start < 3
     assert found.leaks > 0.9 * found.tested
+
+
+@given(
+    st.lists(st.tuples(pieces.filter(bool), pieces, pieces), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=EXAMPLES, max_size=EXAMPLES),
+)
+def test_copies_are_those_of_sets(
+    devices: list[tuple[list[int], list[int], list[int]]], features: list[int]
+) -> None:
+    lists = ([device[part] for device in devices] for part in range(3))
+    trained, validated, judged = map(Part.of, lists)
+    x = torch.tensor(features).float()[:, None, None].expand(EXAMPLES, 2, 3)
+    train, validation, test = (set().union(*(d[part] for d in devices)) for part in range(3))
+    used = train | validation
+    contents = {features[number] for number in used}
+    leaks = [number for number in test - used if features[number] in contents]
+    different = {features[number] for number in used | test}
+    made = Shards(x, torch.zeros(EXAMPLES), trained, validated, judged)
+    assert copies(made) == Copies(
+        held=len(used | test), different=len(different), tested=len(test), leaks=len(leaks)
+    )
+
+
+def test_hashes_of_many_examples_take_no_time() -> None:
+    x = torch.arange(60_000.0)[:, None].expand(60_000, 784)
+    parts = partition.split([np.arange(60_000)])
+    made = Shards(x, torch.zeros(60_000), *parts)
+    start = time.process_time()
+    assert copies(made).leaks == 0
+    assert time.process_time() - start < 5

@@ -30,6 +30,9 @@ class Shape:
     newcomers: int = 0
     nodes: bool = True  # False: too many devices for figures of single nodes
     names: Sequence[str] = ()
+    metrics: Sequence[tuple[str, bool]] = ()  # beside `metric`: names, and whether higher is better
+    shown: str = ""
+    confusion: bool = False
 
 
 FLAT = Shape(sizes=(1, 12), tiers=("server", "device"), models=("global",))
@@ -70,6 +73,10 @@ def _run(key: str, title: str, shape: Shape, populations: list[Facts]) -> Facts:
         "slots": {"1.weight": 6400, "1.bias": 100},
         "seeds": seeds,
     }
+    if shape.metrics:
+        every = [(shape.metric, shape.metric == "accuracy"), *shape.metrics]
+        run["metrics"] = [{"name": name, "higher": higher} for name, higher in every]
+        run["shown"] = shape.shown or shape.metric
     if shape.sample is not None:
         run["sample"] = {"devices": shape.sample}
     return run
@@ -179,9 +186,25 @@ def _model(
     }
     if shape.metric == "accuracy":
         model["worst"] = float(curve[-1] - 0.1)
+    if shape.metrics:
+        model["metrics"] = {name: _metric(rng, shape, len(test), kept) for name, _ in shape.metrics}
+    if shape.confusion:
+        model["confusion"] = rng.integers(0, 30, (CLASSES, CLASSES)).tolist()
     if shape.nodes:
         model["sums"] = _packed(sums, "u1" if shape.metric == "accuracy" else "f4")
     return model
+
+
+def _metric(rng: np.random.Generator, shape: Shape, devices: int, kept: list[int]) -> Facts:
+    """A metric of a model: its curve, and the values of devices, of which the last has none."""
+    curve = rng.uniform(0.2, 0.6, shape.rounds).round(5)
+    values = rng.uniform(0.2, 0.9, (len(kept), devices))
+    values[:, -1] = np.nan
+    last = float(curve[-1])
+    facts: Facts = {"value": last, "last": last, "best": last, "curve": curve.tolist()}
+    if shape.nodes:
+        facts["devices"] = _packed(values, "f4")
+    return facts
 
 
 def _packed(values: Numbers, dtype: str) -> Facts:

@@ -20,7 +20,9 @@ from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.report.facts import Facts, as_json, facts
 from covey.report.summary import summarise
 from covey.runs import checkpoint
+from covey.runs.headline import named
 from covey.runs.packing import unpack
+from covey.runs.record import Round
 from tests.cli.command import ROOT
 from tests.laws.cases import PLAIN, experiment
 from tests.report.folders import FLAT, run_into
@@ -383,3 +385,34 @@ def test_growing_folders_are_read_on(folder: Path, tmp_path: Path) -> None:
             file.write("".join(text.splitlines(keepends=True)[1:]))
     assert reader.read()["runs"][0]["seeds"][0]["rounds"] == [1, 2, 3, 4]
     assert reader.read() == facts([grown])
+
+
+def test_metrics_are_those_of_the_other_files(tmp_path: Path) -> None:
+    asked = 'metrics=["auc", "confusion", "loss"]'
+    folder = run_into(tmp_path / "run", asked, "select=ece")
+    (run,) = facts([folder])["runs"]
+    assert (run["metric"], run["shown"]) == ("accuracy", "ece")
+    higher = {metric["name"]: metric["higher"] for metric in run["metrics"]}
+    assert higher == {"accuracy": True, "loss": False, "auc": True, "ece": False}
+    loaded = covey.load(folder)
+    (seed,) = run["seeds"]
+    for name, model in seed["models"].items():
+        records = [record.models[name].scores["test"] for record in loaded.history]
+        best = min(range(len(records)), key=lambda k: _validation(loaded.history[k], name, "ece"))
+        assert model["chosen"] == best + 1
+        assert model["confusion"] == records[best].confusion
+        for metric, of_metric in model["metrics"].items():
+            assert of_metric["value"] == records[best].figure(metric)
+            curve = [score.figure(metric) for score in records]
+            assert of_metric["curve"] == pytest.approx(curve, rel=1e-5)
+            values = unpack(of_metric["devices"])[seed["node_rounds"].index(model["chosen"])]
+            lines = [line for line in loaded.devices() if (line.model, line.part) == (name, "test")]
+            table = [named(metric).of_device(line) for line in lines]
+            expected = [np.nan if value is None else value for value in table]
+            assert values.tolist() == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def _validation(record: Round, model: str, metric: str) -> float:
+    value = record.models[model].scores["validation"].figure(metric)
+    assert value is not None
+    return value

@@ -217,13 +217,13 @@ def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -
     ]
     pairs = compare([seed, seed])
     assert pairs is not None
-    assert pairs.figure == "loss"
+    assert pairs.metric.name == "loss"
     assert pairs.names == ["b", "b", "a", "a"]  # worst first
     assert pairs.gain.tolist() == [-1, -1, 3, 3]
     errors = [replace(line, rmse=2 * (line.loss or 0.0)) for line in seed]
     pairs = compare([errors])
     assert pairs is not None
-    assert (pairs.figure, pairs.names, pairs.gain.tolist()) == ("rmse", ["b", "a"], [-2, 6])
+    assert (pairs.metric.name, pairs.names, pairs.gain.tolist()) == ("rmse", ["b", "a"], [-2, 6])
     assert compare([[]]) is None
     assert devices_figure([CLASSES], "x", [[]]) is None
 

@@ -7,7 +7,7 @@ that the table needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -22,6 +22,7 @@ from covey.errors import DivergedError
 from covey.report.reported import candidates
 from covey.runs.devices import to_csv
 from covey.runs.experiment import Experiment
+from covey.runs.headline import selected
 from covey.runs.run import Round, Runs
 
 Unit = Literal["gradients", "bytes", "seconds"]
@@ -112,11 +113,29 @@ def _trial(cell: Cell, config: Config) -> dict[str, Any]:
     rounds = [_chosen(history, model).round + 1 for history in histories]
     return {
         "score": score,
+        "metric": _signed(histories[0], model),
         "model": model,
         "chosen_round": rounds,
         "rounds": len(histories[0]),
         "seconds": sum(record.seconds for history in histories for record in history),
     }
+
+
+def metric_of(answer: Mapping[str, Any]) -> str:
+    """The metric of a trial's score, after a minus where lower is better; "" if it failed.
+
+    Trials of earlier versions do not name it.
+    """
+    if "score" not in answer:
+        return ""
+    usual = "accuracy" if float(answer["score"]) >= 0 else "-loss"
+    return str(answer.get("metric", usual))
+
+
+def _signed(history: Sequence[Round], model: str) -> str:
+    """The metric of the score, after a minus where lower is better."""
+    metric = selected(_chosen(history, model).models[model])
+    return metric.name if metric.higher else f"-{metric.name}"
 
 
 def validated(experiment: Experiment) -> Experiment:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Protocol
 
 from covey.cli.grid import pool, store
-from covey.cli.grid.cells import play
+from covey.cli.grid.cells import metric_of, play
 from covey.cli.grid.comparing import Comparison
 from covey.cli.grid.planning import Options, plan
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.result import Result, collect
 from covey.cli.grid.store import Store
 from covey.cli.grid.tables import plain, tables
+from covey.runs.headline import named
 
 Told = Callable[[int, int, str], None]
 """Receives how many cells have ended, of how many, and the last one in words."""
@@ -81,9 +82,10 @@ def write(folder: Store, result: Result) -> None:
 def in_words(job: Job, answer: Answer) -> str:
     """A cell that has ended, for the line of progress."""
     if "score" in answer:
+        metric = named(metric_of(answer))
         score = float(answer["score"])
-        figure = f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
-        return f"{job.name}: {figure} on validation"
+        value = score if metric.higher else -score
+        return f"{job.name}: {metric.with_unit(value)} on validation"
     if "error" in answer:
         return f"{job.name}: {'diverged' if answer.get('diverged') else 'failed'}"
     return f"{job.name}: done"

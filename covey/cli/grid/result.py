@@ -7,6 +7,8 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import chain
 from statistics import mean, median
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from covey.report.reported import models
 from covey.report.summary import Figure, ModelFigures, device_gain, drop_no_metrics, summarise
 from covey.runs import record
 from covey.runs.devices import DeviceScore, from_csv
+from covey.runs.headline import Headline, for_devices, headline
 from covey.runs.run import Round
 
 
@@ -57,8 +60,8 @@ class Row:
 class Pairs:
     """Devices with a method's model against the same devices with a baseline's, on test data.
 
-    A device's difference is its mean over seeds: points of accuracy or, where numbers are
-    predicted, by how many per cent the RMSE falls. More is better.
+    A device's difference is its mean over seeds, in `metric`: points of accuracy, per cent by which
+    an error such as the RMSE falls, or the difference of another metric. More is better.
     """
 
     method: str
@@ -70,6 +73,7 @@ class Pairs:
     p: float
     p_holm: float
     test: Literal["exact", "normal", "none"]
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,28 @@ class Result:
     modelled: bool  # whether seconds are those of a radio
     histories: dict[str, list[list[Round]]]
 
+    @cached_property
+    def metric(self) -> Headline:
+        """The metric by which methods are compared: that of `select`, or a default."""
+        return headline(chain(*chain(*self.histories.values())))
+
     @property
     def classifies(self) -> bool:
-        """Whether figures are accuracies, and not errors of numbers."""
+        """Whether models have an accuracy."""
         reported = [row.reported for row in self.rows]
         return any(figures.accuracy is not None for figures in reported if figures is not None)
+
+    @property
+    def selected(self) -> bool:
+        """Whether the file names the metric by which rounds are chosen."""
+        records = chain(*chain(*self.histories.values()))
+        return any(model.select for record in records for model in record.models.values())
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that the file asks for."""
+        reported = [row.reported for row in self.rows]
+        return list(dict.fromkeys(name for each in reported if each for name in each.metrics))
 
     @property
     def has_perplexity(self) -> bool:
@@ -103,6 +124,8 @@ class Result:
         return {
             "budget": self.budget,
             "seconds": "modelled" if self.modelled else "measured",
+            "metric": self.metric.name,
+            "higher_is_better": self.metric.higher,
             "comparisons": len(self.pairs),
             "rows": rows,
             "pairs": [asdict(pairs) for pairs in self.pairs],
@@ -115,8 +138,8 @@ class Result:
         if self.has_perplexity:
             names = (*_FIGURES, "perplexity")
         for row in self.rows:
-            of_models = [_line(row, figures, names) for figures in row.models]
-            lines += of_models or [_line(row, None, names)]
+            of_models = [_line(row, figures, names, self.metrics) for figures in row.models]
+            lines += of_models or [_line(row, None, names, self.metrics)]
         out = io.StringIO()
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -138,7 +161,9 @@ def collect(comparison: Comparison) -> Result:
             histories[method.title] = read
             devices[method.title] = [from_csv(answer["devices"]) for answer in whole]
         rows.append(_row(comparison, method, finals, histories.get(method.title, []), modelled))
-    return Result(rows, _all_pairs(rows, devices), asdict(comparison.budget), modelled, histories)
+    metric = headline(chain(*chain(*histories.values())))
+    pairs = _all_pairs(rows, devices, metric)
+    return Result(rows, pairs, asdict(comparison.budget), modelled, histories)
 
 
 def _row(
@@ -202,28 +227,37 @@ def _error(comparison: Comparison, method: Method, finals: Sequence[dict[str, An
 
 
 def _all_pairs(
-    rows: Sequence[Row], devices: Mapping[str, Sequence[Sequence[DeviceScore]]]
+    rows: Sequence[Row],
+    devices: Mapping[str, Sequence[Sequence[DeviceScore]]],
+    wanted: Headline,
 ) -> list[Pairs]:
     """Every method against the baselines; the p-values are corrected for their number."""
+    every = [line for seeds in devices.values() for lines in seeds for line in lines]
+    metric = for_devices(wanted, every)
     whole = [row for row in rows if not row.error]
     baselines = [row for row in whole if row.method in BASELINES]
     baselines.sort(key=lambda row: BASELINES.index(row.method))
     out = []
     for number, baseline in enumerate(baselines):
         tested = [row for row in whole if row not in baselines[: number + 1]]
-        out += [_pairs(row, baseline, devices) for row in tested]
+        out += [_pairs(row, baseline, devices, metric) for row in tested]
     corrected = holm([pairs.p for pairs in out])
     return [Pairs(**{**vars(pairs), "p_holm": p}) for pairs, p in zip(out, corrected, strict=True)]
 
 
 def _pairs(
-    row: Row, baseline: Row, devices: Mapping[str, Sequence[Sequence[DeviceScore]]]
+    row: Row,
+    baseline: Row,
+    devices: Mapping[str, Sequence[Sequence[DeviceScore]]],
+    metric: Headline,
 ) -> Pairs:
     gains: dict[str, list[float]] = {}
     for own, other in zip(devices[row.title], devices[baseline.title], strict=False):
         bases = _by_device(other, baseline.model)
         for device, score in _by_device(own, row.model).items():
-            difference = device_gain(score, bases[device]) if device in bases else None
+            if device not in bases:
+                continue
+            difference = device_gain(score, bases[device], metric)
             if difference is not None:
                 gains.setdefault(device, []).append(difference)
     means = [mean(values) for values in gains.values()]
@@ -239,6 +273,7 @@ def _pairs(
         p=tested.p,
         p_holm=1.0,
         test=tested.method,
+        metric=metric.name,
     )
 
 
@@ -251,7 +286,9 @@ def _by_device(scores: Sequence[DeviceScore], model: str) -> dict[str, DeviceSco
 _FIGURES = ("accuracy", "worst_decile", "last", "loss", "rmse", "mae", "r2")
 
 
-def _line(row: Row, figures: ModelFigures | None, names: Sequence[str]) -> dict[str, Any]:
+def _line(
+    row: Row, figures: ModelFigures | None, names: Sequence[str], metrics: Sequence[str]
+) -> dict[str, Any]:
     """A line of the CSV file; figures that there are not are empty."""
     model = ""
     tier = ""
@@ -265,8 +302,11 @@ def _line(row: Row, figures: ModelFigures | None, names: Sequence[str]) -> dict[
         "reported": bool(model) and model == row.model,
         "seeds": row.seeds,
     }
-    for name in names:
-        figure: Figure | None = getattr(figures, name, None)
+    known: dict[str, Figure | None] = {name: getattr(figures, name, None) for name in names}
+    for name in metrics:
+        if name not in known:
+            known[name] = None if figures is None else figures.figure(name)
+    for name, figure in known.items():
         line[name] = "" if figure is None else figure.mean
         line[f"{name}_sd"] = "" if figure is None or figure.deviation is None else figure.deviation
     settings = "; ".join(f"{key}={value}" for key, value in row.settings.items())

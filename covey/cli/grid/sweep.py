@@ -17,7 +17,7 @@ from covey.cli import modules
 from covey.cli.config import Config
 from covey.cli.grid import search, store
 from covey.cli.grid.axes import Axis, split_axes
-from covey.cli.grid.cells import Cell
+from covey.cli.grid.cells import Cell, metric_of
 from covey.cli.grid.compare import Told, run_cells
 from covey.cli.grid.comparing import read_axis
 from covey.cli.grid.pool import Answer, Job
@@ -26,13 +26,17 @@ from covey.cli.grid.store import Store
 from covey.cli.grid.tables import Table
 from covey.cli.validate import spell
 from covey.errors import ConfigError
+from covey.runs.headline import Headline, named
 
 _SHOWN = 15  # trials in the printed table
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting and its score on validation data, the mean over seeds; -inf if it failed."""
+    """A setting and its score on validation data, the mean over seeds; -inf if it failed.
+
+    The score is that of `metric`, negative where lower is better.
+    """
 
     number: int
     settings: Settings
@@ -41,6 +45,16 @@ class Trial:
     chosen_round: tuple[int, ...] = ()
     seconds: float = 0.0
     error: str = ""
+    metric: str = ""  # after a minus where lower is better, as in "-loss"
+
+    @property
+    def value(self) -> float | None:
+        """The metric itself; None if the trial failed."""
+        if self.score == -math.inf:
+            return None
+        if named(self.metric).higher:
+            return self.score
+        return 0.0 - self.score  # never -0
 
 
 @dataclass(frozen=True)
@@ -57,12 +71,21 @@ class Result:
             return None
         return self.trials[0]
 
+    @property
+    def metric(self) -> Headline | None:
+        """The metric by which trials are ordered; None where all failed."""
+        for trial in self.trials:
+            if trial.metric:
+                return named(trial.metric)
+        return None
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it; a trial that failed has no score."""
         rows = []
         for trial in self.trials:
             score = trial.score if math.isfinite(trial.score) else None
-            rows.append({**asdict(trial), "score": score})
+            row = {**asdict(trial), "score": score, "value": trial.value}
+            rows.append({**row, "metric": trial.metric.removeprefix("-")})
         return {"keys": [axis.key for axis in self.axes], "trials": rows}
 
     def csv(self) -> str:
@@ -70,13 +93,16 @@ class Result:
         keys = [axis.key for axis in self.axes]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["trial", "score", "model", "chosen_round", *keys, "seconds", "error"])
+        heads = ["trial", "metric", "value", "score", "model", "chosen_round"]
+        writer.writerow([*heads, *keys, "seconds", "error"])
         for trial in self.trials:
             score = trial.score if math.isfinite(trial.score) else ""
             rounds = " ".join(map(str, trial.chosen_round))
             values = [trial.settings[key] for key in keys]
-            row = [trial.number, score, trial.model, rounds, *values, trial.seconds, trial.error]
-            writer.writerow(row)
+            name = trial.metric.removeprefix("-")
+            value = "" if trial.value is None else trial.value
+            row = [trial.number, name, value, score, trial.model, rounds]
+            writer.writerow([*row, *values, trial.seconds, trial.error])
         return out.getvalue()
 
 
@@ -213,6 +239,7 @@ class Sweep:
             chosen_round=tuple(answer.get("chosen_round", ())),
             seconds=float(answer.get("seconds", 0.0)),
             error=str(answer.get("error", "")),
+            metric=metric_of(answer),
         )
 
 
@@ -247,7 +274,9 @@ def _write(sweep: Sweep, result: Result) -> None:
 def table(result: Result) -> Table:
     """The best trials, as many as a screen has room for."""
     keys = [axis.key for axis in result.axes]
-    heads = ["trial", "model", "validation", "chosen round", *keys]
+    metric = result.metric
+    figure = "validation" if metric is None else f"validation {metric.unit}"
+    heads = ["trial", "model", figure, "chosen round", *keys]
     rows = []
     for trial in result.trials[:_SHOWN]:
         values = [spell(trial.settings[key]) for key in keys]
@@ -265,8 +294,6 @@ def table(result: Result) -> Table:
 
 
 def _figure(trial: Trial) -> str:
-    if trial.score == -math.inf:
+    if trial.value is None:
         return "failed"
-    if trial.score >= 0:
-        return f"{100 * trial.score:.2f} %"
-    return f"loss {-trial.score:.4g}"
+    return named(trial.metric).text(trial.value)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from covey.cli.grid.result import Pairs, Result, Row
 from covey.cli.validate import spell
-from covey.report.summary import Figure
+from covey.report.summary import ModelFigures
+from covey.runs.headline import named
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,17 @@ def tables(result: Result) -> Iterator[Table]:
 def methods(result: Result) -> Table:
     """One row per method, the best first."""
     budget = f"{_amount(result.budget['amount'])} {result.budget['unit']}"
-    figure = "test %"
-    if not result.classifies:
-        figure = "test RMSE"
+    metrics = _shown(result)
+    figures = [_head(metric) for metric in metrics]
     seconds = "seconds"
     if result.modelled:
         seconds = "seconds on air"
-    heads = ["method", "model", figure, "worst 10 %", "rounds", "gradients", "MB", seconds]
-    rows = [_method(row, result) for row in ordered(result)]
-    if result.has_perplexity:
-        heads.insert(3, "perplexity")
-        for cells, row in zip(rows, ordered(result), strict=True):
-            cells.insert(3, _perplexity(row))
-    title = f"equal budget: {budget} per seed; rounds and models chosen on validation data"
+    heads = ["method", "model", *figures, "rounds", "gradients", "MB", seconds]
+    rows = [_method(row, metrics) for row in ordered(result)]
+    by = ""
+    if result.selected:
+        by = f" by {result.metric.title}"
+    title = f"equal budget: {budget} per seed; rounds and models chosen{by} on validation data"
     failed = [row for row in result.rows if row.error]
     notes = tuple(f"{row.title}: {row.error}" for row in failed)
     return Table(title, heads, rows, left=2, notes=notes)
@@ -67,13 +66,8 @@ def ordered(result: Result) -> list[Row]:
 
     def badness(row: Row) -> float:
         figures = row.reported
-        if figures is None:
-            return float("inf")
-        if figures.perplexity is not None:
-            return figures.perplexity.mean
-        if figures.accuracy is not None:
-            return -figures.accuracy.mean
-        return figures.rmse.mean if figures.rmse is not None else float("inf")
+        figure = None if figures is None else figures.figure(result.metric.name)
+        return result.metric.badness(None if figure is None else figure.mean)
 
     return sorted(result.rows, key=badness)
 
@@ -93,7 +87,7 @@ def settings(result: Result) -> Table:
 
 def pairs(result: Result) -> Table:
     """Paired differences of devices against the baselines."""
-    unit = "points" if result.classifies else "% of RMSE"
+    unit = named(result.pairs[0].metric).gain_unit
     heads = ["method", "against", "devices", "gain", "lose", f"median ({unit})", "p", "p (Holm)"]
     rows = [_pair(each) for each in result.pairs]
     count = len(result.pairs)
@@ -101,21 +95,36 @@ def pairs(result: Result) -> Table:
     return Table(title, heads, rows, left=2)
 
 
-def _method(row: Row, result: Result) -> list[str]:
+_WORST = "worst_decile"
+
+
+def _shown(result: Result) -> list[str]:
+    """The figures that have a column, the one by which methods are ordered first."""
+    names = [result.metric.name]
+    if result.classifies and not result.selected:
+        names.insert(0, "accuracy")
+    elif result.classifies:
+        names.append("accuracy")
+    if result.classifies:
+        names.append(_WORST)
+    return list(dict.fromkeys([*names, *result.metrics]))
+
+
+def _head(name: str) -> str:
+    if name == _WORST:
+        return "worst 10 %"
+    return f"test {named(name).unit}"
+
+
+def _method(row: Row, metrics: Sequence[str]) -> list[str]:
     figures = row.reported
     if figures is None:
-        return [row.title, "-", "failed", "-", "-", "-", "-", "-"]
-    if result.classifies:
-        shown = _percent(figures.accuracy)
-        worst = _percent(figures.worst_decile)
-    else:
-        shown = "-" if figures.rmse is None else str(figures.rmse)
-        worst = "-"
+        empty = ["-"] * (len(metrics) + 3)
+        return [row.title, "-", "failed", *empty]
     return [
         row.title,
         row.model,
-        shown,
-        worst,
+        *(_cell(figures, name) for name in metrics),
         f"{row.rounds:.0f}",
         f"{row.gradients:,.0f}",
         f"{row.bytes / 1e6:.1f}",
@@ -123,10 +132,13 @@ def _method(row: Row, result: Result) -> list[str]:
     ]
 
 
-def _perplexity(row: Row) -> str:
-    if row.reported is None or row.reported.perplexity is None:
+def _cell(figures: ModelFigures, name: str) -> str:
+    figure = figures.figure(name)
+    if figure is None:
         return "-"
-    return str(row.reported.perplexity)
+    if name == _WORST or named(name).percent:
+        return figure.percent()
+    return str(figure)
 
 
 def _amount(amount: float) -> str:
@@ -139,12 +151,6 @@ def _amount(amount: float) -> str:
     return f"{amount:.4g}"
 
 
-def _percent(figure: Figure | None) -> str:
-    if figure is None:
-        return "-"
-    return figure.percent()
-
-
 def _pair(each: Pairs) -> list[str]:
     return [
         each.method,
@@ -152,10 +158,17 @@ def _pair(each: Pairs) -> list[str]:
         str(each.devices),
         str(each.better),
         str(each.worse),
-        f"{each.median:+.2f}",
+        _median(each),
         _p(each.p),
         _p(each.p_holm),
     ]
+
+
+def _median(each: Pairs) -> str:
+    metric = named(each.metric)
+    if metric.percent or metric.relative:
+        return f"{each.median:+.2f}"
+    return f"{each.median:+.4f}"
 
 
 def _p(value: float) -> str:

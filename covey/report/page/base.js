@@ -46,6 +46,13 @@ function signed(share, digits = 1) {
   return (0).toFixed(digits);
 }
 
+/** A number with its sign, and three digits that count. */
+function signedShort(value) {
+  const size = String(Number(Math.abs(value).toPrecision(3)));
+  if (Math.abs(value) < 1e-9) return "0";
+  return value > 0 ? `+${size}` : `−${size}`;
+}
+
 /** A number with four digits that count. */
 function short(value) {
   if (!isKnown(value)) return EMPTY;

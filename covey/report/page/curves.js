@@ -40,7 +40,7 @@ function axisReason(axis) {
 }
 
 function hasWorst(seed) {
-  return seed.run.metric.better > 0 && seed.hasNodes && seed.devices >= 10;
+  return seed.run.metric.isCount && seed.hasNodes && seed.devices >= 10;
 }
 
 /** Which other runs are drawn in grey. */
@@ -69,7 +69,7 @@ function curvesSpec() {
     label: curvesLabel(series, axis),
     x: [start, end],
     y: curvesRange(series, run.metric),
-    cap: run.metric.better > 0 ? 1 : Infinity,
+    cap: run.metric.cap,
     series,
     grid: own[0].xs,
     yText: run.metric.tick,
@@ -180,10 +180,9 @@ function curvesRange(series, metric) {
 
 /** A little room above and below; at least two points of accuracy are shown. */
 function padded(low, high, metric) {
-  const least = metric.better > 0 ? 0.02 : Math.abs(high) * 0.02 || 0.02;
+  const least = metric.cap === 1 ? 0.02 : Math.abs(high) * 0.02 || 0.02;
   const pad = Math.max((high - low) * 0.06, (least - (high - low)) / 2);
-  const top = metric.better > 0 ? Math.min(1.004, high + pad) : high + pad;
-  return [Math.max(0, low - pad), top];
+  return [Math.max(metric.floor, low - pad), Math.min(metric.cap + 0.004, high + pad)];
 }
 
 function curvesLabel(series, axis) {

@@ -3,6 +3,11 @@
 function devicesPart() {
   const { seed } = state;
   if (!seed?.hasNodes) return null;
+  if (seed.metricReason) {
+    const fix = "Name it in the file's metrics to have it here.";
+    const note = `${capital(seed.metricReason)}. ${fix}`;
+    return section("devices", "Who gains, who loses", note, null);
+  }
   const { test } = seed.population;
   const sorts = deviceSorts(seed);
   if (!sorts.some(([sort]) => sort === state.sort)) state.sort = "value";
@@ -105,7 +110,7 @@ function devicesSpec(seed) {
     ids,
     y: devicesRange(metric, [main, base || [], ...others.map(({ values }) => values)].flat()),
     yText: metric.tick,
-    cap: metric.better > 0 ? 1 : Infinity,
+    cap: metric.cap,
     caption: `${plural(ids.length, "device")}, ${words}`,
     layers,
     tip: (i) => deviceTip(seed, ids[i], main[i], base?.[i], others, i),
@@ -130,8 +135,12 @@ function stems(seed, base, main) {
 
 function devicesRange(metric, values) {
   const [low, high] = extent(values);
-  if (metric.better > 0) return [Math.max(0, Math.floor(10 * (low - 0.01)) / 10), 1.005];
-  return [0, high * 1.05 || 1];
+  if (metric.cap === 1 && metric.floor === 0) {
+    return [Math.max(0, Math.floor(10 * (low - 0.01)) / 10), 1.005];
+  }
+  if (metric.floor === 0) return [0, high * 1.05 || 1];
+  const pad = 0.05 * (high - low) || 0.05;
+  return [low - pad, high + pad];
 }
 
 function deviceTip(seed, device, main, base, others, i) {

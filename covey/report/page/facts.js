@@ -1,47 +1,51 @@
 /* The facts of runs (covey/report/facts.py), with what is looked up again and again. */
 
+const TITLES = { rmse: "RMSE", mae: "MAE", r2: "R²", f1: "F1", auc: "AUC", ece: "ECE" };
+const BOUNDED = /^(accuracy|balanced_accuracy|label_accuracy|f1|auc|top\d+)$/; // from 0 to 1
+const RELATIVE = ["rmse", "mae", "loss", "perplexity"]; // a gain is told in per cent of the base
+const RULES = {
+  accuracy: "The share of test examples that are right, over all devices.",
+  rmse: "The root of the mean squared error on test examples, over all devices; less is better.",
+  loss: "The mean loss on test examples, over all devices; less is better.",
+};
+
 /**
  * How a metric is read: `of` is its value from a sum and a count, `better` the sign of progress,
- * `gain` the progress of a value over a base as a share.
+ * `isCount` whether sums are numbers of right answers, `gain` the progress of a value over a base.
  */
-const METRICS = {
-  accuracy: {
-    name: "accuracy",
-    better: 1,
-    unit: "%",
-    of: (total, count) => total / count,
+function metricOf(key, higher) {
+  const isCount = key === "accuracy";
+  const isBounded = BOUNDED.test(key);
+  const isRelative = RELATIVE.includes(key);
+  const name = TITLES[key] || key.replaceAll("_", " ");
+  const less = higher ? "" : "; less is better";
+  const isFloored = isBounded || isRelative || key === "ece";
+  const metric = {
+    key,
+    name,
+    better: higher ? 1 : -1,
+    isCount,
+    isRelative,
+    unit: isCount ? "%" : "",
+    cap: isBounded || key === "r2" ? 1 : Infinity,
+    floor: isFloored ? 0 : -Infinity,
+    of: (total, count) => (key === "rmse" ? Math.sqrt(total / count) : total / count),
+    bare: short,
+    text: short,
+    tick: short,
+    gain: (value, base) => (isRelative ? 1 - value / base : (value - base) * (higher ? 1 : -1)),
+    signed: isCount || isRelative ? (value) => signed(value) : signedShort,
+    gainUnit: isCount ? "points" : isRelative ? "%" : "",
+    rule: RULES[key] || `${capital(name)} on the test examples of all devices${less}.`,
+  };
+  if (!isCount) return metric;
+  return {
+    ...metric,
     bare: (value) => percent(value),
     text: (value) => (isKnown(value) ? `${percent(value)} %` : EMPTY),
     tick: (value) => `${Number((100 * value).toFixed(2))} %`,
-    gain: (value, base) => value - base,
-    gainUnit: "points",
-    rule: "The share of test examples that are right, over all devices.",
-  },
-  rmse: {
-    name: "RMSE",
-    better: -1,
-    unit: "",
-    of: (total, count) => Math.sqrt(total / count),
-    bare: short,
-    text: short,
-    tick: short,
-    gain: (value, base) => 1 - value / base,
-    gainUnit: "%",
-    rule: "The root of the mean squared error on test examples, over all devices; less is better.",
-  },
-  loss: {
-    name: "loss",
-    better: -1,
-    unit: "",
-    of: (total, count) => total / count,
-    bare: short,
-    text: short,
-    tick: short,
-    gain: (value, base) => 1 - value / base,
-    gainUnit: "%",
-    rule: "The mean loss on test examples, over all devices; less is better.",
-  },
-};
+  };
+}
 
 /** A mean over seeds and its standard deviation, null for one seed. */
 function figureOf(values) {
@@ -194,9 +198,51 @@ class Seed {
     return [0, 0];
   }
 
+  /** A fact of a model; its figures are those of the metric that is shown. */
+  fact(name, fact) {
+    const model = this.models[name];
+    const { metric, base } = this.run;
+    if (!model || metric === base) return model?.[fact];
+    const own = model.metrics?.[metric.key];
+    if (["value", "last", "best", "curve", "error"].includes(fact)) return own?.[fact];
+    return fact === "worst" ? undefined : model[fact];
+  }
+
+  /** Why no single device has the metric that is shown; null where devices have it. */
+  get metricReason() {
+    const { metric, base } = this.run;
+    if (metric === base || this.models[this.main]?.metrics?.[metric.key]?.devices) return null;
+    return `${metric.name} is not recorded for single devices`;
+  }
+
+  /** A metric that has no sums: known of one device and of all devices. */
+  otherValue(model, [first, after], index) {
+    if (after - first === 1) return this.deviceMetric(model, first, index);
+    if (after - first !== this.devices) return null;
+    if (!isKnown(index)) return this.fact(model, "value") ?? null;
+    return this.fact(model, "curve")?.[this.rounds.indexOf(this.nodeRounds[index])] ?? null;
+  }
+
+  /** Of one device; of a sampled run without an index, in the last known round. */
+  deviceMetric(model, device, index) {
+    const { key } = this.run.metric;
+    const packed = this.models[model].metrics?.[key]?.devices;
+    if (!packed) return null;
+    this.unpacked[`${model}/${key}`] ??= unpack(packed);
+    const values = this.unpacked[`${model}/${key}`];
+    const last = index ?? this.chosenIndex(model);
+    const oldest = isKnown(index) || !this.run.facts.sample ? last : 0;
+    for (let row = last; row >= oldest; row--) {
+      const value = values[row * this.devices + device];
+      if (isKnown(value)) return value;
+    }
+    return null;
+  }
+
   /** The metric of a model over the devices under a node; null where no device was scored. */
   value(model, span, index) {
     if (!model || !this.sums(model)) return null;
+    if (this.run.metric !== this.run.base) return this.otherValue(model, span, index);
     const [total, count] = isKnown(index)
       ? this.tally(model, span, index)
       : this.chosenTally(model, span);
@@ -253,9 +299,17 @@ class Run {
     this.facts = facts;
     this.key = facts.key;
     this.title = facts.title;
-    this.metric = METRICS[facts.metric];
+    const metrics = facts.metrics || [{ name: facts.metric, higher: facts.metric === "accuracy" }];
+    this.metrics = metrics.map(({ name, higher }) => metricOf(name, higher));
+    this.base = this.metrics[0]; // that of the devices' sums
     this.seeds = facts.seeds.map((seed) => new Seed(this, seed, populations[seed.population]));
     this.scored = this.seeds.filter((seed) => seed.rounds.length && seed.main);
+  }
+
+  /** The metric that is shown: the reader's choice, or else that by which the run is judged. */
+  get metric() {
+    const key = state.metric ?? this.facts.shown;
+    return this.metrics.find((metric) => metric.key === key) || this.base;
   }
 
   /** The seed whose tree and models stand for the run; undefined before any round is scored. */
@@ -272,17 +326,17 @@ class Run {
   /** The gain of a value over a base; null where either is unknown or the base is 0. */
   gain(value, base) {
     if (!isKnown(value) || !isKnown(base)) return null;
-    if (this.metric.better < 0 && !base) return null;
+    if (this.metric.isRelative && !base) return null;
     return this.metric.gain(value, base);
   }
 
   gainText(gain) {
-    return isKnown(gain) ? `${signed(gain)} ${this.metric.gainUnit}` : EMPTY;
+    return isKnown(gain) ? `${this.metric.signed(gain)} ${this.metric.gainUnit}`.trim() : EMPTY;
   }
 
   /** The mean over seeds of a fact of a model, and its deviation. */
   figure(model, fact = "value") {
-    return figureOf(this.scored.map((seed) => seed.models[model]?.[fact]));
+    return figureOf(this.scored.map((seed) => seed.fact(model, fact)));
   }
 
   /** The mean over seeds of a number of each seed. */
@@ -305,7 +359,7 @@ class Run {
     const length = Math.min(...seeds.map((seed) => seed.rounds.length));
     const places = seeds.map((seed) => seed.positions(axis));
     const points = range(length).map((i) => {
-      const values = seeds.map((seed) => seed.models[model].curve[i]).filter(isKnown);
+      const values = seeds.map((seed) => seed.fact(model, "curve")?.[i]).filter(isKnown);
       const place = mean(places.map((positions) => positions[i]));
       return { x: place, y: mean(values), spread: deviation(values) };
     });

@@ -231,14 +231,21 @@ function newcomersPart() {
     h("div", { class: "panel" }, lines(() => newcomersSpec(names)), newcomersTable(names)));
 }
 
+/** A figure of a model on new devices, of the metric that is shown. */
+function newFact(seed, name, fact) {
+  const { metric, base } = seed.run;
+  const model = seed.facts.newcomers?.models[name];
+  return metric === base ? model?.[fact] : model?.metrics?.[metric.key]?.[fact];
+}
+
 function newcomersSpec(names) {
   const { run, seed } = state;
   const seeds = run.scored.filter((each) => each.facts.newcomers);
   const length = Math.min(...seeds.map((each) => each.rounds.length));
   const series = names.toReversed().map((name) => {
     const values = range(length).map((i) =>
-      figureOf(seeds.map((each) => each.facts.newcomers.models[name]?.curve[i])));
-    const figure = figureOf(seeds.map((each) => each.facts.newcomers.models[name]?.value));
+      figureOf(seeds.map((each) => newFact(each, name, "curve")?.[i])));
+    const figure = figureOf(seeds.map((each) => newFact(each, name, "value")));
     const { chosen } = seed.facts.newcomers.models[name];
     return {
       name: name.replace("new_", ""),
@@ -255,7 +262,7 @@ function newcomersSpec(names) {
     label: `${capital(run.metric.name)} on the new devices by round`,
     x: [seed.rounds[0], seed.rounds[length - 1]],
     y: curvesRange(series, run.metric),
-    cap: run.metric.better > 0 ? 1 : Infinity,
+    cap: run.metric.cap,
     series,
     yText: run.metric.tick,
     xText: String,
@@ -275,14 +282,16 @@ function newcomersTable(names) {
   const value = (name, device) => {
     const total = newcomers.models[name].sums[device];
     const count = newcomers.test[device];
-    return isKnown(total) && count ? run.metric.of(total, count) : null;
+    return isKnown(total) && count ? run.base.of(total, count) : null;
   };
   const rows = range(newcomers.test.length).map((device) => h("tr", {},
     h("td", {}, newcomers.names?.[device] ?? `new device ${device}`),
     h("td", {}, String(newcomers.train[device])),
     h("td", {}, String(newcomers.test[device])),
-    known.map((name) => h("td", {}, run.metric.text(value(name, device))))));
+    known.map((name) => h("td", {}, run.base.text(value(name, device))))));
   const head = ["device", "train", "test", ...known.map((name) => name.replace("new_", ""))];
-  return h("details", { "data-keep": "newcomers" }, h("summary", {}, "Every new device"),
+  const summary = run.metric === run.base ? "" : `: ${run.base.name}`;
+  return h("details", { "data-keep": "newcomers" },
+    h("summary", {}, `Every new device${summary}`),
     table("Table of new devices", head, rows));
 }

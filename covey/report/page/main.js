@@ -1,12 +1,13 @@
 /* The page: its header, its parts in order, the theme. */
 
 const PARTS = [
-  runsPart, curvesPart, treePart, devicesPart, newcomersPart, bytesPart, radioPart, layersPart,
-  settingsPart,
+  runsPart, metricsPart, curvesPart, treePart, devicesPart, confusionPart, newcomersPart,
+  bytesPart, radioPart, layersPart, settingsPart,
 ];
 const mainElement = document.getElementById("top");
 const runPicker = document.getElementById("run");
 const seedPicker = document.getElementById("seed");
+const metricPicker = document.getElementById("metric");
 
 /** Draw everything for the run and seed of the state; scroll and open tables stay. */
 function draw() {
@@ -60,12 +61,23 @@ function fillPickers() {
     h("option", { value: String(each.number) }, `seed ${each.number}`)));
   seedPicker.value = String(seed?.number);
   document.getElementById("seed-label").hidden = run.scored.length < 2;
+  metricPicker.replaceChildren(...run.metrics.map(({ key, name }) =>
+    h("option", { value: key }, name)));
+  metricPicker.value = run.metric.key;
+  document.getElementById("metric-label").hidden = run.metrics.length < 2;
 }
 
 /** Show another run. */
 function choose(run) {
   setRun(run, state.seed?.number);
   history.replaceState(null, "", `#run=${encodeURIComponent(run.key)}`);
+  draw();
+}
+
+/** Show another metric, in the tree too. */
+function chooseMetric(key) {
+  state.metric = key;
+  state.colour = "metric";
   draw();
 }
 
@@ -109,6 +121,9 @@ darkMedia.addEventListener("change", () => setTheme(usualTheme()));
 addEventListener("beforeprint", () => setTheme("light"));
 addEventListener("afterprint", () => setTheme(usualTheme()));
 runPicker.addEventListener("change", () => choose(state.facts.run(runPicker.value)));
+metricPicker.addEventListener("change", () => {
+  chooseMetric(metricPicker.value);
+});
 seedPicker.addEventListener("change", () => {
   setRun(state.run, Number(seedPicker.value));
   draw();

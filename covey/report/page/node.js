@@ -5,9 +5,14 @@ function showNode(host, seed, { tier, id }) {
     h("div", { class: "who" }, tierDot(seed, tier), seed.nodeTitle(tier, id)),
     h("p", { class: "note" }, nodeNote(seed, tier, id)),
     nodeFacts(seed, tier, id));
+  const hasCurve = nodeSpec(seed, tier, id).series.some(({ ys }) => ys.length);
+  const missing = seed.metricReason ||
+    `${seed.run.metric.name} of several devices does not follow from theirs`;
   const curve = h("div", {},
     h("h3", {}, tier === seed.leaf ? "On its own test examples" : "On the devices below it"),
-    lines(() => nodeSpec(seed, tier, id)));
+    hasCurve
+      ? lines(() => nodeSpec(seed, tier, id))
+      : h("p", { class: "note" }, `${capital(missing)}.`));
   host.replaceChildren(about, curve, nodeLabels(seed, seed.span(tier, id)));
   redraw(host);
 }
@@ -20,7 +25,7 @@ function nodeNote(seed, tier, id) {
   const where = depth ? `under ${seed.nodeName(above, seed.parent(tier, id))}` : "the root";
   const tests = plural(count, "test example");
   if (tier !== seed.leaf) return `${where} · ${plural(after - first, "device")}, ${tests}`;
-  if (seed.run.metric.better < 0 || !count) return `${where} · ${tests}`;
+  if (!seed.run.metric.isCount || !count) return `${where} · ${tests}`;
   return `${where} · ${tests}, so one is ${percent(1 / count)} points`;
 }
 
@@ -50,7 +55,7 @@ function modelFacts(add, seed, tier, id) {
   const span = seed.span(tier, id);
   const metric = seed.run.metric;
   const small = (tally) =>
-    (metric.better > 0 && tier === seed.leaf && tally[1] ? `${tally[0]} of ${tally[1]}` : "");
+    (metric.isCount && tier === seed.leaf && tally[1] ? `${tally[0]} of ${tally[1]}` : "");
   for (const name of nodeModels(seed, tier)) {
     if (!seed.sums(name)) continue;
     const value = metric.text(seed.value(name, span));
@@ -66,7 +71,7 @@ function countFacts(add, seed, tier, id) {
   const span = seed.span(tier, id);
   const model = seed.modelOf(tier);
   const [right, count] = seed.chosenTally(model, span);
-  if (seed.run.metric.better > 0 && count) {
+  if (seed.run.metric.isCount && count) {
     const [low, high] = wilson(right, count);
     add(null, "95 % interval", `${percent(low, 0)} to ${percent(high, 0)} %`);
   }
@@ -135,7 +140,7 @@ function nodeSpec(seed, tier, id) {
     label: `${capital(metric.name)} of ${seed.nodeName(tier, id)} by round`,
     x: [seed.nodeRounds[0], seed.nodeRounds.at(-1)],
     y: padded(low, high, metric),
-    cap: metric.better > 0 ? 1 : Infinity,
+    cap: metric.cap,
     series,
     grid: seed.nodeRounds,
     yText: metric.tick,

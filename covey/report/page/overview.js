@@ -35,8 +35,15 @@ function factsLine(run, seed) {
   if (run.facts.sample) parts.push(`scored on ${whole(run.facts.sample.devices)} random devices`);
   parts.push(run.facts.protocol === "paper"
     ? "every model in its best round on test data, as in the paper (optimistic)"
-    : "every model in the round that was best on validation");
+    : `every model in the round that was best on validation${selectedBy(run)}`);
   return parts.join(" · ");
+}
+
+/** The metric that the file names to choose rounds by. */
+function selectedBy(run) {
+  const key = run.facts.settings?.select?.replace(/^-/, "");
+  const metric = run.metrics.find((each) => each.key === key);
+  return metric ? ` by ${metric.name}` : "";
 }
 
 function roundsText(run) {
@@ -55,10 +62,16 @@ function lead(run) {
   const value = run.figure(seed.main).mean;
   const whose = seed.personal ? "each device's own model" : `the ${seed.main} model`;
   const shown = h("b", {}, run.metric.text(value));
-  const opening = run.metric.name === "accuracy"
+  const opening = run.metric.isCount
     ? [shown, ` of test examples are right with ${whose}`]
-    : [`The ${run.metric.name} on test examples is `, shown, ` with ${whose}`];
+    : [`The ${run.metric.name} on test examples${lessText(run.metric)} is `, shown,
+      ` with ${whose}`];
   return h("p", { class: "lead" }, opening, comparisons(run, value), ". ", trafficText(run));
+}
+
+/** Which way is better, where the name of an error does not say it. */
+function lessText(metric) {
+  return metric.better < 0 && !metric.isRelative ? " (less is better)" : "";
 }
 
 /** How the main model does against the run's global model and against other runs. */
@@ -69,15 +82,15 @@ function comparisons(run, value) {
     gains.push([run.gain(value, run.figure(global).mean), "the run's global model"]);
   }
   for (const rival of rivals()) {
-    if (rival.run.metric !== run.metric) continue;
     gains.push([run.gain(value, rival.run.figure(rival.model).mean), rival.name]);
   }
   const known = gains.filter(([gain]) => isKnown(gain));
   return known.map(([gain, name], i) => {
     const before = i === 0 ? ": " : i === known.length - 1 ? " and " : ", ";
-    const isSaid = i > 0 && run.metric.gainUnit === "points";
-    const unit = isSaid ? "" : ` ${run.metric.gainUnit}`;
-    const shown = run.metric.better > 0 ? signed(gain) : signed(-gain);
+    const { gainUnit, better } = run.metric;
+    const isSaid = (i > 0 && gainUnit === "points") || !gainUnit;
+    const unit = isSaid ? "" : ` ${gainUnit}`;
+    const shown = run.metric.signed(better * gain);
     return [before, h("b", {}, shown), `${unit} against ${name}`];
   });
 }
@@ -134,10 +147,11 @@ function interval(run, seed, name, spread) {
   if (spread !== null) {
     return `± ${run.metric.unit ? percent(spread) : spread.toPrecision(2)} over seeds`;
   }
-  const { error, r2 } = seed.models[name];
+  const error = seed.fact(name, "error");
+  const r2 = run.metric.key === "rmse" ? seed.models[name].r2 : null;
   if (isKnown(error)) return `standard error ${run.metric.text(error)}`;
   if (isKnown(r2)) return `R² ${r2.toFixed(3)}`;
-  if (run.metric.name !== "accuracy" || !seed.hasNodes || !seed.sums(name)) return null;
+  if (!run.metric.isCount || !seed.hasNodes || !seed.sums(name)) return null;
   const [right, count] = seed.chosenTally(name, seed.everybody);
   const [low, high] = wilson(right, count);
   return `${percent(low)} to ${percent(high)} (95 %)`;
@@ -172,7 +186,7 @@ function newcomerTile(run) {
   const models = run.first.facts.newcomers.models;
   const name = ["new_personal", "new_edge", "new_global"].find((model) => models[model]);
   if (!name) return null;
-  const value = mean(run.scored.map((seed) => seed.facts.newcomers?.models[name]?.value)
+  const value = mean(run.scored.map((seed) => newFact(seed, name, "value"))
     .filter(isKnown));
   const count = run.first.facts.newcomers.test.length;
   const kind = name.replace("new_", "");
@@ -189,11 +203,13 @@ function runsPart() {
   const hasRadio = runs.some((run) => run.first?.facts.radio);
   const metric = state.run.metric;
   const head = ["Run", "By round", ...names.map(capital),
-    ...(metric.better > 0 ? ["Worst tenth"] : []),
+    ...(metric.isCount ? ["Worst tenth"] : []),
     "Sent", "Of dense", "Non-zero", "Gradients", "Computing", ...(hasRadio ? ["Modelled"] : [])];
   const best = Object.fromEntries(names.map((name) => [name, bestOf(runs, name)]));
   const rows = runs.map((run) => runRow(run, names, best, hasRadio));
-  const what = metric.better > 0 ? "Test accuracy in %" : `${capital(metric.name)} on test data`;
+  const less = metric.better > 0 ? "" : " (less is better)";
+  const other = `${capital(metric.name)} on test data${less}`;
+  const what = metric.isCount ? "Test accuracy in %" : other;
   const note = `${what}, each model in its chosen round. The best of a column is bold.`;
   return section("runs", "Runs side by side", note, null,
     h("div", { class: "panel" }, table("Table of runs", head, rows)));
@@ -215,7 +231,8 @@ function modelColumns(runs) {
 
 function bestOf(runs, name) {
   const metric = state.run.metric;
-  const values = runs.map((run) => run.figure(name).mean).filter(isKnown);
+  const alike = runs.filter((run) => run.metric.key === metric.key);
+  const values = alike.map((run) => run.figure(name).mean).filter(isKnown);
   if (values.length < 2) return null;
   return metric.better > 0 ? Math.max(...values) : Math.min(...values);
 }
@@ -233,7 +250,7 @@ function runRow(run, names, best, hasRadio) {
   const sent = run.total((seed) => seed.traffic.sent).mean;
   const dense = run.total((seed) => seed.traffic.dense).mean;
   const cells = [title, spark(run), ...names.map((name) => modelCell(run, name, best[name]))];
-  if (state.run.metric.better > 0) cells.push(run.figureText(run.figure(main, "worst")));
+  if (state.run.metric.isCount) cells.push(run.figureText(run.figure(main, "worst")));
   cells.push(sent ? bytes(sent) : "0", sent && dense ? `${percent(sent / dense, 0)} %` : EMPTY);
   cells.push(`${percent(run.figure(main, "nonzeros").mean, 0)} %`);
   cells.push(whole(run.total((seed) => seed.facts.gradients).mean));
@@ -248,14 +265,15 @@ function runRow(run, names, best, hasRadio) {
 
 function modelCell(run, name, best) {
   const figure = run.figure(name);
-  if (!isKnown(figure.mean)) return EMPTY;
+  if (!isKnown(figure.mean) || run.metric.key !== state.run.metric.key) return EMPTY;
   return h("span", { class: figure.mean === best ? "best" : "" }, run.figureText(figure));
 }
 
 /** The main model's curve, small and without axes; all runs have one scale. */
 function spark(run) {
   const { ys } = run.curve(run.first.main, "rounds");
-  const all = state.facts.runs.filter((other) => other.scored.length)
+  const all = state.facts.runs
+    .filter((other) => other.scored.length && other.metric.key === run.metric.key)
     .flatMap((other) => other.curve(other.first.main, "rounds").ys);
   const [low, high] = extent(all);
   const width = 90 / Math.max(1, ys.length - 1);

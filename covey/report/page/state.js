@@ -6,8 +6,10 @@ const state = {
   seed: null, // of the figures by node
   node: null, // {tier, id}
   colour: "metric", // of the nodes of the tree
+  confused: null, // the model of the confusion matrix
+  metric: null, // the key of the reader's choice
   axis: "rounds",
-  span: "detail", // of the accuracy axis
+  span: "detail", // of the vertical axis
   sort: "value", // of devices
   bytes: "round",
   worst: false,
@@ -21,7 +23,8 @@ const MOST_BESIDE = DASHES.length;
 /** The runs that are drawn beside the one shown, in grey; each has its dashes on every page. */
 function rivals() {
   const others = state.facts.runs.filter((run) =>
-    state.beside.has(run.key) && run !== state.run && run.scored.length);
+    state.beside.has(run.key) && run !== state.run && run.scored.length &&
+    run.metric.key === state.run.metric.key);
   return others.slice(0, MOST_BESIDE).map((run) => {
     const order = state.facts.runs.filter((other) => state.beside.has(other.key)).indexOf(run);
     const [dash, kind] = DASHES[order % DASHES.length];

@@ -3,7 +3,7 @@
 /** What nodes can be coloured by. */
 function colourKinds(seed) {
   const kinds = [
-    ["metric", capital(seed.run.metric.name)],
+    ["metric", capital(seed.run.metric.name), seed.metricReason],
     ["gain", "Gain over global", gainReason(seed)],
     ["sparsity", "Non-zero weights"],
   ];
@@ -14,7 +14,7 @@ function colourKinds(seed) {
 function gainReason(seed) {
   if (!seed.global) return "this run has no global model";
   if (seed.modelNames().length < 2) return "this run has the global model alone";
-  return null;
+  return seed.metricReason;
 }
 
 /** The figure of one node; null where it is unknown. */
@@ -55,7 +55,7 @@ function colourScale(seed, kind, values) {
   const share = (value) => clamp((value - low) / (high - low || 1), 0, 1);
   const isReversed = kind === "metric" && seed.run.metric.better < 0;
   const of = (value) => mix(pale, full, isReversed ? 1 - share(value) : share(value));
-  const isShare = kind === "sparsity" || (kind === "metric" && seed.run.metric.better > 0);
+  const isShare = kind === "sparsity" || (kind === "metric" && seed.run.metric.isCount);
   const text = (value) => (isShare ? `${percent(value, 0)} %` : nodeText(seed, kind, value));
   const ends = [text(low), text(high)];
   if (isReversed) ends.reverse();
@@ -67,20 +67,25 @@ function scaleEnds(seed, kind, known) {
   if (kind === "asked") return [0, seed.bytesByRound().length || last];
   if (kind === "sparsity") return [0, Math.max(0.05, last)];
   const low = known[Math.floor(0.02 * known.length)] ?? 0;
-  if (seed.run.metric.better > 0) return [Math.floor(20 * low) / 20, 1];
+  const { cap, floor } = seed.run.metric;
+  if (cap === 1 && floor === 0) return [Math.floor(20 * low) / 20, 1];
   return [low, known[Math.floor(0.98 * (known.length - 1))] ?? 1];
 }
 
 /** Brick for losses and violet for gains, grey around 0. */
 function gainScale(seed, known) {
-  const most = Math.max(0.01, ...known.map(Math.abs));
+  const { metric } = seed.run;
+  const isShare = metric.isCount || metric.isRelative;
+  const least = isShare || metric.cap === 1 ? 0.01 : 1e-9;
+  const most = Math.max(least, ...known.map(Math.abs));
+  const whole = `${Math.round(100 * most)} ${metric.gainUnit}`;
+  const size = isShare ? whole : signedShort(most).slice(1);
   const middle = RAMPS.middle[isDark() ? "dark" : "light"];
   const loss = cssColour("--loss");
   const gain = cssColour("--gain-end");
-  const unit = seed.run.metric.gainUnit;
   return {
     of: (value) => mix(middle, value < 0 ? loss : gain, Math.min(1, Math.abs(value) / most)),
-    ends: [`loses ${Math.round(100 * most)}`, `gains ${Math.round(100 * most)} ${unit}`],
+    ends: [`loses ${size}`, `gains ${size}`],
     stops: [loss, middle, gain],
     high: most,
   };
@@ -257,7 +262,7 @@ class TreeView {
     this.legend = h("div", { class: "legend" });
     this.detail = h("div", { class: "detail", "aria-live": "polite" });
     if (colourKinds(seed).every(([kind, , reason]) => kind !== state.colour || reason)) {
-      state.colour = "metric";
+      state.colour = colourKinds(seed).find(([, , reason]) => !reason)[0];
     }
     figure(this.host, (width) => this.draw(width));
   }

@@ -1,0 +1,61 @@
+"""What the user should know of how a loss fits the targets and the step size."""
+
+from __future__ import annotations
+
+from covey.data import Shards
+from covey.engine.named_losses import BinaryCrossEntropy, Huber
+from covey.runs.experiment import Experiment
+
+_FAR_BELOW = 0.1
+"""A `delta` of Huber's loss below this share of the targets' standard deviation is noted."""
+_MANY = 4
+"""Yes-or-no labels per example from which a default step size is noted."""
+
+
+def loss_notes(experiment: Experiment) -> list[str]:
+    """Notes on a loss whose settings leave little to learn from."""
+    loss = experiment.loss
+    if isinstance(loss, Huber):
+        return _huber_notes(loss.delta, experiment.data)
+    if isinstance(loss, BinaryCrossEntropy) and experiment.data.y.ndim == 2:
+        return _label_notes(experiment, experiment.data.y.shape[1])
+    return []
+
+
+def _huber_notes(delta: float, data: Shards) -> list[str]:
+    """A note where nearly all errors are beyond `delta`, where gradients have one size."""
+    targets = data.y[data.train.index].double()
+    if len(targets) < 2:
+        return []
+    deviation = float(targets.std(0, correction=0).max())
+    if delta >= _FAR_BELOW * deviation:
+        return []
+    return [
+        f"loss huber: delta = {delta:g}, but the standard deviation of the targets is "
+        f"{deviation:.3g}. A gradient is at most delta however large the error, so learning is "
+        f"slow; set delta to about {deviation:.2g}, or scale the targets."
+    ]
+
+
+def _label_notes(experiment: Experiment, labels: int) -> list[str]:
+    """A note where the step size is the algorithm's default and there are many labels."""
+    step = _default_step(experiment)
+    if labels < _MANY or step is None:
+        return []
+    name = type(experiment.algorithm).__name__
+    return [
+        f"loss bce is the mean over {labels} labels, so a step moves the output of a label "
+        f"{labels} times less than with one label. lr = {step:g} is the default of {name}; "
+        f"try lr = {labels * step:.2g}, or ask `covey advise`."
+    ]
+
+
+def _default_step(experiment: Experiment) -> float | None:
+    """The step size `lr` of the algorithm where it is the default; else None."""
+    algorithm = experiment.algorithm
+    default = getattr(type(algorithm), "lr", None)  # a dataclass keeps defaults on the class
+    if not isinstance(default, float) or experiment.solver != "sgd":
+        return None
+    if getattr(algorithm, "lr", None) != default:
+        return None
+    return default

@@ -1,0 +1,141 @@
+"""A thread that tells the other ranks that this one is alive, and ends it if another one is not.
+
+A rank that waits for others waits as long as they compute. Whether they still do is told by a
+number in a table that all ranks can reach, which every rank raises each second. Rank 0 watches all
+others, and they watch rank 0. A process that was killed, stopped or cut off raises its number no
+more. The others end within a minute, and say whom they miss.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any, NoReturn
+
+BEAT = 1.0
+"""Seconds between two raises of the number."""
+PATIENCE = 30.0
+"""Seconds after which a rank whose number stands still counts as dead."""
+EXIT_CODE = 5
+"""The exit code of a process that ends because another one has."""
+_NOTICE = 4.0
+"""Seconds in which a living rank raises its number, on a busy machine too."""
+_LEFT = b"left"
+_NO_TABLE = "rank 0's machine, or torchrun on it, cannot be reached any more"
+_GOODBYE = 10.0
+"""Seconds that the host of the table waits at its end for the others to end."""
+
+
+class Heartbeat:
+    """The heartbeats of all ranks, in a table that belongs to this thread alone."""
+
+    def __init__(self, table: Any, rank: int, world: int, *, prefix: str, hosts: bool) -> None:
+        table.set_timeout(timedelta(seconds=PATIENCE))
+        self._table = table
+        self._rank = rank
+        self._world = world
+        self._prefix = prefix
+        self._hosts = hosts
+        self._number = 0
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._using = threading.Lock()
+        self._leaving = threading.Event()
+        self._ended = self._key("ended")
+        self._beat()
+        self._thread = threading.Thread(target=self._run, name="covey heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; every rank has a heartbeat by now."""
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Say that this rank has ended by itself; the host of the table leaves last."""
+        self._leaving.set()
+        try:
+            with self._using:
+                self._table.set(self._key(f"beat/{self._rank}"), _LEFT)
+                until = time.monotonic() + _GOODBYE
+                while self._hosts and time.monotonic() < until and not self._alone():
+                    time.sleep(BEAT / 20)
+        except RuntimeError:  # the table is gone, and with it those who would read this
+            return
+
+    def missing(self) -> str:
+        """Which ranks have ended, as the subject and verb of a sentence; empty where all live."""
+        try:
+            with self._using:
+                before = self._beats()
+            time.sleep(_NOTICE)
+            with self._using:
+                after = self._beats()
+        except RuntimeError:
+            return _NO_TABLE
+        others = [rank for rank in range(self._world) if rank != self._rank]
+        ended = [str(rank) for rank in others if after[rank] in (before[rank], _LEFT)]
+        if not ended:
+            return ""
+        if len(ended) == 1:
+            return f"rank {ended[0]} has ended"
+        return f"ranks {', '.join(ended)} have ended"
+
+    def _run(self) -> None:
+        while not self._leaving.wait(BEAT):
+            try:
+                with self._using:
+                    if self._leaving.is_set():
+                        return
+                    self._beat()
+                    text = self._wrong()
+            except RuntimeError:
+                text = _NO_TABLE
+            if text:
+                self._end(text)
+
+    def _beat(self) -> None:
+        self._number += 1
+        self._table.set(self._key(f"beat/{self._rank}"), str(self._number))
+
+    def _wrong(self) -> str:
+        """What is wrong with the ranks that this one watches; empty where nothing is."""
+        if self._rank == 0:
+            watched = range(1, self._world)
+        else:
+            watched = range(1)
+            if self._table.check([self._ended]):
+                return bytes(self._table.get(self._ended)).decode()
+        now = time.monotonic()
+        beats = self._beats()
+        for rank in watched:
+            last, since = self._heard.get(rank, (b"", now))
+            if beats[rank] != last:
+                self._heard[rank] = (beats[rank], now)
+            elif last != _LEFT and now - since > PATIENCE:
+                return f"rank {rank} has not been heard of for {PATIENCE:.0f} s"
+        return ""
+
+    def _end(self, text: str) -> NoReturn:
+        """End this process, whose main thread may be waiting for ever."""
+        try:
+            if self._rank == 0:
+                self._table.set(self._ended, text)
+        except RuntimeError:
+            pass  # whoever reads the table misses rank 0 soon
+        end = "All ranks end; the last checkpoint is intact."
+        print(f"error: rank {self._rank}: {text}. {end}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)
+
+    def _beats(self) -> list[bytes]:
+        """The last heartbeat of every rank."""
+        keys = [self._key(f"beat/{rank}") for rank in range(self._world)]
+        return [bytes(beat) for beat in self._table.multi_get(keys)]
+
+    def _alone(self) -> bool:
+        """Whether all others have left."""
+        beats = self._beats()
+        return all(beat == _LEFT for beat in beats)
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"

@@ -1,0 +1,299 @@
+"""The sharded runtime: one experiment on several processes, each of which simulates some subtrees.
+
+Every rank runs the programs of the tiers above the cut, and all get the same bits there. Below,
+each runs its own subtrees, on its own examples, with its own rows. Ranks exchange the answers that
+cross the cut, and once per play the facts of what happened below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.errors import RankError
+from covey.kernel.algorithm import Program
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Deferred, Masked, Replies
+from covey.kernel.store import Entry, Frozen, KeptRows
+from covey.runtimes.across import GATHERED, Across, Everyone
+from covey.runtimes.base import Answers, Question
+from covey.runtimes.contract import Lane
+from covey.runtimes.facts import Facts, Played
+from covey.runtimes.frozen import joined, part_of
+from covey.runtimes.ranks import Ranks
+from covey.runtimes.shares import Shares
+from covey.runtimes.simulator import Simulator
+from covey.types import Rows
+
+_TIMED = "ranks"
+"""The name under which a round counts the seconds in which ranks wait for each other."""
+
+
+@dataclass
+class Sharded(Simulator):
+    """One process of several that simulate a tree together, for one seed."""
+
+    ranks: Ranks = field(kw_only=True)
+    shares: Shares = field(kw_only=True)
+    gathered: int = GATHERED
+    """Bytes of all answers that cross the cut up to which sums are gathered."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks.world > 1:
+            self.rounds = None  # a CUDA graph of a whole round cannot wait for other ranks
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which prints and writes files."""
+        return self.ranks.leads
+
+    def together(self, done: str) -> AbstractContextManager[None]:
+        """Do something on all ranks; an error of one is an error of all."""
+        return self.ranks.together(done)
+
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+        """Run a program of the top tier, on all ranks."""
+        if not len(rows):
+            return super().play(program, rows, round=round, lane=lane)
+        with self.ranks.together():
+            return super().play(program, rows, round=round, lane=lane)
+
+    def exchange(self, me: Nodes, question: Question) -> Answers:
+        """Exchange rows with the children; at the cut, those of this rank run.
+
+        What is sent down is sent by every rank to all children, so that all count the same bytes
+        and keep the same residuals.
+        """
+        if question.tier != self.shares.tier:
+            return super().exchange(me, question)
+        down, each = self._all_sent(me, question)
+        nodes = self.shares.nodes(question.tier, self.ranks.rank)
+        own = _positions(question.ids, nodes)
+        own_each = [values[own] for values in each]
+        return self._all_answers(me, _part(question, own), down, own_each)
+
+    def _replies_of(
+        self,
+        question: Question,
+        parts: list[Rows | Masked | Deferred] | None,
+        asker: Tensor,
+        child: Tensor,
+    ) -> Replies:
+        """The replies of the children of all ranks."""
+        if question.tier != self.shares.tier or not len(question.askers):
+            return super()._replies_of(question, parts, asker, child)
+        answered = question.ids[question.answers]
+        counts = self.shares.counts(question.tier, answered)
+        start = sum(counts[: self.ranks.rank])
+        own = slice(start, start + counts[self.ranks.rank])
+        return Across(
+            parts,
+            asker=asker[own],
+            askers=len(question.askers),
+            child=child[own],
+            everyone=Everyone(asker, child, counts),
+            ranks=self.ranks,
+            gathers=self._gathers,
+            timed=partial(self._timed, _TIMED),
+        )
+
+    def _gathers(self, rows: Rows) -> bool:
+        """Whether sums of rows like these are gathered: from the widths alone, so all ranks agree.
+
+        The limit is on the answers of all nodes at the cut, whoever is asked.
+        """
+        row = rows.shape[1:].numel() * rows.element_size()
+        return self.tree.size(self.shares.tier) * row <= self.gathered
+
+    # Facts
+
+    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+        """The facts of all ranks, which from now on know the same."""
+        if self.ranks.world == 1:
+            return facts
+        own = self._reported(facts.as_dict())
+        own["answer"] = _digest(answer)
+        own["columns"] = self._columns()
+        with self._timed(_TIMED):
+            everyone = self.ranks.gather_json("exchange facts", own)
+        _check_answers([facts["answer"] for facts in everyone])
+        merged = Facts(self.tree)
+        for one in everyone:
+            self._open(one["columns"])
+            merged.merge(one)
+        return merged
+
+    def _reported(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts without those that every rank has counted, which rank 0 alone reports."""
+        if self.ranks.leads:
+            return facts
+        lower = dict(zip(self.tree.links, self.tree.tiers[1:], strict=True))
+        below = self.shares.bounds
+        facts["traffic"] = [row for row in facts["traffic"] if self._own(lower[row[0]], row[1])]
+        facts["node_bytes"] = [row for row in facts["node_bytes"] if self._own(row[0], row[1])]
+        cohorts = facts["cohorts"].items()
+        cut = self.shares.tier
+        facts["cohorts"] = {tier: ids for tier, ids in cohorts if tier in below and tier != cut}
+        facts["notes"] = [note for note in facts["notes"] if note[0] in below]
+        facts["reports"] = [report for report in facts["reports"] if report[1] in below]
+        return facts
+
+    def _own(self, tier: str, direction: str) -> bool:
+        """Whether messages to or from nodes of a tier are counted by the rank that has the node.
+
+        What is sent down to the cut is counted by every rank.
+        """
+        if tier == self.shares.tier:
+            return direction == "up"
+        return tier in self.shares.bounds
+
+    def _columns(self) -> list[list[Any]]:
+        """The form of everything that this rank's nodes keep."""
+        out: list[list[Any]] = []
+        for (tier, name), rows in self.kept().items():
+            dtype = str(rows.dtype).removeprefix("torch.")
+            out.append([tier, name, list(rows.shape[1:]), dtype, rows.is_cuda])
+        return out
+
+    def _open(self, columns: list[list[Any]]) -> None:
+        """Keep rows of the same names and forms as another rank, though none yet."""
+        known = self.kept()
+        nobody = torch.zeros(0, dtype=torch.int64)
+        for tier, name, shape, dtype, on_gpu in columns:
+            if (tier, name) in known:
+                continue
+            device = self.task.device if on_gpu else torch.device("cpu")
+            rows = torch.zeros((0, *shape), dtype=getattr(torch, dtype), device=device)
+            self.store.put(tier, name, nobody, rows, 0)
+
+    # Rows
+
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
+        """(ids, rounds, rows) that the nodes of all ranks keep, on every rank."""
+        ids, rounds, rows = super().read(tier, name, label, copy)
+        if tier in self.shares.above or self.ranks.world == 1:
+            return ids, rounds, rows
+        with self.ranks.together():
+            counts = self.ranks.gather_json(f"read {tier} {name} {label}", len(ids))
+            return (
+                self.ranks.gather(ids, counts),
+                self.ranks.gather(rounds, counts),
+                self.ranks.gather(rows, counts),
+            )
+
+    def freeze(self, copy: int) -> Iterator[Frozen]:
+        """Everything that nodes keep and hold, for a checkpoint: of all ranks, on rank 0.
+
+        The other ranks yield nothing.
+        """
+        for frozen in super().freeze(copy):
+            whole = frozen
+            if frozen.tier not in self.shares.above and self.ranks.world > 1:
+                whole = self._whole(frozen)
+            if self.leads:
+                yield whole
+
+    def _whole(self, frozen: Frozen) -> Frozen:
+        """A column of all ranks, on rank 0."""
+        what = f"save {frozen.tier} {frozen.name}"
+        sizes = {label: len(entry.ids) for label, entry in frozen.entries.items()}
+        own = {"rows": len(frozen.rows), "entries": sizes}
+        everyone = self.ranks.gather_json(what, own)
+        counts = [facts["rows"] for facts in everyone]
+        rows = self.ranks.gather(frozen.rows, counts, everyone=False)
+        first_place = sum(counts[: self.ranks.rank])
+        labels = dict.fromkeys(label for facts in everyone for label in facts["entries"])
+        entries = {}
+        for label in labels:
+            entry = frozen.entries.get(label) or joined([])
+            lengths = [facts["entries"].get(label, 0) for facts in everyone]
+            table = torch.stack([entry.ids, entry.rounds, entry.places + first_place], dim=1)
+            ids, rounds, places = self.ranks.gather(table, lengths, everyone=False).unbind(1)
+            entries[label] = Entry(ids.clone(), rounds.clone(), places.clone())
+        return Frozen(frozen.tier, frozen.name, rows, entries)
+
+    def thaw(self, frozen: Frozen, copy: int) -> None:
+        """Take over this rank's rows of one entry of `freeze`, of any runtime."""
+        if frozen.tier in self.shares.bounds:
+            size = self.tree.size(frozen.tier)
+            for label, entry in frozen.entries.items():
+                if bool((entry.ids < 0).any()) or bool((entry.ids >= size).any()):
+                    raise ValueError(f"{frozen.tier} {frozen.name}, {label}: ids not below {size}")
+            frozen = part_of(frozen, self.shares.nodes(frozen.tier, self.ranks.rank))
+        super().thaw(frozen, copy)
+
+    def report(self) -> dict[str, Any]:
+        """How the ranks run programs, in words and numbers."""
+        bounds = torch.tensor(self.shares.bounds[self.shares.tier])
+        return {
+            **super().report(),
+            "ranks": self.ranks.world,
+            "cut": self.shares.tier,
+            "nodes by rank": bounds.diff().tolist(),
+            "sums": self.sums(),
+        }
+
+    def sums(self) -> str:
+        """How the sums of models across the cut are computed."""
+        if self._gathers(self.start):
+            return "gathered in id order"
+        return "all-reduced"
+
+
+def _positions(ids: Tensor, nodes: slice) -> slice:
+    """The positions of some nodes among ids that rise."""
+    bounds = torch.tensor([nodes.start, nodes.stop])
+    first, stop = torch.searchsorted(ids, bounds).tolist()
+    return slice(first, stop)
+
+
+def _part(question: Question, own: slice) -> Question:
+    """The question to those children alone that are at these positions."""
+    answers = question.answers
+    inside = (answers >= own.start) & (answers < own.stop)
+    idle = question.idle
+    if idle is not None:
+        idle = idle[own]
+    return replace(
+        question,
+        ids=question.ids[own],
+        asker=question.asker[own],
+        answers=answers[inside] - own.start,
+        idle=idle,
+    )
+
+
+def _digest(answer: Any) -> str:
+    """A hash of the answer of the top tier."""
+    if not isinstance(answer, Tensor):
+        return ""
+    rows = answer.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.blake2b(rows.numpy().data, digest_size=16).hexdigest()
+
+
+def _check_answers(digests: list[str]) -> None:
+    """Refuse to go on where the server has other bits on one rank than on another."""
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise RankError(
+                f"rank {rank} computed another global model than rank 0 from the same answers. "
+                "A program must use its arguments, its fields and `me`, nothing else; "
+                "machines with other processors need the same ATEN_CPU_CAPABILITY and MKL_CBWR."
+            )
+
+
+def first_difference(values: list[Mapping[str, str]]) -> tuple[int, str] | None:
+    """The first rank whose facts differ from rank 0's, and the name of the fact."""
+    for rank, facts in enumerate(values):
+        for name in {**values[0], **facts}:
+            if facts.get(name) != values[0].get(name):
+                return rank, name
+    return None
