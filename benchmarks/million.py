@@ -102,8 +102,12 @@ def by_turns(folder: Path, devices: int) -> dict[str, Any]:
         for count, run in runs.items():
             cpu, _ = timed(lambda run=run: next(run))
             seconds[count].append(cpu)
-    medians = {count: round(statistics.median(values), 4) for count, values in seconds.items()}
-    return {"cpu_seconds": medians, "ratio": round(medians[devices] / medians[1000], 3)}
+    out: dict[str, Any] = {}
+    for kind in (statistics.median, statistics.mean):
+        figures = {count: round(kind(values), 4) for count, values in seconds.items()}
+        out[kind.__name__] = figures
+        out[f"ratio of {kind.__name__}s"] = round(figures[devices] / figures[1000], 3)
+    return out
 
 
 def whole(folder: Path, devices: int) -> dict[str, Any]:
