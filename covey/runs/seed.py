@@ -326,13 +326,13 @@ class Seed:
         with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
             target = Path(path).absolute()
+            state = self._state.of_seed(self._copy)
             if self.runtime.disk is not None:
-                self._write_rows(target, self.runtime.disk)
+                self._write_rows(target, state, self.runtime.disk)
             else:
                 columns = list(self.runtime.freeze(self._copy))
                 if self.runtime.leads:
-                    run = Saved(self._state.of_seed(self._copy), columns)
-                    self._begin_writing(target, run, wait)
+                    self._begin_writing(target, Saved(state, columns), wait)
             self._runs._saving += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -360,9 +360,9 @@ class Seed:
         )
         checkpoint.write(target, contents)
 
-    def _write_rows(self, target: Path, store: Store) -> None:
+    def _write_rows(self, target: Path, state: State, store: Store) -> None:
         """Write a checkpoint whose rows stay where they are."""
-        state = self._state.of_seed(self._copy)
+        self._runs.writer.wait()
         folders = self._runs._rows_folders
         if target not in folders:
             folders[target] = RowsFolder(target)
