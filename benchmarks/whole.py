@@ -57,7 +57,7 @@ def whole(name: str, device: str = "cpu", rounds: int | None = None) -> dict[str
         began = time.perf_counter()
         for record in run:
             if record.round % 10 == 9:
-                run.save(Path(folder) / "checkpoint.safetensors")
+                run.save(Path(folder) / "checkpoint.safetensors", wait=False)
         seconds = time.perf_counter() - began
     spent: dict[str, float] = {}
     for record in run.history:

@@ -249,7 +249,7 @@ class Seeds:
         if due and not runs.done:
             for run, recorder in zip(runs.seeds, recorders, strict=True):
                 recorder.sync(run)
-                run.save(recorder.folder.checkpoint)
+                run.save(recorder.folder.checkpoint, wait=False)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:

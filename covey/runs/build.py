@@ -27,6 +27,7 @@ from covey.runs.scoring import Scorer
 from covey.runtimes import launch
 from covey.runtimes.contract import Runtime
 from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.place import Place
 from covey.runtimes.ranks import ALONE, Ranks, join
 from covey.runtimes.sharded import Sharded, first_difference
@@ -135,6 +136,7 @@ def _simulator(
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
+    workers = _workers(first, task)
     return Simulator(
         first.algorithm,
         tree,
@@ -146,8 +148,9 @@ def _simulator(
         first.batches,
         air or Ideal(),
         first.rates(),
-        workers=_workers(first, task),
+        workers=workers,
         memory=first.memory,
+        chunk_rows=_chunk_rows(task, workers),
         grain=_grain(first, task),
         capture=first.capture and not first.rates().schedules,
     )
@@ -169,6 +172,7 @@ def _sharded(
         devices = shares.nodes(tree.tiers[-1], ranks.rank)
         own = data.only(range(devices.start, devices.stop))
     task = task_of(experiment, module, own, Population.of(data))
+    workers = _workers(experiment, task)
     return Sharded(
         experiment.algorithm,
         tree,
@@ -180,8 +184,9 @@ def _sharded(
         experiment.batches,
         Ideal(),
         experiment.rates(),
-        workers=_workers(experiment, task),
+        workers=workers,
         memory=experiment.memory,
+        chunk_rows=_chunk_rows(task, workers),
         grain=_grain(experiment, task),
         capture=experiment.capture and not experiment.rates().schedules,
         ranks=ranks,
@@ -229,6 +234,14 @@ def _shard_note(runtime: Sharded) -> str:
         f"{facts['ranks']} ranks have {shares} nodes of tier {facts['cut']}; "
         f"sums of models across ranks are {facts['sums']}."
     )
+
+
+def _chunk_rows(task: Task, workers: int) -> int | None:
+    """The max bytes of the rows of a chunk, which stay in the cache; None on a GPU."""
+    if task.device.type != "cpu":
+        return None
+    keep_freed_memory()
+    return min(cache_bytes() // workers, LARGEST_ROWS)
 
 
 def _grain(experiment: Experiment, task: Task) -> int:

@@ -272,7 +272,7 @@ def _sum(tensors: dict[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         head = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
         digest.update(head.encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.numpy().data)
     return digest.hexdigest()
 
 

@@ -38,6 +38,7 @@ from covey.runs.seed import Seed
 from covey.runs.state import State
 from covey.runs.stopping import Patience
 from covey.runs.totals import Totals, plus
+from covey.runs.writer import Writer
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -100,6 +101,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
         self._saving = 0.0
+        self.writer = Writer()
+        self.writes_beside = self.runtime.task.device.type == "cuda"
+        """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
         self._rehearse()
         paths = list(resume or ())
         if any(path is not None for path in paths):
@@ -116,7 +120,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def __next__(self) -> tuple[Round, ...]:
         if self.done:
+            self.writer.wait()
             raise StopIteration
+        self.writer.check()
         with self.alone("run a round"):
             state = self._state
             self.runtime.commit()  # what the round before kept

@@ -39,6 +39,15 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
+    def in_main_memory(self) -> Saved:
+        """The same with all rows in main memory, where no later round changes them."""
+        columns = [replace(column, rows=column.rows.cpu()) for column in self.columns]
+        chosen = {}
+        for label, choice in self.state.chosen[0].items():
+            chosen[label] = replace(choice, w=choice.w.cpu())
+        state = replace(self.state, w=self.state.w.cpu(), chosen=(chosen,))
+        return Saved(state, columns)
+
     def checkpoint(
         self,
         *,

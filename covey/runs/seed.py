@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import is_figure
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
-from covey.kernel.store import PRESENT, Frozen
+from covey.kernel.store import PRESENT
 from covey.links.meter import Meter
 from covey.links.node_bytes import NodeKey
 from covey.runs import build, checkpoint, models, saving
@@ -314,26 +315,43 @@ class Seed:
         played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
         """Write everything this run needs to go on as if it had never stopped.
 
-        Its records go to a file beside.
+        Its records go to a file beside. With `wait=False` a run on a GPU goes on while the files
+        are written: they are complete after `wait`, after the next save, and after the last round.
+        Until then the checkpoint before is the valid one.
         """
         with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
             columns = list(self.runtime.freeze(self._copy))
             if self.runtime.leads:
-                self._write(Path(path).absolute(), columns)
+                run = Saved(self._state.of_seed(self._copy), columns)
+                self._begin_writing(Path(path).absolute(), run, wait)
             self._runs._saving += time.perf_counter() - began
 
-    def _write(self, target: Path, columns: Sequence[Frozen]) -> None:
-        """Write a checkpoint with these columns, and the records beside it."""
-        state = self._state.of_seed(self._copy)
-        run = Saved(state, columns)
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; an error that prevented it is raised here."""
+        self._runs.writer.wait()
+
+    def _begin_writing(self, target: Path, run: Saved, wait: bool) -> None:
+        """Write a checkpoint now, or on a GPU while the run goes on."""
+        rule = self._runs.stopping_rule
+        writer = self._runs.writer
+        if wait or not self._runs.writes_beside:
+            writer.wait()
+            self._write(target, run, rule)
+        else:
+            job = partial(self._write, target, run.in_main_memory(), rule)
+            writer.begin(job, self.round)
+
+    def _write(self, target: Path, run: Saved, stopped: str | None = None) -> None:
+        """Write a checkpoint and the records beside it."""
+        history = run.state.histories[0]
         contents = run.checkpoint(
-            history=self._written(target).facts(),
+            history=self._written(target, history).facts(),
             fingerprint=self._runs._fingerprints[self._copy],
-            stopped=self._runs.stopping_rule,
+            stopped=stopped,
         )
         checkpoint.write(target, contents)
 
@@ -375,14 +393,14 @@ class Seed:
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
-    def _written(self, target: Path) -> Journal:
+    def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
         journals = self._runs._journals[self._copy]
         if target not in journals or not journals[target].whole:
             journals[target] = Journal.beside(target)
         journal = journals[target]
-        missing = [record.as_dict() for record in self.history[journal.records :]]
-        journal.append(missing, len(self.history))
+        missing = [record.as_dict() for record in history[journal.records :]]
+        journal.append(missing, len(history))
         return journal
 
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:

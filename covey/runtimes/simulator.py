@@ -46,12 +46,14 @@ _SCORES = 4
 class Simulator(BaseRuntime):
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows; `capture` allows CUDA graphs. In an
-    environment with a clock programs are not captured, since their steps are counted.
+    A chunk for a worker holds at least `grain` values of rows, and at most `chunk_rows` bytes of
+    them (None: no limit). `capture` allows CUDA graphs. In an environment with a clock programs are
+    not captured, since their steps are counted.
     """
 
     workers: int = 1
     memory: int = MEMORY
+    chunk_rows: int | None = None
     grain: int = 1
     capture: bool = True
 
@@ -368,10 +370,15 @@ class Simulator(BaseRuntime):
         """The number of devices in a chunk, of `count` that run."""
         device_bytes = self.task.row_bytes() + self.algorithm.memory()
         room = max(1, self._room // self.workers // device_bytes)
+        width = self.task.space.width
+        if self.chunk_rows is not None:
+            # The rows of a chunk stay in the cache from one pass over them to the next.
+            row = width * self.task.dtype.itemsize
+            room = min(room, max(1, self.chunk_rows // row))
         if self.task.path == "each":
             # Rows run one by one, and the models of a chunk stay in the cache for all their steps.
-            room = min(room, max(1, _CACHED // self.task.space.width))
-        smallest = math.ceil(self.grain / self.task.space.width)
+            room = min(room, max(1, _CACHED // width))
+        smallest = math.ceil(self.grain / width)
         chunks = self.workers
         if not self._play.trains and self.workers > 1:
             chunks = self.workers * _SCORES

@@ -4,7 +4,8 @@ function devicesPart() {
   const { seed } = state;
   if (!seed?.hasNodes) return null;
   if (seed.metricReason) {
-    const note = `${capital(seed.metricReason)}. Name it in the file's metrics to have it here.`;
+    const fix = "Name it in the file's metrics to have it here.";
+    const note = `${capital(seed.metricReason)}. ${fix}`;
     return section("devices", "Who gains, who loses", note, null);
   }
   const { test } = seed.population;

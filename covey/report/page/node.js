@@ -10,7 +10,9 @@ function showNode(host, seed, { tier, id }) {
     `${seed.run.metric.name} of several devices does not follow from theirs`;
   const curve = h("div", {},
     h("h3", {}, tier === seed.leaf ? "On its own test examples" : "On the devices below it"),
-    hasCurve ? lines(() => nodeSpec(seed, tier, id)) : h("p", { class: "note" }, `${capital(missing)}.`));
+    hasCurve
+      ? lines(() => nodeSpec(seed, tier, id))
+      : h("p", { class: "note" }, `${capital(missing)}.`));
   host.replaceChildren(about, curve, nodeLabels(seed, seed.span(tier, id)));
   redraw(host);
 }
