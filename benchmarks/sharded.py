@@ -3,7 +3,8 @@
 20 devices train a convolutional network of 1.66 million parameters: FedAvg on a flat tree, and
 PerMFL under 4 edges. Each way to run it has processes of its own, and they take a round each, one
 after the other, so that whatever else the machine does falls on all. The medians of all rounds are
-compared, and the best rounds beside them.
+compared, and the best rounds beside them. CPU seconds are those of rank 0, or of all threads of one
+process; with one thread they say what a quiet machine would do.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ def work(name: str, rounds: int, workers: int | None) -> None:
         ranks.told(line)
         sent = ranks.bytes
         began = time.perf_counter()
+        computed = time.process_time()
         record = next(run)
+        computed = time.process_time() - computed
         seconds = time.perf_counter() - began
         if ranks.leads:
             waited = record.spent.get("ranks", 0.0)
-            print(seconds, waited, ranks.bytes - sent, flush=True)
+            print(seconds, computed, waited, ranks.bytes - sent, flush=True)
     if ranks.leads and isinstance(run.runtime, Sharded):
         print(run.runtime.sums(), flush=True)
 
@@ -103,6 +106,7 @@ class Worker:
         self._requests: IO[str] = self._process.stdin
         self._answers: IO[str] = self._process.stdout
         self.seconds: list[float] = []
+        self.computed: list[float] = []
         self.waited: list[float] = []
         self.sent = 0
         if self._answers.readline().strip() != "ready":
@@ -111,8 +115,9 @@ class Worker:
     def round(self) -> None:
         """Let it run a round."""
         print("go", file=self._requests, flush=True)
-        seconds, waited, sent = self._answers.readline().split()
+        seconds, computed, waited, sent = self._answers.readline().split()
         self.seconds.append(float(seconds))
+        self.computed.append(float(computed))
         self.waited.append(float(waited))
         self.sent = int(sent)
 
@@ -145,11 +150,14 @@ def compare(name: str, rounds: int, ranks: int) -> None:
         f"{shares.sent / 1e6:.2f} MB a round, and rank 0 waits "
         f"{statistics.median(shares.waited):.3f} s"
     )
-    print(f"{'':40} {'median s':>9} {'best s':>9} {'ranks are faster by':>20} {'best':>6}")
+    head = f"{'median s':>9} {'best s':>9} {'CPU s':>9} {'ranks are faster by':>20} {'best':>6}"
+    print(f"{'':40} {head}")
     for way, seconds in median.items():
+        computed = statistics.median(ways[way].computed)
         ratio = seconds / median[sharded]
         best_ratio = best[way] / best[sharded]
-        print(f"{way:40} {seconds:9.3f} {best[way]:9.3f} {ratio:20.2f} {best_ratio:6.2f}")
+        figures = f"{seconds:9.3f} {best[way]:9.3f} {computed:9.3f}"
+        print(f"{way:40} {figures} {ratio:20.2f} {best_ratio:6.2f}")
 
 
 def main() -> None:
