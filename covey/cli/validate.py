@@ -175,7 +175,8 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     value = spell(first["input"])
     if len(value) > _LONGEST:
         value = f"{value[:_LONGEST]}..."
-    return f"{full_key} = {value}{verb} {' or '.join(rules)}{_default(field)}{_as_list(full_key, first)}."
+    fix = f"{_default(field)}{_as_list(full_key, first)}"
+    return f"{full_key} = {value}{verb} {' or '.join(rules)}{fix}."
 
 
 def _as_list(key: str, error: Mapping[str, Any]) -> str:

@@ -327,7 +327,9 @@ def _signed(metric: Metric, text: str, setting: str) -> str:
         lower = lower or text.startswith("-")
     elif text.startswith("-") and metric.higher:
         fix = "leave out the minus, which is for functions of your own"
-        raise ConfigError(f"{setting} = {shown(text)}: the largest {metric.name} is the best; {fix}.")
+        raise ConfigError(
+            f"{setting} = {shown(text)}: the largest {metric.name} is the best; {fix}."
+        )
     if lower:
         return f"-{metric.name}"
     return metric.name
