@@ -33,7 +33,7 @@ CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
 PATIENCE = 300.0
 """Seconds after which a program that does not answer has failed."""
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Largest difference of a weight after one round, relative to the largest change of a weight."""
 
 
