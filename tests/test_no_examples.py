@@ -116,7 +116,7 @@ def test_a_held_out_receiver_keeps_the_global_model() -> None:
     assert torch.equal(personal[0], run.w[0])
     assert not torch.equal(personal[1], run.w[0])
     [scores] = task.scores(run.w, [torch.stack([run.w[0] + 1, run.w[0]])], 2, ("test",))
-    losses = [sums["test"][0, 1] for sums in scores.sums.values()]  # global, edge, personal
+    losses = [sums["test"].values[0, 1] for sums in scores.sums.values()]  # global, edge, personal
     assert len(losses) == 3
     assert len({float(loss) for loss in losses}) == 1
     with pytest.raises(ConfigError, match="none of the devices 1, 4 has training examples"):

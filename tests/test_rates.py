@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,6 +95,8 @@ SCHEDULED = {
     "PFedMe": {"lr": "linear", "personal_lr": "cosine"},
     "FedAvgM": {"server_lr": "step"},
 }
+if not os.environ.get("COVEY_TEST_ALL"):
+    del SCHEDULED["PFedMe"], SCHEDULED["FedAvgM"]
 
 
 @pytest.mark.parametrize("name", SCHEDULED)

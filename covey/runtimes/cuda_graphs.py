@@ -10,8 +10,10 @@ says why.
 
 from __future__ import annotations
 
+import gc
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,6 +52,18 @@ class Replay(Protocol):
         ...
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: an older graph must not be freed while another one is captured."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class CudaReplay:
     """A CUDA graph.
 
@@ -65,6 +79,7 @@ class CudaReplay:
             pool = beside._graph.pool()
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with (
+            _uncollected(),
             torch.cuda.device(device),
             torch.cuda.graph(self._graph, pool=pool, stream=stream),
         ):

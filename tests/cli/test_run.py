@@ -21,7 +21,8 @@ import covey as package
 from covey import history
 from covey.cli import main as main_module
 from covey.cli.folder import Folder
-from covey.cli.main import EXIT_CODES, app
+from covey.cli.main import app
+from covey.cli.overview import EXIT_CODES
 from covey.runs import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import BASE, ROOT, SMALL, Result, contents, covey, spawn

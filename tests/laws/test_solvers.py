@@ -1,6 +1,7 @@
 """Laws over solvers: whoever computes a row, when and beside whom, its bits are the same.
 
-In CI, pairs of algorithm and solver take turns in the laws of resumed runs and of nodes alone.
+In CI, pairs of algorithm and solver take turns in the laws of resumed runs and of nodes alone. With
+COVEY_TEST_ALL every algorithm that has solvers is tried with one whose state is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 import covey
 from covey.laws import differences, state
 from tests import peek
-from tests.laws.cases import CASES, experiment
+from tests.laws.cases import CASES, Case, experiment
 from tests.laws.test_graphs import Rerun
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -28,13 +29,28 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "kept-adam": {"name": "adam", "state": "kept"},
     "kept-epochs": {"momentum": 0.8, "state": "kept", "epochs": 1.5},
 }
+
+
+def takes_a_solver(case: Case) -> bool:
+    """Whether the steps of a case are plain gradient steps, which a solver can take."""
+    plain = getattr(case.algorithm, "method", "gradient") == "gradient"
+    return plain and case.algorithm.plain_steps is None
+
+
 METHODS = ("FedAvg", "FedRep", "PerMFL-lists")
 PAIRS = [(name, solver) for name in METHODS for solver in SOLVERS]
+if ALL:
+    every = [(name, "kept-adam") for name, case in CASES.items() if takes_a_solver(case)]
+    PAIRS = list(dict.fromkeys(PAIRS + every))
 CHUNKS: tuple[dict[str, int], ...] = ({"memory": 1}, {"workers": 3, "memory": 1})
 if not ALL:
     slow = {("PerMFL-lists", solver) for solver in SOLVERS if "epochs" in solver}
+    slow.add(("FedRep", "kept-epochs"))
     PAIRS = [pair for pair in PAIRS if pair not in slow]
     CHUNKS = CHUNKS[1:]
+REPLAYED = [name for name in SOLVERS if "epochs" not in name]
+if not ALL:
+    REPLAYED = ["kept-adam"]
 
 
 def pairs(start: int) -> pytest.MarkDecorator:
@@ -91,7 +107,7 @@ def test_seeds_side_by_side_are_as_seeds_alone(solver: str) -> None:
     assert differences(whole("FedAvg", solver), state(together.seeds[0])) == []
 
 
-@pytest.mark.parametrize("solver", [name for name in SOLVERS if "epochs" not in name])
+@pytest.mark.parametrize("solver", REPLAYED)
 def test_a_replayed_program_is_as_one_that_runs(solver: str) -> None:
     """With what stands in for a CUDA graph; schedules and kept state enter it as figures."""
     plain = ended(covey.run(made("FedAvg", solver, rounds=5)))
