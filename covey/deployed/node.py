@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.deployed import parcel
+from covey.deployed import own_models, parcel
 from covey.deployed.disk import Disk, fault
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import Answer, AskKey, AskLane, Patience, Seat, Transport, digest
@@ -27,7 +27,7 @@ from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
 from covey.types import Ids
 
-ORDERS = ("hold", "release", "read", "freeze", "thaw")
+ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 
 
@@ -341,6 +341,8 @@ class Node(Station):
         last = deepest or self.place.tiers[-1]
         if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
             return out
+        if name == "write":
+            rows = [*rows, *own_models.rows_for_below(self, arguments)]
         header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
         epoch = asdict(self.epoch)
         own = {}
@@ -369,6 +371,8 @@ class Node(Station):
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[list[int]] | None]:
         """The rows of a child's subtree, and their routes; None where rows have no routes."""
+        if arguments.get("broadcast"):
+            return list(rows), None
         routes = arguments.get("routes")
         if routes is None:
             return [], None
@@ -406,17 +410,25 @@ class Node(Station):
             return self._freeze_own()
         if name == "thaw":
             self._thaw_own(rows)
-            return []
-        if name == "hold":
+        elif name == "write":
+            with torch.no_grad():
+                own_models.write(self, arguments, rows)
+        elif name == "hold":
             self._hold_own(arguments["label"], arguments["columns"])
+            self._keep_changes(round)
         else:
             self._release_own(arguments["label"])
-        if not self.top:
-            changed = self._changed()
-            if changed:
-                self.database.keep(changed, round=round, attempt=self.epoch.attempt)
-            self._written()
+            self._keep_changes(round)
         return []
+
+    def _keep_changes(self, round: int) -> None:
+        """Write what an order has changed; the server does it when the round is good."""
+        if self.top:
+            return
+        changed = self._changed()
+        if changed:
+            self.database.keep(changed, round=round, attempt=self.epoch.attempt)
+        self._written()
 
     def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.store, WatchedStore)
@@ -433,14 +445,20 @@ class Node(Station):
                 column.release(label, self._only)
                 self.store.touched.add((name, label))
 
-    def _read_own(self, name: str, label: str) -> list[NodeRow]:
+    def own_rows(self, name: str, label: str) -> list[NodeRow]:
+        """What this node keeps under a name, now or in a held version: one row or none."""
         if (self.place.tier, name) not in self.store.columns:
             return []
         kept = self._row(name, label)
         if kept.row is None:
             return []
-        self._check_shares()
         return [kept]
+
+    def _read_own(self, name: str, label: str) -> list[NodeRow]:
+        rows = self.own_rows(name, label)
+        if rows:
+            self._check_shares()
+        return rows
 
     def _freeze_own(self) -> list[NodeRow]:
         out = []

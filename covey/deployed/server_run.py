@@ -7,6 +7,7 @@ from typing import Protocol
 
 from safetensors.torch import load, save
 
+from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError
 from covey.runs.build import Parts, RuntimeFactory
@@ -42,9 +43,13 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
 
 
 def finish(run: Run) -> None:
-    """The last round is good too: no round comes after it that says so."""
+    """End a run: the last round is good, and every node has its models as files in its folder.
+
+    It may be repeated after a crash.
+    """
     runtime = _tree_of(run)
     runtime.commit()
+    runtime.write_models(*chosen_models(run))
 
 
 class _Capture:

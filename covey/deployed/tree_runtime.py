@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covey.deployed.node import Epoch, Node
 from covey.deployed.node_rows import NodeRow
+from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.kernel.algorithm import Program
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.runtimes.contract import Lane, Runtime
@@ -126,6 +127,13 @@ class TreeRuntime(Runtime):
                 routes.append(self._route(frozen.tier, number))
         self.server.learn(frozen.tier, frozen.name, frozen.rows[:0])
         self._order("thaw", {"routes": routes}, rows, deepest=frozen.tier)
+
+    def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
+        """Let every node write the models that it uses into its own folder.
+
+        `rows` are the global rows of the models' chosen rounds.
+        """
+        self._order("write", as_arguments(models), rows)
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import covey
 from covey.deployed.disk import set_fault
@@ -22,6 +23,7 @@ from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.server_run import finish, server_run
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
+from covey.runs import snapshot
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 
@@ -154,6 +156,48 @@ def test_the_same_key_does_not_train_twice(tree: LocalTree) -> None:
     plain = drained(covey.run(experiment(PLAIN["FedAvg"], rounds=1)))
     assert trained["inside-ask"] == trained["before-commit"] == 2 * 8  # to train, and to score
     assert differences(everything(plain), everything(run)) == []
+
+
+# Models
+
+
+USED = ["SFedHP", "FedRep", "PFedBayes"]
+
+
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else USED)
+def test_every_device_has_its_models_as_files(name: str, tree: LocalTree) -> None:
+    """Those of the chosen round, equal to the simulator's; nobody above has them."""
+    changes: dict[str, Any] = {"score_every": 1}
+    simulated = drained(covey.run(experiment(CASES[name], **changes)))
+    run = drained(server_run(experiment(CASES[name], **changes), tree))
+    for node in tree.nodes.values():
+        node.shares_rows = False
+    finish(run)
+    space = run.runtime.task.space
+    topology = simulated.runtime.tree
+    for model in simulated.models():
+        wanted = simulated.snapshot(model, "chosen")
+        first, stop = topology.span(wanted.tier, torch.arange(topology.size(wanted.tier)))
+        for device in range(8):
+            path = tree.folder / f"device{device}" / "models" / f"{model}.safetensors"
+            own = snapshot.read(path, space)
+            (above,) = ((first <= device) & (device < stop)).nonzero()[0].tolist()
+            expected = wanted.row(above, device)
+            got = own.row(above, device)
+            assert expected is not None
+            assert got is not None
+            assert torch.equal(expected, got)
+            assert own.round == wanted.round
+            for key, part in own.beside.items():
+                rows = wanted.beside[key].rows[wanted.beside[key].ids == device]
+                assert torch.equal(part.rows, rows)
+
+
+def test_rows_stay_where_they_are_kept(tree: LocalTree) -> None:
+    run = drained(server_run(experiment(PLAIN["PFedMe"]), tree))
+    tree.nodes["device", 4].shares_rows = False
+    with pytest.raises(TransportError, match="device 4 does not hand out the rows it keeps"):
+        run.rows("personal")
 
 
 # Errors
