@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +11,8 @@ import torch
 
 from covey.data import Shards
 from covey.deployed.disk import Disk
-from covey.deployed.node import Node
-from covey.deployed.transport import Patience, Transport
+from covey.deployed.node import Node, Quorum
+from covey.deployed.transport import Transport
 from covey.engine.population import Population
 from covey.errors import ConfigError
 from covey.runs.build import Parts, task_of
@@ -61,7 +61,7 @@ def node_of(
     disk: Disk,
     *,
     transport: Transport | None = None,
-    patience: Patience | None = None,
+    quorum: Quorum | None = None,
 ) -> Node:
     """One node, with only its own examples, a module of its own, and its disk."""
     experiment = parts.experiment
@@ -88,12 +88,12 @@ def node_of(
         makers={Scorer.__name__: scorer},
         database=disk,
         transport=transport,
-        patience=patience,
+        quorum=quorum,
     )
 
 
-def check(experiments: Sequence[Experiment]) -> None:
-    """Refuse what a deployed tree cannot run."""
+def check(experiments: Sequence[Experiment], quorums: Mapping[str, Quorum] | None = None) -> None:
+    """Refuse what a deployed tree cannot run; `quorums` are by tier of those who ask."""
     first = experiments[0]
     reason = None
     if len(experiments) > 1:
@@ -104,5 +104,8 @@ def check(experiments: Sequence[Experiment]) -> None:
         reason = "every device has a seat and trains; leave out holdout_devices"
     elif torch.device(first.device).type != "cpu":
         reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
+    elif quorums and not first.algorithm.idle_trains:
+        name = type(first.algorithm).__name__
+        reason = f"a quorum, but {name} counts on every answer; wait for all"
     if reason is not None:
         raise ConfigError(f"a deployed tree: {reason}.")

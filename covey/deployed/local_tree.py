@@ -14,9 +14,10 @@ from pathlib import Path
 from covey.deployed.assemble import Told, check, node_of, told
 from covey.deployed.disk import Disk, Durability
 from covey.deployed.local_transport import LocalTransport
-from covey.deployed.node import Node
-from covey.deployed.transport import Patience, Seat
+from covey.deployed.node import Node, Quorum
+from covey.deployed.transport import Seat
 from covey.deployed.tree_runtime import TreeRuntime
+from covey.errors import TransportError
 from covey.runs.build import Parts
 from covey.runs.experiment import Experiment
 
@@ -28,12 +29,12 @@ class LocalTree:
         self,
         folder: str | os.PathLike[str],
         durability: Durability = "process",
-        patience: Mapping[str, Patience] | None = None,
+        quorums: Mapping[str, Quorum] | None = None,
     ) -> None:
-        """`patience` is how long the nodes of a tier wait for answers, by tier."""
+        """`quorums` say when nodes go on without some children, by tier of those who ask."""
         self.folder = Path(folder)
         self.durability: Durability = durability
-        self.patience = dict(patience or {})
+        self.quorums = dict(quorums or {})
         self.nodes: dict[tuple[str, int], Node] = {}
         self._transports: dict[tuple[str, int], LocalTransport] = {}
         self._told: dict[str, list[Told]] = {}
@@ -41,7 +42,7 @@ class LocalTree:
 
     def check(self, experiments: Sequence[Experiment]) -> None:
         """Refuse what a deployed tree cannot run."""
-        check(experiments)
+        check(experiments, self.quorums)
 
     def make(self, parts: Parts) -> TreeRuntime:
         """The runtime, with a new object for every node."""
@@ -64,8 +65,8 @@ class LocalTree:
         facts = self._told[tier][number]
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
         transport = self._transport(tier, number)
-        patience = self.patience.get(tier)
-        node = node_of(self._parts, facts, disk, transport=transport, patience=patience)
+        quorum = self.quorums.get(tier)
+        node = node_of(self._parts, facts, disk, transport=transport, quorum=quorum)
         self.nodes[tier, number] = node
         for child in node.seats:
             below = tree.below(tier)
@@ -92,12 +93,25 @@ class LocalTree:
 
     def _take_seat(self, tier: str, number: int) -> None:
         """Let the node above reach this one, where there is one already."""
+        transport = self._above(tier, number)
+        if transport is not None:
+            transport.take(number, self.nodes[tier, number].answer)
+
+    def transport_above(self, tier: str, number: int) -> LocalTransport:
+        """What reaches a node that is not the server."""
+        transport = self._above(tier, number)
+        if transport is None:
+            raise TransportError(f"nobody reaches {tier} {number}.")
+        return transport
+
+    def _above(self, tier: str, number: int) -> LocalTransport | None:
         for (above, parent), transport in self._transports.items():
             node = self.nodes.get((above, parent))
             if node is None or node.place.below(above) != tier:
                 continue
             if number in node.seats:
-                transport.take(number, self.nodes[tier, number].answer)
+                return transport
+        return None
 
     def close(self) -> None:
         """End all threads and let go of all files."""

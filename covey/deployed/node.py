@@ -6,9 +6,10 @@ moment, and made again from the disk, goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -17,8 +18,17 @@ from torch import Tensor
 from covey.deployed import own_models, parcel
 from covey.deployed.disk import Disk, fault
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
-from covey.deployed.transport import Answer, AskKey, AskLane, Patience, Seat, Transport, digest
-from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
+from covey.deployed.transport import (
+    Answer,
+    AskKey,
+    AskLane,
+    Patience,
+    Seat,
+    Status,
+    Transport,
+    digest,
+)
+from covey.errors import ConfigError, CoveyError, DecodeError, ProgramError, TransportError
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
 from covey.runtimes.base import Question
@@ -67,6 +77,42 @@ class Epoch:
         return Epoch(run, before, tuple(rollbacks))
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """When a node goes on without some of its children.
+
+    It waits for all of them for `seconds`, and then for a share of those that it asked.
+    """
+
+    seconds: float
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"quorum: share = {self.share}: give a number above 0, at most 1.")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"quorum: seconds = {self.seconds}: give a number of seconds.")
+
+    def patience(self, asked: int) -> Patience:
+        """For an ask of so many children."""
+        return Patience(self.seconds, max(1, math.ceil(self.share * asked)))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node that did not answer an ask in time.
+
+    "late": it has run the program, but its answer does not count. "absent": it never got the ask.
+    """
+
+    round: int
+    lane: str
+    path: int
+    tier: str
+    number: int
+    status: Status
+
+
 @dataclass
 class WatchedStore(OwnStore):
     """The rows of one node, with a list of what has changed since it was written to the disk."""
@@ -88,14 +134,16 @@ class Node(Station):
     database: Disk = field(kw_only=True)
     transport: Transport | None = field(default=None, kw_only=True)
     """The way to the children; None for a device."""
-    patience: Patience | None = field(default=None, kw_only=True)
-    """How long asks wait for answers; None: for everybody, however long it takes."""
+    quorum: Quorum | None = field(default=None, kw_only=True)
+    """When asks go on without some children; None: never, however long it takes."""
     shares_rows: bool = field(default=True, kw_only=True)
     """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
+        self.missing: list[Missing] = []
+        """Who was missing here and below in the play that is under way."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
         super().__post_init__()
@@ -136,7 +184,7 @@ class Node(Station):
 
     def _sent(
         self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[bytes | None]:
         """The replies of all children that run, in id order: from the journal, if it has them."""
         owner, parameters = self._owner(question.program)
         header = {
@@ -161,7 +209,13 @@ class Node(Station):
         if answers is None:
             answers = self._asked(key, common, self._own_requests(question, each))
         for child in question.ids.tolist():
-            yield answers[child].data
+            answer = answers[child]
+            if answer.status == "answered":
+                yield answer.data
+                continue
+            where = (question.round, self._play.lane, question.path, question.tier)
+            self.missing.append(Missing(*where, child, answer.status))
+            yield None
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -179,9 +233,14 @@ class Node(Station):
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
         self._open_key = key
-        answers = dict(self._reach().ask(key, common, own, self.patience))
+        patience = None
+        if self.quorum is not None:
+            patience = self.quorum.patience(len(own))
+        answers = dict(self._reach().ask(key, common, own, patience))
         self._open_key = None
         for answer in answers.values():
+            if answer.status != "answered":
+                continue
             header, _ = open_sealed(answer.data)
             if header["error"] is not None:
                 return answers  # the round ends here
@@ -198,6 +257,7 @@ class Node(Station):
         super()._take_facts(header)
         for key, template in _templates(header["kept"]).items():
             self._templates.setdefault(key, template)
+        self.missing += [Missing(*values) for values in header["missing"]]
 
     # Answering
 
@@ -241,6 +301,7 @@ class Node(Station):
             "owner": owner,
             "program": program,
         }
+        self.missing.clear()
         reply = self._served(header, [*down, *each])
         facts = {"kept": self._described()}
         self.database.end_ask(key, self._changed(), reply, facts)
@@ -249,7 +310,8 @@ class Node(Station):
 
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
-        return {**super()._facts(), "kept": self._described()}
+        missing = [list(astuple(entry)) for entry in self.missing]
+        return {**super()._facts(), "kept": self._described(), "missing": missing}
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
@@ -305,7 +367,12 @@ class Node(Station):
         number = self.place.number
         return slice(number, number + 1)
 
-    def end_round(self, state: bytes | None, records: Sequence[tuple[int, str]]) -> None:
+    def end_round(
+        self,
+        state: bytes | None,
+        records: Sequence[tuple[int, str]],
+        missing: Sequence[Missing] = (),
+    ) -> None:
         """A round of the server is good; `state` is where the run stands."""
         facts = {
             "kept": self._described(),
@@ -313,7 +380,8 @@ class Node(Station):
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
         }
-        self.database.end_round(self._changed(), facts, state, records)
+        entries = [list(astuple(entry)) for entry in missing]
+        self.database.end_round(self._changed(), facts, state, records, entries)
         self._written()
 
     def undo_round(self) -> None:
@@ -356,9 +424,14 @@ class Node(Station):
         key = AskKey(
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
-        answers = self._reach().ask(key, b"", own)
+        patience = None
+        if self.quorum is not None and name in ("hold", "release"):
+            patience = self.quorum.patience(len(own))
+        answers = self._reach().ask(key, b"", own, patience)
         failures = []
         for child in self.seats:
+            if answers[child].status != "answered":
+                continue  # it follows when it is back
             reply, more = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))

@@ -9,6 +9,7 @@ import random
 import re
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,10 @@ import covey
 from covey.deployed.disk import set_fault
 from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.node import Quorum
+from covey.deployed.replay import missing_of, replay
 from covey.deployed.server_run import finish, server_run
+from covey.deployed.transport import AskKey, Handler
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs import snapshot
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
@@ -156,6 +160,66 @@ def test_the_same_key_does_not_train_twice(tree: LocalTree) -> None:
     plain = drained(covey.run(experiment(PLAIN["FedAvg"], rounds=1)))
     assert trained["inside-ask"] == trained["before-commit"] == 2 * 8  # to train, and to score
     assert differences(everything(plain), everything(run)) == []
+
+
+# Missing nodes
+
+
+def slow(handler: Handler, seconds: float) -> Handler:
+    """A node that takes its time."""
+
+    def answer(key: AskKey, common: bytes, own: bytes) -> bytes:
+        if key.lane == "train":
+            time.sleep(seconds)
+        return handler(key, common, own)
+
+    return answer
+
+
+MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
+
+
+@pytest.mark.parametrize("name", MAY_MISS if ALL else ["FedAvg", "PFedMe", "HierFAVG"])
+def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> None:
+    """Device 2 is late in the first round, and absent in the second."""
+    case = CASES[name]
+    asker = experiment(case).tree.tiers[-2]
+    local = LocalTree(folder, quorums={asker: Quorum(0.25, 0.5)})
+    changes: dict[str, Any] = {"score_every": 2, "rounds": 3}
+    run = server_run(experiment(case, **changes), local)
+    device = local.nodes["device", 2]
+    parent = local.transport_above("device", 2)
+    parent.take(2, slow(device.answer, 1.0))
+    next(run)
+    parent.leave(2)
+    next(run)
+    parent.take(2, device.answer)
+    drained(run)
+    finish(run)
+    missing = missing_of(local.nodes["server", 0].database)
+    assert {(entry.round, entry.status) for entry in missing if entry.number == 2} >= {
+        (0, "late"),
+        (1, "absent"),
+    }
+    again = drained(replay(experiment(case, **changes), missing))
+    rows = {key: value for key, value in state(run).items() if isinstance(value, torch.Tensor)}
+    expected = {
+        key: value for key, value in state(again).items() if isinstance(value, torch.Tensor)
+    }
+    local.close()
+    assert differences(expected, rows) == []
+    scores = [record.models for record in run.history]
+    assert scores == [record.models for record in again.history]
+    plain = drained(covey.run(experiment(case, **changes)))
+    assert not torch.equal(plain.w, run.w)
+
+
+def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
+    local = LocalTree(folder, quorums={"server": Quorum(1.0, 0.5)})
+    with pytest.raises(ConfigError, match="Scaffold counts on every answer; wait for all"):
+        covey.run(experiment(PLAIN["Scaffold"]), runtime=local)
+    with pytest.raises(ConfigError, match=r"share = 0: give a number above 0"):
+        Quorum(1.0, 0)
 
 
 # Models
