@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +11,8 @@ import torch
 
 from covey.data import Shards
 from covey.deployed.disk import Disk
-from covey.deployed.node import Node, Quorum
-from covey.deployed.transport import Transport
+from covey.deployed.node import Node
+from covey.deployed.transport import Patience, Transport
 from covey.engine.population import Population
 from covey.errors import ConfigError
 from covey.runs.build import Parts, task_of
@@ -61,10 +61,13 @@ def node_of(
     disk: Disk,
     *,
     transport: Transport | None = None,
-    quorum: Quorum | None = None,
+    patience: Patience | None = None,
 ) -> Node:
     """One node, with only its own examples, a module of its own, and its disk."""
     experiment = parts.experiment
+    if patience is not None and not experiment.algorithm.idle_trains:
+        name = type(experiment.algorithm).__name__
+        raise ConfigError(f"a quorum, but {name} counts on every answer; wait for all.")
     place = facts.place
     own = Shards.none(parts.data)
     if place.below(place.tier) is None:
@@ -88,12 +91,12 @@ def node_of(
         makers={Scorer.__name__: scorer},
         database=disk,
         transport=transport,
-        quorum=quorum,
+        patience=patience,
     )
 
 
-def check(experiments: Sequence[Experiment], quorums: Mapping[str, Quorum] | None = None) -> None:
-    """Refuse what a deployed tree cannot run; `quorums` are by tier of those who ask."""
+def check(experiments: Sequence[Experiment]) -> None:
+    """Refuse what a deployed tree cannot run."""
     first = experiments[0]
     reason = None
     if len(experiments) > 1:
@@ -104,8 +107,5 @@ def check(experiments: Sequence[Experiment], quorums: Mapping[str, Quorum] | Non
         reason = "every device has a seat and trains; leave out holdout_devices"
     elif torch.device(first.device).type != "cpu":
         reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
-    elif quorums and not first.algorithm.idle_trains:
-        name = type(first.algorithm).__name__
-        reason = f"a quorum, but {name} counts on every answer; wait for all"
     if reason is not None:
         raise ConfigError(f"a deployed tree: {reason}.")

@@ -14,8 +14,8 @@ from pathlib import Path
 from covey.deployed.assemble import Told, check, node_of, told
 from covey.deployed.disk import Disk, Durability
 from covey.deployed.local_transport import LocalTransport
-from covey.deployed.node import Node, Quorum
-from covey.deployed.transport import Seat
+from covey.deployed.node import Node
+from covey.deployed.transport import Patience, Seat
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import TransportError
 from covey.runs.build import Parts
@@ -29,12 +29,12 @@ class LocalTree:
         self,
         folder: str | os.PathLike[str],
         durability: Durability = "process",
-        quorums: Mapping[str, Quorum] | None = None,
+        patience: Mapping[str, Patience] | None = None,
     ) -> None:
-        """`quorums` say when nodes go on without some children, by tier of those who ask."""
+        """`patience` says when nodes go on without some children, by tier of those who ask."""
         self.folder = Path(folder)
         self.durability: Durability = durability
-        self.quorums = dict(quorums or {})
+        self.patience = dict(patience or {})
         self.nodes: dict[tuple[str, int], Node] = {}
         self._transports: dict[tuple[str, int], LocalTransport] = {}
         self._told: dict[str, list[Told]] = {}
@@ -42,7 +42,7 @@ class LocalTree:
 
     def check(self, experiments: Sequence[Experiment]) -> None:
         """Refuse what a deployed tree cannot run."""
-        check(experiments, self.quorums)
+        check(experiments)
 
     def make(self, parts: Parts) -> TreeRuntime:
         """The runtime, with a new object for every node."""
@@ -65,8 +65,8 @@ class LocalTree:
         facts = self._told[tier][number]
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
         transport = self._transport(tier, number)
-        quorum = self.quorums.get(tier)
-        node = node_of(self._parts, facts, disk, transport=transport, quorum=quorum)
+        patience = self.patience.get(tier)
+        node = node_of(self._parts, facts, disk, transport=transport, patience=patience)
         self.nodes[tier, number] = node
         for child in node.seats:
             below = tree.below(tier)

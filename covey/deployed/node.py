@@ -6,7 +6,6 @@ moment, and made again from the disk, goes on as if nothing had happened.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
@@ -28,7 +27,7 @@ from covey.deployed.transport import (
     Transport,
     digest,
 )
-from covey.errors import ConfigError, CoveyError, DecodeError, ProgramError, TransportError
+from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
 from covey.runtimes.base import Question
@@ -68,34 +67,13 @@ class Epoch:
     def from_dict(values: Any) -> Epoch:
         """The inverse of `asdict`; anything else is a DecodeError."""
         try:
-            run, before, rollbacks = values["run"], values["before"], values["rollbacks"]
+            epoch = Epoch(values["run"], values["before"], tuple(values["rollbacks"]))
         except (TypeError, KeyError):
             raise DecodeError("a request that does not say where the server stands.") from None
-        numbers = [before, *rollbacks]
-        if not isinstance(run, str) or any(type(number) is not int for number in numbers):
+        numbers = (epoch.before, *epoch.rollbacks)
+        if not isinstance(epoch.run, str) or any(type(number) is not int for number in numbers):
             raise DecodeError("a request that does not say where the server stands.")
-        return Epoch(run, before, tuple(rollbacks))
-
-
-@dataclass(frozen=True)
-class Quorum:
-    """When a node goes on without some of its children.
-
-    It waits for all of them for `seconds`, and then for a share of those that it asked.
-    """
-
-    seconds: float
-    share: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"quorum: share = {self.share}: give a number above 0, at most 1.")
-        if not 0 <= self.seconds < math.inf:
-            raise ConfigError(f"quorum: seconds = {self.seconds}: give a number of seconds.")
-
-    def patience(self, asked: int) -> Patience:
-        """For an ask of so many children."""
-        return Patience(self.seconds, max(1, math.ceil(self.share * asked)))
+        return epoch
 
 
 @dataclass(frozen=True)
@@ -134,7 +112,7 @@ class Node(Station):
     database: Disk = field(kw_only=True)
     transport: Transport | None = field(default=None, kw_only=True)
     """The way to the children; None for a device."""
-    quorum: Quorum | None = field(default=None, kw_only=True)
+    patience: Patience | None = field(default=None, kw_only=True)
     """When asks go on without some children; None: never, however long it takes."""
     shares_rows: bool = field(default=True, kw_only=True)
     """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
@@ -233,10 +211,7 @@ class Node(Station):
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
         self._open_key = key
-        patience = None
-        if self.quorum is not None:
-            patience = self.quorum.patience(len(own))
-        answers = dict(self._reach().ask(key, common, own, patience))
+        answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
         self._open_key = None
         for answer in answers.values():
             if answer.status != "answered":
@@ -246,6 +221,12 @@ class Node(Station):
                 return answers  # the round ends here
         self.database.journal(key, answers)
         return answers
+
+    def _patience(self, asked: int) -> Patience | None:
+        """How long to wait for so many children; a quorum above them is all of them."""
+        if self.patience is None:
+            return None
+        return Patience(self.patience.seconds, min(self.patience.quorum, asked))
 
     def _reach(self) -> Transport:
         if self.transport is None:
@@ -425,8 +406,8 @@ class Node(Station):
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
         patience = None
-        if self.quorum is not None and name in ("hold", "release"):
-            patience = self.quorum.patience(len(own))
+        if name in ("hold", "release"):
+            patience = self._patience(len(own))
         answers = self._reach().ask(key, b"", own, patience)
         failures = []
         for child in self.seats:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from covey.errors import DecodeError
+from covey.errors import ConfigError, DecodeError
 
 Seat = int
 """The id of a node in the tier below: its position in the tree, which never changes."""
@@ -116,6 +117,12 @@ class Patience:
 
     seconds: float
     quorum: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"deadline = {self.seconds}: give a number of seconds.")
+        if self.quorum < 1:
+            raise ConfigError(f"quorum = {self.quorum}: give 1 or more answers.")
 
 
 class Transport(Protocol):

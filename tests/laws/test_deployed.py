@@ -22,10 +22,9 @@ import covey
 from covey.deployed.disk import set_fault
 from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
-from covey.deployed.node import Quorum
 from covey.deployed.replay import missing_of, replay
 from covey.deployed.server_run import finish, server_run
-from covey.deployed.transport import AskKey, Handler
+from covey.deployed.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs import snapshot
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
@@ -184,7 +183,7 @@ def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> No
     """Device 2 is late in the first round, and absent in the second."""
     case = CASES[name]
     asker = experiment(case).tree.tiers[-2]
-    local = LocalTree(folder, quorums={asker: Quorum(0.25, 0.5)})
+    local = LocalTree(folder, patience={asker: Patience(0.25, 1)})
     changes: dict[str, Any] = {"score_every": 2, "rounds": 3}
     run = server_run(experiment(case, **changes), local)
     device = local.nodes["device", 2]
@@ -215,11 +214,12 @@ def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> No
 
 
 def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
-    local = LocalTree(folder, quorums={"server": Quorum(1.0, 0.5)})
+    local = LocalTree(folder, patience={"server": Patience(1.0, 4)})
     with pytest.raises(ConfigError, match="Scaffold counts on every answer; wait for all"):
         covey.run(experiment(PLAIN["Scaffold"]), runtime=local)
-    with pytest.raises(ConfigError, match=r"share = 0: give a number above 0"):
-        Quorum(1.0, 0)
+    local.close()
+    with pytest.raises(ConfigError, match="quorum = 0: give 1 or more answers"):
+        Patience(1.0, 0)
 
 
 # Models
