@@ -65,6 +65,12 @@ def ranks_of(launcher: int) -> dict[int, int]:
     return out
 
 
+def succeed(process: subprocess.Popen[str]) -> None:
+    """Wait for a process that must end well."""
+    text, _ = process.communicate(timeout=5 * LIMIT)
+    assert process.returncode == 0, text[-2000:]
+
+
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     while not path.exists():
         assert process.poll() is None, process.communicate()[0]
@@ -75,8 +81,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 rounds in one process."""
     folder = tmp_path_factory.mktemp("runs") / "alone"
-    process = started(run_words(folder, 20))
-    assert process.wait() == 0, process.communicate()[0]
+    succeed(started(run_words(folder, 20)))
     return folder
 
 
@@ -108,7 +113,7 @@ def test_a_dead_rank_ends_all_within_a_minute(
     assert f"rank {rank} has" in text, text[-2000:]
     assert "its last checkpoint is intact" in text or "the last checkpoint is intact" in text
     resumed = torchrun(5 - ranks, "-m", "covey", "run", "--resume", str(folder), "rounds=20")
-    assert resumed.wait() == 0, resumed.communicate()[0]
+    succeed(resumed)
     assert same_files(uninterrupted, folder) == []
 
 
@@ -122,7 +127,7 @@ def test_a_signal_stops_all_ranks_after_the_same_round(tmp_path: Path, uninterru
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "stopped"
     alone = started(["-m", "covey", "run", "--resume", str(folder), "rounds=20"])
-    assert alone.wait() == 0, alone.communicate()[0]
+    succeed(alone)
     assert same_files(uninterrupted, folder) == []
 
 
@@ -137,7 +142,7 @@ def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
 
 # Two network namespaces are two machines to everything but the disk.
 
-MACHINES = ("covey-a", "covey-b")
+MACHINES = (f"covey-{os.getpid()}-a", f"covey-{os.getpid()}-b")
 
 
 def ip(*words: str) -> None:
@@ -184,8 +189,7 @@ def test_two_machines_have_the_bits_of_one(
 ) -> None:
     folder = tmp_path / "run"
     for process in on_machines(machines, 29572, run_words(folder, 20)):
-        text, _ = process.communicate(timeout=5 * LIMIT)
-        assert process.returncode == 0, text[-2000:]
+        succeed(process)
     assert same_files(uninterrupted, folder) == []
 
 

@@ -108,6 +108,7 @@ class Crew:
 
 def _rows(memory: SharedMemory, spec: Spec) -> Array:
     """The weights, and each process's sum under them."""
+    assert memory.buf is not None
     return np.frombuffer(memory.buf, dtype=np.float32).reshape(-1, spec.width)
 
 

@@ -37,7 +37,7 @@ class Tidy:
         self.x = torch.from_numpy(x)
         self.y = torch.from_numpy(y)
         self.module = module_of(spec)
-        self.parameters = list(self.module.parameters())
+        self.parameters: list[Tensor] = list(self.module.parameters())
 
     def pack(self, weights: list[Array]) -> Array:
         """One vector, in torch's order."""

@@ -62,9 +62,7 @@ def _covey(
     """Personalized federated learning on trees of machines."""
     command = context.invoked_subcommand
     if command != "run" and launch.several():
-        raise ConfigError(
-            f"covey {command} runs in one process; several ranks (torchrun) can covey run alone."
-        )
+        raise ConfigError(f"covey {command} runs in one process; torchrun is for covey run alone.")
 
 
 class Kind(StrEnum):

@@ -175,7 +175,20 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     value = spell(first["input"])
     if len(value) > _LONGEST:
         value = f"{value[:_LONGEST]}..."
-    return f"{full_key} = {value}{verb} {' or '.join(rules)}{_default(field)}."
+    fix = f"{_default(field)}{_as_list(full_key, first)}"
+    return f"{full_key} = {value}{verb} {' or '.join(rules)}{fix}."
+
+
+def _as_list(key: str, error: Mapping[str, Any]) -> str:
+    """How a list is written on a command line, where text is given for one.
+
+    A shell takes quotes away, so that ["f1", "auc"] arrives as [f1, auc].
+    """
+    text = error["input"]
+    if error["type"] not in ("list_type", "tuple_type") or not isinstance(text, str):
+        return ""
+    items = [item.strip() for item in text.strip("[]").split(",")]
+    return f"; on a command line: '{key}={json.dumps(items)}'"
 
 
 def _default(field: FieldInfo) -> str:

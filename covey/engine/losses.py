@@ -71,6 +71,9 @@ def check_loss_name(loss: Loss) -> None:
     if callable(name) or (isinstance(name, str) and name in known):
         return
     names = ", ".join({**_LOSSES, **NAMED})
+    if isinstance(loss, Mapping) and "name" not in loss:
+        example = f'such as {{name = "cross_entropy", {next(iter(loss), "smoothing")} = ...}}'
+        raise ConfigError(f"loss lacks a name; give a table {example}, with one of {names}.")
     raise ConfigError(
         f"loss = {shown(name)}: choose one of {names} (mse is squared_error), or give a function."
     )

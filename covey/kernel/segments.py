@@ -21,7 +21,7 @@ from torch import Tensor
 
 from covey.errors import CheckpointError
 
-SEGMENT = 2**26
+SEGMENT = 2**27
 """The bytes of a segment."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; an older one refuses it
 

@@ -386,7 +386,7 @@ def _by_first_appearance(slots: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unique[order]), torch.from_numpy(positions)
 
 
-_DIRTY = 2
+_DIRTY = 4
 """Files that are synced at once."""
 
 

@@ -13,7 +13,7 @@ from tests.visits import Visits
 COUNTS = [7, 1, 12, 3, 20]
 
 
-def arrays() -> tuple[np.ndarray, np.ndarray, list[int]]:  # type: ignore[type-arg]
+def arrays() -> tuple[np.ndarray, np.ndarray, list[int]]:
     rng = np.random.default_rng(0)
     total = sum(COUNTS)
     x = rng.normal(size=(total, 3))
