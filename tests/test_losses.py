@@ -162,6 +162,7 @@ BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
         {"name": "bce", "positive": [1]},
         ["1 weights `positive` for 3 labels"],
     ),
+    "a class": (classes(), torch.nn.CrossEntropyLoss, ["is a class", "CrossEntropyLoss()"]),
     "a number": (classes(), 3, ["loss = 3", "table"]),
     "one number that cannot be split": (classes(), needs_values, ["example by example", "none"]),
 }

@@ -56,6 +56,9 @@ def loss_function(loss: Loss) -> LossFunction:
     """The function of a loss, one number per example."""
     if isinstance(loss, Mapping):
         raise ConfigError(f"loss = {dict(loss)}: resolve it for the data first.")
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise ConfigError(f"loss = {name} is a class; make one, as in {name}().")
     if isinstance(loss, nn.Module) or (callable(loss) and type(loss) not in NAMED.values()):
         return PerExample(loss)
     if callable(loss):

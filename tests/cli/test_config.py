@@ -358,6 +358,12 @@ def test_changes_are_toml_or_else_text() -> None:
     assert algorithm.batch is None
 
 
+def test_settings_of_what_is_a_name_alone() -> None:
+    config = load(None, ["solver=adam", "solver.decay=0.01", "loss=focal", "loss.gamma=1.5"])
+    assert config.solver == {"name": "adam", "decay": 0.01}
+    assert config.loss == {"name": "focal", "gamma": 1.5}
+
+
 def test_later_changes_win() -> None:
     assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
 
