@@ -1,1 +1,1 @@
-"""A tree of real machines: nodes with a disk, a transport and certificates."""
+"""A tree of real nodes: the same algorithm file, with a process and a disk for every node."""
