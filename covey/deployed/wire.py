@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from covey.deployed.transport import AskKey
@@ -167,10 +166,9 @@ HEADS: dict[int, type[Head]] = {1: Hello, 2: Welcome, 3: Request, 4: Reply}
 """A head is a message with one field, whose number says what it is."""
 
 
-@cache
-def _parts(kind: type[Any]) -> dict[int, Field[Any]]:
-    """The fields of a message by their numbers."""
-    return {part.metadata["number"]: part for part in fields(kind)}
+KINDS: tuple[type[Any], ...] = (Frame, Hello, Taken, Welcome, Key, Request, Part, Reply)
+_PARTS = {kind: {part.metadata["number"]: part for part in fields(kind)} for kind in KINDS}
+"""The fields of every message by their numbers."""
 
 
 # Writing
@@ -189,7 +187,7 @@ def write(message: Any) -> bytes:
     '08ac021002'
     """
     out: list[bytes] = []
-    for part in _parts(type(message)).values():
+    for part in _PARTS[type(message)].values():
         value = getattr(message, part.name)
         if part.metadata.get("repeated"):
             out += [_written(part, item) for item in value]
@@ -258,7 +256,7 @@ def read_frame(data: bytes) -> Frame:
 
 def _read(kind: type[_M], data: memoryview) -> _M:
     """A message of this kind, or a DecodeError."""
-    parts = _parts(kind)
+    parts = _PARTS[kind]
     values: dict[str, Any] = {}
     for number, wire, value in _fields(data):
         part = parts.get(number)

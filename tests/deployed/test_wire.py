@@ -31,7 +31,6 @@ from covey.errors import DecodeError
 from fuzz import stream
 
 PROTO = (Path(covey.__file__).parent / "deployed" / "wire.proto").read_text(encoding="utf-8")
-KINDS = (Frame, Hello, Taken, Welcome, Key, Request, Part, Reply)
 KEY = AskKey("run-1", 3, "train", 7, "algorithm.device", "ab12", 2)
 HEADS: list[Head] = [
     Hello(1, "f" * 32, b"i" * 16, b"n" * 32, (Taken("device0", "k"), Taken("device1"))),
@@ -62,7 +61,7 @@ def test_bytes_by_hand() -> None:
 
 
 def test_the_proto_file_has_the_same_fields() -> None:
-    for kind in KINDS:
+    for kind in wire.KINDS:
         (body,) = re.findall(rf"^message {kind.__name__} {{\n(.*?)^}}", PROTO, re.S | re.M)
         lines = re.findall(r"^  (repeated )?(\w+) (\w+) = (\d+);", body, re.M)
         told = [(bool(many), word, name, int(number)) for many, word, name, number in lines]
@@ -93,7 +92,7 @@ def google_kinds() -> dict[str, Any]:
         "bytes": types.TYPE_BYTES,
     }
     file = descriptor_pb2.FileDescriptorProto(name="wire", package="covey", syntax="proto3")
-    for kind in KINDS:
+    for kind in wire.KINDS:
         message = file.message_type.add(name=kind.__name__)
         for part in fields(kind):
             word = part.metadata["kind"]
@@ -112,7 +111,7 @@ def google_kinds() -> dict[str, Any]:
         kind.__name__: message_factory.GetMessageClass(
             pool.FindMessageTypeByName(f"covey.{kind.__name__}")
         )
-        for kind in KINDS
+        for kind in wire.KINDS
     }
 
 
