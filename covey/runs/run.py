@@ -23,7 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, fingerprint, html, models, record
-from covey.runs.build import build, chosen
+from covey.runs.build import RuntimeFactory, build, chosen
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
@@ -83,7 +83,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         experiments: Sequence[Experiment],
         *,
         resume: Sequence[Path | None] | None = None,
-        runtime: str = "simulator",
+        runtime: str | RuntimeFactory = "simulator",
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         self.experiments = tuple(experiments)
@@ -95,7 +95,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
         folder = None
         if store is not None:
-            self._live = live_folder(self.experiment, runtime, Path(store))
+            name = runtime
+            if not isinstance(name, str):
+                name = type(name).__name__
+            self._live = live_folder(self.experiment, name, Path(store))
             folder = self._live.path
         facts = self._fingerprints[0]
         built = build(self.experiments, torch.stack(rows), runtime, facts, folder)
@@ -480,7 +483,7 @@ class Run(Seed, Iterator[Round]):
         experiment: Experiment,
         *,
         resume: str | os.PathLike[str] | None = None,
-        runtime: str = "simulator",
+        runtime: str | RuntimeFactory = "simulator",
         progress: bool = False,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -532,7 +535,7 @@ def run(
     experiment: Experiment,
     *,
     resume: str | os.PathLike[str] | None = None,
-    runtime: str = "auto",
+    runtime: str | RuntimeFactory = "auto",
     progress: bool = False,
     store: str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -545,14 +548,15 @@ def run(
     how far the run is into one line, on terminals and in notebooks. `store` is a folder for the
     rows that nodes keep: they lie in files there, not in memory, and `save` links these files.
     """
-    name = chosen(runtime)
-    return Run(experiment, resume=resume, runtime=name, progress=progress, store=store)
+    if isinstance(runtime, str):
+        runtime = chosen(runtime)
+    return Run(experiment, resume=resume, runtime=runtime, progress=progress, store=store)
 
 
 def runs(
     experiments: Sequence[Experiment],
     *,
-    runtime: str = "auto",
+    runtime: str | RuntimeFactory = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
     store: str | os.PathLike[str] | None = None,
 ) -> Runs:
@@ -565,7 +569,9 @@ def runs(
         if path is not None:
             path = Path(path)
         paths.append(path)
-    return Runs(experiments, resume=paths, runtime=chosen(runtime), store=store)
+    if isinstance(runtime, str):
+        runtime = chosen(runtime)
+    return Runs(experiments, resume=paths, runtime=runtime, store=store)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:
