@@ -30,7 +30,7 @@ from covey.deployed.grpc_options import (
     shared_loop,
 )
 from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
-from covey.deployed.wire import PROTOCOL, Hello, Key, Part, Reply, Request, Welcome
+from covey.deployed.wire import PROTOCOL, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
@@ -183,6 +183,10 @@ class GrpcTransport:
         patience: Patience | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
+        try:
+            write(Key.of(key))
+        except ValueError as error:
+            raise TransportError(f"{key} cannot be sent: {error}.") from None
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")

@@ -305,6 +305,8 @@ def test_a_certificate_of_other_seats_is_refused_before_dialling(tmp_path: Path)
             tree.dial(1, identity=tree.identity("device0"))
         with pytest.raises(TransportError, match="asks the seat 7, which is not listed"):
             tree.parent.ask(key(), b"", {7: b""})
+        with pytest.raises(TransportError, match="does not fit into 64 bits"):
+            tree.parent.ask(key(2**64), b"", {0: b""})
 
 
 def test_handlers_must_be_of_the_seats(plain: Family) -> None:
