@@ -324,8 +324,12 @@ class Disk:
         return state
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
-        """(round, lane, path, tier, number, status) of all who did not answer in good rounds."""
-        found = self._query("SELECT round, lane, path, tier, number, status FROM missing")
+        """(round, lane, path, tier, number, status) of all who did not answer in good rounds.
+
+        A later entry of the same node and ask corrects an earlier one.
+        """
+        columns = "round, lane, path, tier, number, status"
+        found = self._query(f"SELECT {columns} FROM missing ORDER BY rowid")
         out = []
         for round, lane, path, tier, number, status in found:
             out.append((round, lane, int(path), tier, number, _status(status)))

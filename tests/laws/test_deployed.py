@@ -215,6 +215,33 @@ def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> No
     assert differences(rows_of(plain), rows) != []
 
 
+def test_a_late_node_that_lost_the_ask_was_absent(folder: Path) -> None:
+    """Its next answer tells: the record is corrected, and the replay equals."""
+    case = CASES["PFedMe"]
+    local = LocalTree(folder, patience={"server": Patience(0.25, 1)})
+    changes: dict[str, Any] = {"score_every": 3, "rounds": 3}
+    run = server_run(experiment(case, **changes), local)
+    device = local.nodes["device", 2]
+    parent = local.transport_above("device", 2)
+
+    def loses(key: AskKey, common: bytes, own: bytes) -> bytes:
+        time.sleep(1.0)
+        return b""
+
+    parent.take(2, loses)
+    next(run)
+    parent.take(2, device.answer)
+    drained(run)
+    finish(run)
+    missing = missing_of(local.nodes["server", 0].database)
+    first = [entry.status for entry in missing if entry.number == 2 and entry.round == 0]
+    assert first == ["late", "absent"]
+    rows = rows_of(run)
+    local.close()
+    again = drained(replay(experiment(case, **changes), missing))
+    assert differences(rows_of(again), rows) == []
+
+
 def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
     local = LocalTree(folder, patience={"server": Patience(1.0, 4)})
     with pytest.raises(ConfigError, match="Scaffold counts on every answer; wait for all"):
