@@ -20,7 +20,7 @@ from rich.table import Table
 
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, new, registry, results, runs, show, trackers
+from covey.cli import certs, data, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -29,7 +29,7 @@ from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
-from covey.cli.overview import EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
+from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.cli.replay import replay_command
@@ -244,6 +244,7 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
 
 
 @app.command(name="list", epilog=EPILOG, rich_help_panel=PREPARE)
@@ -456,6 +457,7 @@ _EXTRAS = {
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
     "optuna": ("optuna",),
+    "deploy": ("grpc", "cryptography"),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

@@ -30,6 +30,7 @@ TRAIN = "Train"
 LOOK = "Look at runs"
 USE = "Use the models"
 PREPARE = "Prepare and check"
+DEPLOY = "Deploy"
 
 _COMMANDS = {
     TRAIN: {
@@ -59,6 +60,9 @@ _COMMANDS = {
         "doctor": "Show what this machine can run.",
         "data": "List every data set: present or missing, its folder, its size, and how to get it.",
         "new": "Write the files of something new, to start from.",
+    },
+    DEPLOY: {
+        "certs": "Make, renew and revoke the certificates of a tree.",
     },
 }
 
