@@ -291,8 +291,13 @@ class Disk:
         state: bytes | None = None,
         records: Iterable[tuple[int, str]] = (),
         missing: Iterable[Sequence[Any]] = (),
+        *,
+        played: bool = True,
     ) -> None:
         """A round of the server is good: its rows, where the run stands, and no journal any more.
+
+        The journal stays where nothing was played: it is that of a round which a crash has
+        interrupted.
 
         `records` are (round, text) of the rounds that were not written yet, `missing` (round, lane,
         path, tier, number, status) of those who did not answer in them.
@@ -301,7 +306,8 @@ class Disk:
         with self._transaction("inside-round-commit") as connection:
             _put(connection, rows, good=True)
             connection.execute("DELETE FROM rows WHERE data IS NULL")
-            connection.execute("DELETE FROM journal")
+            if played:
+                connection.execute("DELETE FROM journal")
             _note(connection, facts)
             for record in records:
                 connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)

@@ -38,6 +38,8 @@ from covey.types import Ids
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+_ENDED = 32
+"""How many trainings a node remembers to have ended."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,10 @@ class Node(Station):
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
-        self._previous: Any = None
-        """The key of the last training that ended before the ask that is under way."""
-        self._owed: dict[Seat, tuple[AskKey, Missing]] = {}
-        """The last ask that each child was late for."""
+        self._ended: list[str] = []
+        """The keys of the last trainings that ended before the ask that is under way."""
+        self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
+        """The keys of the asks that each child was late for since it last answered."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.epoch = Epoch("", 0)
@@ -150,7 +152,7 @@ class Node(Station):
         self._owed = {}
         for key, values in self.database.fact("owed") or []:
             entry = Missing(*values)
-            self._owed[entry.number] = (AskKey.from_dict(key), entry)
+            self._owed.setdefault(entry.number, []).append((key, entry))
         everyone = slice(0, self.place.size(self.place.tier))
         for rows in by_name.values():
             store.thaw(_frozen(rows), everyone)
@@ -204,22 +206,18 @@ class Node(Station):
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
             if answer.status == "late" and key.lane == "train":
-                self._owed[child] = (key, entry)
+                self._owed.setdefault(child, []).append((str(key), entry))
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
-        """A child that was late says which ask it ended last: perhaps it lost the late one."""
+        """A child that was late says which asks it ended: perhaps it lost the late one."""
         owed = self._owed.pop(child, None)
         if owed is None:
             return
-        key, entry = owed
-        last = header_of(reply).get("previous")
-        if last is None:
-            self.missing.append(replace(entry, status="absent"))
-            return
-        previous = AskKey.from_dict(last)
-        if previous != key and previous.round <= key.round:
-            self.missing.append(replace(entry, status="absent"))
+        ended = header_of(reply).get("ended", [])
+        for key, entry in owed:
+            if key not in ended:
+                self.missing.append(replace(entry, status="absent"))
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -308,11 +306,11 @@ class Node(Station):
             "program": program,
         }
         self.missing.clear()
-        self._previous = self.database.fact("last train key")
+        self._ended = self.database.fact("ended") or []
         reply = self._served(header, [*down, *each])
         facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
         if key.lane == "train":
-            facts["last train key"] = key.as_dict()
+            facts["ended"] = [*self._ended, str(key)][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
         self._written()
         return reply
@@ -324,12 +322,13 @@ class Node(Station):
             **super()._facts(),
             "kept": self._described(),
             "missing": missing,
-            "previous": self._previous,
+            "ended": self._ended,
         }
 
     def _owed_facts(self) -> list[Any]:
         """The asks that children were late for, as JSON can hold them."""
-        return [[key.as_dict(), list(astuple(entry))] for key, entry in self._owed.values()]
+        entries = [pair for pairs in self._owed.values() for pair in pairs]
+        return [[key, list(astuple(entry))] for key, entry in entries]
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
@@ -390,6 +389,8 @@ class Node(Station):
         state: bytes | None,
         records: Sequence[tuple[int, str]],
         missing: Sequence[Missing] = (),
+        *,
+        played: bool = True,
     ) -> None:
         """A round of the server is good; `state` is where the run stands."""
         facts = {
@@ -400,7 +401,8 @@ class Node(Station):
             "rollbacks": list(self.epoch.rollbacks),
         }
         entries = [list(astuple(entry)) for entry in missing]
-        self.database.end_round(self._changed(), facts, state, records, entries)
+        changed = self._changed()
+        self.database.end_round(changed, facts, state, records, entries, played=played)
         self._written()
 
     def undo_round(self) -> None:
