@@ -247,16 +247,18 @@ class GrpcPort:
         end = grpc().aio.EOF
         assembler = Assembler(limit=self._limits.message)
         assembler.skip_to(2)  # the welcome was the first message
-        while not self._closing.is_set():
+        while True:
             limit = self._limits.stall_seconds if assembler.within else None
             try:
                 data = await asyncio.wait_for(session.call.read(), limit)
             except TimeoutError:
                 raise _Ended("a message stalls") from None
+            if data is end and self._closing.is_set():
+                return
             if data is end:
                 raise _Ended("the parent closes the stream")
             message = assembler.take(data)
-            if message is not None:
+            if message is not None and not self._closing.is_set():
                 await self._queue(message, works)
 
     async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
@@ -320,12 +322,17 @@ class GrpcPort:
                 raise _Ended(refusal)
 
     async def _drain(self, session: _Session) -> None:
-        """Once this port closes, wait for the requests being handled and send their replies."""
+        """Once this port closes, wait for the requests being handled and send their replies.
+
+        The parent ends the stream when it has read them.
+        """
         await self._closing.wait()
         while self._busy:
             await asyncio.sleep(0.01)
         await session.replies.join()
         await session.call.done_writing()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(session.call.code(), self._limits.stall_seconds)
 
 
 def _check_held(certificate: Certificate, seats: Mapping[str, Seat]) -> None:

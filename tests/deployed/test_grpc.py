@@ -193,7 +193,7 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
     def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
         begun.set()
         time.sleep(0.2)
-        return b"done"
+        return bytes(7 * CHUNK)
 
     served = plain.dial(0, handler=slow)
     plain.wait(0)
@@ -204,7 +204,8 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
 
     closing = threading.Thread(target=close)
     closing.start()
-    assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
+    answer = plain.parent.ask(key(), b"", {0: b""}, Patience(5, 0))[0]
+    assert answer == Answer("answered", bytes(7 * CHUNK))  # also what was still under way
     closing.join(10)
     plain.wait()
     assert not served.errors
