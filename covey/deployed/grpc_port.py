@@ -102,6 +102,7 @@ class GrpcPort:
         self._instance = os.urandom(16)
         self._session: _Session | None = None
         self._busy = 0
+        self._said = ""
         self._loop = shared_loop()
         self._closing = asyncio.Event()
         self._served: Future[None] | None = None
@@ -159,14 +160,15 @@ class GrpcPort:
 
     def _judge(self, error: Any) -> None:
         """Log why a stream ended; raise it where dialling again would not help."""
-        if isinstance(error, CoveyError):
-            LOG.warning("%s at %s: %s", self.parent, self.address, error)
-            return
-        code = error.code().name
-        text = f"{self.parent} at {self.address}: {code}: {error.details()}"
-        if code in _FINAL:
-            raise TransportError(f"{text}.")
-        LOG.warning("%s", text)
+        text = f"{self.parent} at {self.address}: {error}"
+        if not isinstance(error, CoveyError):
+            code = error.code().name
+            text = f"{self.parent} at {self.address}: {code}: {error.details()}"
+            if code in _FINAL:
+                raise TransportError(f"{text}.")
+        if text != self._said:  # a parent that is away for hours is one line
+            LOG.warning("%s", text)
+        self._said = text
 
     def _channel(self) -> Any:
         """A channel with the certificate that lies in the folder now."""
@@ -186,6 +188,7 @@ class GrpcPort:
             try:
                 await self._greet(session)
                 self.joined += 1
+                self._said = ""
                 self._session = session
                 LOG.info("joined %s at %s", self.parent, self.address)
                 await self._converse(session, works)
