@@ -9,7 +9,8 @@ CoveyError
 ├── DivergedError    training produced a number that is not finite
 ├── DecodeError      bytes that are not a message (also a ValueError)
 ├── CheckpointError  a checkpoint that is corrupt, or of another experiment
-└── RankError        another process of a sharded run has ended, or does something else
+├── RankError        another process of a sharded run has ended, or does something else
+└── TransportError   another node of a deployed tree is refused, or cannot be reached
 """
 
 from typing import Any
@@ -53,6 +54,10 @@ class CheckpointError(CoveyError):
 
 class RankError(CoveyError):
     """Another process of a sharded run has ended, or does something else."""
+
+
+class TransportError(CoveyError):
+    """Another node of a deployed tree is refused, or cannot be reached."""
 
 
 def shown(value: Any) -> str:

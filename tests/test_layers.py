@@ -22,6 +22,7 @@ LAYERS = (
     {"wireless"},
     {"runtimes"},
     {"runs"},
+    {"deployed"},
     {"advice", "laws", "papers", "report"},
     {"cli"},
 )
