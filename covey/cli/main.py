@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, new, registry, results, runs, show, trackers
+from covey.cli import data, deploy, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -222,6 +222,7 @@ app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(sweep)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(reproduce)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(advise)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(plan)
+app.add_typer(deploy.app, name="deploy", epilog=_EPILOG, rich_help_panel=_TRAIN)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(report)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(watch)
 app.command(name="show", epilog=_EPILOG, rich_help_panel=_LOOK)(results.show_run)

@@ -1,17 +1,18 @@
 """From a tree to its processes: who hosts which seats, who dials whom, and where data lie.
 
-A process hosts one seat, or several devices of one parent. `write` makes a folder for every process
-with all that its machine needs, apart from the private key.
+A process hosts one seat, or several devices of one parent.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from covey.deployed.seats import NamedSeat, seats_of
+from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
 
@@ -19,6 +20,8 @@ Durability = Literal["process", "power"]
 SOURCE = "source"
 """Data of a device that takes its own part of the experiment's data."""
 ANY_ADDRESS = "0.0.0.0"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""What may stand in a certificate, a host name and a file name alike."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,6 @@ class Settings:
     control_port: int = 9443
     state: str = "/var/lib/covey"
     durability: Durability = "process"
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a node waits for its children: after `seconds` for `quorum` of them alone."""
-
-    seconds: float
-    quorum: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class Process:
 def processes_of(tree: Tree, settings: Settings) -> list[Process]:
     """Every process of a tree, parents before their children."""
     seats = seats_of(tree)
-    _check_keys(tree, seats, settings)
+    _check(tree, seats, settings)
     groups = _groups(tree, seats, settings)
     addresses = _addresses(seats, settings)
     machines: dict[str, int] = {}
@@ -138,7 +133,8 @@ def split_address(text: str, port: int, key: str) -> tuple[str, int]:
     ('edge3.example', 8443)
     """
     host, colon, number = text.rpartition(":")
-    if not colon or host.count(":") and not host.startswith("["):
+    bare_ipv6 = ":" in host and not host.startswith("[")
+    if not colon or bare_ipv6:
         host = text
         number = str(port)
     if not number.isdecimal() or not 1 <= int(number) <= 65535:
@@ -160,33 +156,44 @@ def join_address(host: str, port: int) -> str:
 # The checks
 
 
-def _check_keys(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
+def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
     """Refuse names that are neither a tier nor a seat, or of the wrong kind."""
-    leaf = tree.tiers[-1]
-    tables: dict[str, tuple[Mapping[str, Any], bool]] = {
-        "address": (settings.address, True),
-        "quorum": (settings.quorum, True),
-        "deadline": (settings.deadline, True),
-        "data": (settings.data, False),
+    for name in (*seats, *settings.processes):
+        if not _NAME.fullmatch(name):
+            fix = "use up to 63 lower-case letters, digits and -"
+            raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
+    of_parents = {
+        "address": settings.address,
+        "quorum": settings.quorum,
+        "deadline": settings.deadline,
     }
-    for table, (values, parents) in tables.items():
+    for table, values in of_parents.items():
         for key in values:
-            where = f"deploy.{table}.{key}"
-            if key not in tree.tiers and key not in seats:
-                raise ConfigError(f"{where}: {_known(tree)}; give one of these.")
-            tier = key
-            if key in seats:
-                tier = seats[key].tier
-            if parents and tier == leaf:
-                why = f"a {leaf} has no children, so it needs no {table}"
-                raise ConfigError(f"{where}: {why}; leave it out.")
-            if not parents and tier != leaf:
-                why = f"only a {leaf} has data, and {key} is none"
-                raise ConfigError(f"{where}: {why}; leave it out.")
+            _check_key(f"deploy.{table}.{key}", key, tree, seats, device=False)
+    for key in settings.data:
+        _check_key(f"deploy.data.{key}", key, tree, seats, device=True)
     for key in settings.quorum:
         if _setting(settings.deadline, _seat_like(key, seats)) is None:
             fix = f"give deploy.deadline.{key} in seconds"
             raise ConfigError(f"deploy.quorum.{key}: a quorum counts after a deadline; {fix}.")
+    for key in settings.deadline:
+        if _setting(settings.quorum, _seat_like(key, seats)) is None:
+            fix = f"give deploy.quorum.{key}, a number of children or a fraction of them"
+            raise ConfigError(f"deploy.deadline.{key}: after it, a quorum is enough; {fix}.")
+
+
+def _check_key(
+    where: str, key: str, tree: Tree, seats: Mapping[str, NamedSeat], *, device: bool
+) -> None:
+    """Refuse a key that is no tier and no seat, or of devices where they have no such setting."""
+    if key not in tree.tiers and key not in seats:
+        raise ConfigError(f"{where}: {_known(tree)}; give one of these.")
+    leaf = tree.tiers[-1]
+    is_device = _seat_like(key, seats).tier == leaf
+    if is_device and not device:
+        raise ConfigError(f"{where}: a {leaf} has no children; leave it out.")
+    if device and not is_device:
+        raise ConfigError(f"{where}: only a {leaf} has data; leave it out.")
 
 
 def _seat_like(key: str, seats: Mapping[str, NamedSeat]) -> NamedSeat:
@@ -198,11 +205,9 @@ def _seat_like(key: str, seats: Mapping[str, NamedSeat]) -> NamedSeat:
 
 def _known(tree: Tree) -> str:
     """What a key of a table may be, in words."""
-    examples = []
-    for tier in tree.tiers[1:]:
-        examples.append(f"{tier}0 to {tier}{tree.size(tier) - 1}")
+    seats = [f"{tier}0 to {tier}{tree.size(tier) - 1}" for tier in tree.tiers[1:]]
     tiers = ", ".join(tree.tiers)
-    return f"this tree has the tiers {tiers} and the seats {tree.tiers[0]}, {', '.join(examples)}"
+    return f"this tree has the tiers {tiers} and the seats {tree.tiers[0]}, {', '.join(seats)}"
 
 
 # The parts of a process
@@ -272,9 +277,7 @@ def _checked_group(
     return tuple(group)
 
 
-def _addresses(
-    seats: Mapping[str, NamedSeat], settings: Settings
-) -> dict[str, tuple[str, int]]:
+def _addresses(seats: Mapping[str, NamedSeat], settings: Settings) -> dict[str, tuple[str, int]]:
     """(host, port) of every node with children."""
     out: dict[str, tuple[str, int]] = {}
     taken: dict[tuple[str, int], str] = {}

@@ -1,0 +1,101 @@
+"""`covey deploy`: the files of a tree on many machines, or the whole tree on this one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey.cli.config import Config
+from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
+from covey.cli.options import AsJson, load_and_note
+from covey.deployed import plan_files
+from covey.deployed.plan import Process, processes_of
+from covey.runs.experiment import Experiment
+from covey.tree import Tree
+
+app = typer.Typer(
+    help="Run a tree on real machines.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+TreeFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TREE.toml",
+        help=escape("An experiment file with a table [deploy]."),
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it."),
+]
+_SHOWN = 12  # commands that a terminal lists
+
+
+@dataclass(frozen=True, eq=False)
+class Deployment:
+    """A file with a table [deploy], wholly checked, and the processes of its tree."""
+
+    config: Config
+    deploy: DeployFile
+    experiment: Experiment
+    tree: Tree
+    processes: list[Process]
+
+    @staticmethod
+    def of(config: Config) -> Deployment:
+        """Check that the experiment can be deployed, and plan its processes."""
+        config = deployable(config)
+        deploy = read(config.deploy or {})
+        check_quorum(deploy, config.learner())
+        experiment = config.experiment(config.seed)
+        tree = tree_of(experiment)
+        processes = processes_of(tree, deploy.settings())
+        return Deployment(config, deploy, experiment, tree, processes)
+
+
+@app.command()
+def plan(
+    file: TreeFile,
+    changes: Changes = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder to write; it must be new or empty."),
+    ] = Path("deploy"),
+    as_json: AsJson = False,
+) -> None:
+    """Write what every machine of a tree needs, and print the commands that start it.
+
+    Every process gets a folder: node.toml, the experiment, and a systemd unit. compose.yaml starts
+    all processes on one machine.
+
+    Examples:
+
+      covey deploy plan tree.toml
+
+      covey deploy plan tree.toml --out deploy deploy.devices_per_process=10
+    """
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    deployment = Deployment.of(load_and_note(console, file, changes or []))
+    processes = deployment.processes
+    text = deployment.config.text()
+    folders = plan_files.write(processes, text, out, deployment.deploy.image)
+    commands = plan_files.commands(processes, out)
+    if as_json:
+        names = {name: str(folder) for name, folder in folders.items()}
+        print(json.dumps({"folder": str(out), "processes": names, "commands": commands}))
+        return
+    places = f"{len(processes)} processes; each has a folder in {out}"
+    console.print(escape(f"{deployment.tree}: {places}"))
+    for command in commands[:_SHOWN]:
+        console.print(f"  {escape(command)}")
+    if len(commands) > _SHOWN:
+        console.print(f"  and {len(commands) - _SHOWN} more; --json has them all")
+    compose = out / plan_files.COMPOSE
+    console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
