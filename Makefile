@@ -79,7 +79,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-comp
 	touch $@
 
 .venv/dev: .venv/ready
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,deploy]'
 	touch $@
 
 .venv/docs: .venv/ready

@@ -14,7 +14,7 @@ from rich.markup import escape
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
 from covey.cli.options import AsJson, load_and_note
-from covey.deployed import plan_files
+from covey.deployed import extras, plan_files
 from covey.deployed.plan import Process, processes_of
 from covey.runs.experiment import Experiment
 from covey.tree import Tree
@@ -35,6 +35,8 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it."),
 ]
+AUTHORITY = Path("certs")
+"""The folder of the authority that signs the requests, as `covey certs` has it."""
 _SHOWN = 12  # commands that a terminal lists
 
 
@@ -68,25 +70,41 @@ def plan(
         Path,
         typer.Option(help="The folder to write; it must be new or empty."),
     ] = Path("deploy"),
+    issue: Annotated[
+        bool,
+        typer.Option(
+            "--issue",
+            help="Make an authority and sign all certificates here. Default: signing requests.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what every machine of a tree needs, and print the commands that start it.
 
-    Every process gets a folder: node.toml, the experiment, and a systemd unit. compose.yaml starts
-    all processes on one machine.
+    Every process gets a folder: node.toml, the experiment, a systemd unit, and a private key with
+    the request to sign it. compose.yaml starts all processes on one machine.
 
     Examples:
 
       covey deploy plan tree.toml
 
-      covey deploy plan tree.toml --out deploy deploy.devices_per_process=10
+      covey deploy plan tree.toml --issue              with an authority and its certificates
+
+      covey deploy plan tree.toml --out fleet deploy.devices_per_process=10
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     deployment = Deployment.of(load_and_note(console, file, changes or []))
+    extras.cryptography()  # an error before anything is written
     processes = deployment.processes
     text = deployment.config.text()
     folders = plan_files.write(processes, text, out, deployment.deploy.image)
     commands = plan_files.commands(processes, out)
+    if issue:
+        plan_files.add_certificates(processes, out)
+    else:
+        plan_files.add_requests(processes, out)
+        commands = [*plan_files.signing_commands(processes, out, AUTHORITY), *commands]
+    plan_files.write_commands(commands, out)
     if as_json:
         names = {name: str(folder) for name, folder in folders.items()}
         print(json.dumps({"folder": str(out), "processes": names, "commands": commands}))
@@ -96,6 +114,10 @@ def plan(
     for command in commands[:_SHOWN]:
         console.print(f"  {escape(command)}")
     if len(commands) > _SHOWN:
-        console.print(f"  and {len(commands) - _SHOWN} more; --json has them all")
+        console.print(
+            f"  and {len(commands) - _SHOWN} more commands: {escape(str(out))}/commands.sh"
+        )
+    if issue:
+        console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
     compose = out / plan_files.COMPOSE
     console.print(f"on one machine: docker compose --file {escape(str(compose))} up")

@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, deploy, export, new, registry, results, runs, show, trackers
+from covey.cli import certs, data, deploy, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -77,6 +77,7 @@ _TRAIN = "Train"
 _LOOK = "Look at runs"
 _USE = "Use the models"
 _PREPARE = "Prepare and check"
+_DEPLOY = "Deploy"
 
 
 def _version(wanted: bool) -> None:
@@ -284,6 +285,7 @@ def personalize(
 app.command(name="export", epilog=_EPILOG, rich_help_panel=_USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=_EPILOG, rich_help_panel=_PREPARE)
 app.add_typer(new.app, name="new", epilog=_EPILOG, rich_help_panel=_PREPARE)
+app.add_typer(certs.app, name="certs", epilog=_EPILOG, rich_help_panel=_DEPLOY)
 
 
 @app.command(name="list", epilog=_EPILOG, rich_help_panel=_PREPARE)
@@ -496,6 +498,7 @@ _EXTRAS = {
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
     "optuna": ("optuna",),
+    "deploy": ("grpc", "cryptography"),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import tomli_w
 
+from covey.deployed import certificates
 from covey.deployed.plan import Process
 from covey.errors import ConfigError
 
 NODE = "node.toml"
 EXPERIMENT = "experiment.toml"
 COMPOSE = "compose.yaml"
+COMMANDS = "commands.sh"
 CONFIG_FOLDER = "/etc/covey"
 """Where the folder of a process lies on its machine."""
 DRAIN_SECONDS = 60
@@ -49,6 +51,22 @@ def write(
         out[process.name] = own
     _new(folder / COMPOSE, compose(processes, image))
     return out
+
+
+def add_requests(processes: Sequence[Process], folder: Path) -> None:
+    """Give every process a key and a request to sign it, for an authority elsewhere."""
+    for process in processes:
+        certificates.request(folder / process.name, process.name)
+
+
+def add_certificates(processes: Sequence[Process], folder: Path) -> None:
+    """Make an authority in the folder, and give every process a key and a certificate.
+
+    The names in a certificate are the seats of the process.
+    """
+    authority = certificates.Authority.create(folder)
+    for process in processes:
+        authority.issue(process.name, seats=[seat.name for seat in process.seats])
 
 
 def node_file(process: Process) -> str:
@@ -180,6 +198,20 @@ def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
     return out
 
 
+def signing_commands(processes: Sequence[Process], folder: Path, authority: Path) -> list[str]:
+    """What an operator types to have the requests signed, and the certificates put beside them."""
+    out = [f"covey certs init --dir {shlex.quote(str(authority))}"]
+    for process in processes:
+        own = folder / process.name
+        words = ["covey", "certs", "issue", process.name, "--dir", str(authority)]
+        words += ["--request", str(own / certificates.REQUEST)]
+        for seat in process.seats:
+            words += ["--seat", seat.name]
+        out.append(shlex.join(words))
+        out.append(f"cp {shlex.quote(str(authority / process.name))}/*.pem {shlex.quote(str(own))}")
+    return out
+
+
 def commands(processes: Sequence[Process], folder: Path) -> list[str]:
     """What an operator types to bring every process to its machine and start it."""
     hosts = _hosts(processes)
@@ -193,6 +225,11 @@ def commands(processes: Sequence[Process], folder: Path) -> list[str]:
         start = f"chown -R covey {own} && systemctl enable --now {own}/{unit_name(process)}"
         out.append(f"ssh root@{host} '{start}'")
     return out
+
+
+def write_commands(lines: Sequence[str], folder: Path) -> None:
+    """Write all commands of the operator as one script."""
+    _new(folder / COMMANDS, "\n".join(["#!/bin/sh", "set -eu", *lines]) + "\n")
 
 
 def _new(path: Path, text: str) -> None:

@@ -1,0 +1,149 @@
+"""`covey certs`: the certificates of a deployed tree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey.cli.options import AsJson
+from covey.deployed.certificates import AUTHORITY_DAYS, DAYS, REVOKED, Authority
+from covey.deployed.certificates import request as make_request
+from covey.errors import ConfigError
+
+app = typer.Typer(help="Make, renew and revoke the certificates of a tree.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path,
+    typer.Option("--dir", metavar="DIR", help="The authority's folder."),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME ...", help="Processes, named as their seats: device17."),
+]
+Days = Annotated[
+    float,
+    typer.Option(min=0.001, max=3650, help="How many days the certificates are valid."),
+]
+CERTS = Path("certs")
+
+
+@app.command()
+def init(folder: Folder = CERTS, days: Days = AUTHORITY_DAYS) -> None:
+    """Make the authority that signs the certificates of one tree.
+
+    Its key, ca.key, stays with the operator: no node needs it.
+
+    Examples:
+
+      covey certs init
+
+      covey certs init --dir factory
+    """
+    Authority.create(folder, days=days)
+    _say(f"wrote {folder}: keep ca.key off every node")
+    _say(f"next: covey certs issue server --dir {folder}")
+
+
+@app.command()
+def issue(
+    names: Names,
+    folder: Folder = CERTS,
+    days: Days = DAYS,
+    seat: Annotated[
+        list[str] | None,
+        typer.Option(help="A seat of a process with several. May be repeated. Default: the name."),
+    ] = None,
+    request: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A signing request; its key stays where it was made."),
+    ] = None,
+) -> None:
+    """Sign certificates; a folder of each name is what its machine needs.
+
+    Examples:
+
+      covey certs issue server edge0 device0 device1
+
+      covey certs issue gateway --seat device2 --seat device3
+
+      covey certs issue device4 --request request.pem
+    """
+    if len(names) > 1 and (seat or request):
+        raise ConfigError("--seat and --request are of one process; issue one name at a time.")
+    for name in names:
+        out = Authority(folder).issue(name, seats=seat or (), days=days, request=request)
+        _say(f"wrote {out}: copy it to the machine of {name}")
+
+
+@app.command()
+def request(
+    name: Annotated[str, typer.Argument(help="The process, named as its seat.")],
+    folder: Annotated[
+        Path,
+        typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate."),
+    ] = CERTS,
+) -> None:
+    """Make a key on this machine, and the request to sign it.
+
+    Examples:
+
+      covey certs request device4
+    """
+    out = make_request(folder, name)
+    _say(f"wrote {out}: send it to the authority")
+    _say(f"there: covey certs issue {name} --request {out.name}")
+
+
+@app.command()
+def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS) -> None:
+    """Sign certificates anew, with the same keys; running nodes need no restart.
+
+    Examples:
+
+      covey certs renew device0 device1
+    """
+    for name in names:
+        out = Authority(folder).renew(name, days=days)
+        _say(f"wrote {out / 'certificate.pem'}: copy it to the machine of {name}")
+
+
+@app.command()
+def revoke(names: Names, folder: Folder = CERTS) -> None:
+    """Revoke every certificate of these names; parents close their open streams too.
+
+    Examples:
+
+      covey certs revoke device1
+    """
+    for name in names:
+        count = Authority(folder).revoke(name)
+        _say(f"revoked {count} certificates of {name}")
+    _say(f"copy {folder / REVOKED} to every parent")
+
+
+@app.command(name="list")
+def list_(folder: Folder = CERTS, as_json: AsJson = False) -> None:
+    """List the certificates that were signed.
+
+    Examples:
+
+      covey certs list --json
+    """
+    entries = Authority(folder).issued()
+    if as_json:
+        print(json.dumps([entry.as_dict() for entry in entries]))
+        return
+    for entry in entries:
+        state = f"until {entry.ends:%Y-%m-%d}"
+        if entry.revoked:
+            state = "revoked"
+        _say(f"{entry.name}  {state}  {entry.serial:x}  seats: {', '.join(entry.seats)}")
+
+
+def _say(line: str) -> None:
+    Console(soft_wrap=True, highlight=False).print(escape(line))

@@ -1,0 +1,189 @@
+"""Certificates: who may sign what, which files hold keys, and when a certificate no longer counts."""
+
+import importlib
+import json
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from covey.deployed import extras
+from covey.deployed.certificates import Authority, Certificate, Identity, request
+from covey.errors import ConfigError
+from tests.cli.command import covey
+
+pytest.importorskip("cryptography")
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "certs")
+
+
+def test_the_name_is_the_seat(authority: Authority) -> None:
+    certificate = Identity(authority.issue("device17")).check()
+    assert certificate.seats == ("device17",)
+    assert timedelta(days=89) < certificate.ends - NOW < timedelta(days=91)
+
+
+def test_a_process_may_have_several_seats(authority: Authority) -> None:
+    folder = authority.issue("gateway", seats=["device0", "device1"])
+    assert Identity(folder).check().seats == ("device0", "device1")
+
+
+def test_keys_are_readable_by_their_owner_alone(authority: Authority) -> None:
+    folder = authority.issue("device0")
+    for file in (authority.folder / "ca.key", folder / "key.pem"):
+        assert file.stat().st_mode & 0o777 == 0o600
+    (folder / "key.pem").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"key.pem is open to others \(mode 640\); chmod 600"):
+        Identity(folder).check()
+
+
+def test_no_key_is_shown_or_leaves_the_folder(authority: Authority) -> None:
+    folder = authority.issue("device0")
+    secret = (folder / "key.pem").read_text().splitlines()[1]
+    assert secret not in repr(Identity(folder)) + repr(authority)
+    public = [path for path in authority.folder.rglob("*") if path.is_file()]
+    assert [path.name for path in public if secret in path.read_text()] == ["key.pem"]
+
+
+def test_a_renewal_keeps_key_and_seats(authority: Authority) -> None:
+    folder = authority.issue("device0", days=1)
+    key = Identity(folder).key()
+    before = Identity(folder).check()
+    authority.renew("device0", days=30)
+    after = Identity(folder).check()
+    assert Identity(folder).key() == key
+    assert after.seats == before.seats
+    assert after.serial != before.serial
+    assert after.ends > before.ends + timedelta(days=28)
+
+
+def test_revocation_takes_every_certificate_of_the_name(authority: Authority) -> None:
+    folder = authority.issue("device0")
+    other = authority.issue("device1")
+    old = Identity(folder).check()
+    authority.renew("device0")
+    new = Identity(folder).check()
+    assert authority.revoke("device0") == 2
+    revoked = Identity(other).revoked()
+    assert revoked == {old.serial, new.serial}
+    assert old.refusal(revoked, NOW) == f"its certificate {old.serial:x} is revoked"
+    with pytest.raises(ConfigError, match="is revoked"):
+        Identity(folder).check()
+    with pytest.raises(ConfigError, match="covey certs issue device0"):
+        authority.renew("device0")
+    again = Identity(authority.issue("device0")).check()
+    assert again.serial not in Identity(other).revoked()
+
+
+def test_a_certificate_ends(authority: Authority) -> None:
+    certificate = Identity(authority.issue("device0", days=1)).check()
+    late = certificate.ends + timedelta(seconds=1)
+    early = certificate.begins - timedelta(seconds=1)
+    assert "ended at" in str(certificate.refusal(frozenset(), late))
+    assert "valid only from" in str(certificate.refusal(frozenset(), early))
+    assert certificate.refusal(frozenset(), NOW) is None
+    with pytest.raises(ConfigError, match="ended at"):
+        Identity(authority.issue("device1", days=-1)).check()
+
+
+def test_a_list_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.issue("device0")
+    other = Authority.create(tmp_path / "other")
+    shutil.copy(other.folder / "revoked.pem", folder / "revoked.pem")
+    with pytest.raises(ConfigError, match=r"is not signed by .*ca\.pem"):
+        Identity(folder).revoked()
+    (folder / "revoked.pem").write_text("none")
+    with pytest.raises(ConfigError, match="is no list of revoked certificates"):
+        Identity(folder).revoked()
+    (folder / "revoked.pem").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Identity(folder).revoked()
+
+
+def test_a_request_leaves_the_key_on_its_machine(authority: Authority, tmp_path: Path) -> None:
+    machine = tmp_path / "machine"
+    signed = request(machine, "device4")
+    folder = authority.issue("device4", request=signed)
+    assert not (folder / "key.pem").exists()
+    for name in ("ca.pem", "certificate.pem", "revoked.pem"):
+        shutil.copy(folder / name, machine / name)
+    assert Identity(machine).check().seats == ("device4",)
+    authority.renew("device4")
+    shutil.copy(authority.issue("device5") / "key.pem", machine / "key.pem")
+    with pytest.raises(ConfigError, match="is not the key of"):
+        Identity(machine).check()
+
+
+@pytest.mark.parametrize("name", ["", "Device", "a.b", "../up", "a/b", "-a", "a" * 64, "*"])
+def test_bad_names_are_refused(authority: Authority, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be the name of a seat"):
+        authority.issue(name)
+
+
+def test_bytes_that_are_no_certificate_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="is no certificate"):
+        Certificate.of(b"-----BEGIN CERTIFICATE-----\nabc\n")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    certs = ("--dir", tmp_path / "certs")
+    assert covey("certs", "init", *certs).code == 0
+    assert covey("certs", "issue", "server", "device0", *certs).code == 0
+    assert covey("certs", "issue", "gate", "--seat", "device1", *certs).code == 0
+    assert covey("certs", "renew", "server", *certs).code == 0
+    assert "revoked 1 certificates of device0" in covey("certs", "revoke", "device0", *certs).out
+    listed = json.loads(covey("certs", "list", "--json", *certs).out)
+    names = [(entry["name"], entry["seats"], entry["revoked"]) for entry in listed]
+    assert names == [
+        ("server", ["server"], False),
+        ("device0", ["device0"], True),
+        ("gate", ["device1"], False),
+        ("server", ["server"], False),
+    ]
+    assert "device0  revoked" in covey("certs", "list", *certs).out
+    assert covey("certs", "request", "device9", "--dir", tmp_path / "own").code == 0
+    signed = tmp_path / "own" / "request.pem"
+    assert covey("certs", "issue", "device9", "--request", signed, *certs).code == 0
+
+
+def test_the_command_refuses(tmp_path: Path) -> None:
+    certs = ("--dir", tmp_path / "certs")
+    lacking = covey("certs", "issue", "device0", *certs)
+    assert (lacking.code, "covey certs init" in lacking.err) == (2, True)
+    covey("certs", "init", *certs)
+    assert "exists already" in covey("certs", "init", *certs).err
+    covey("certs", "issue", "device0", *certs)
+    assert "covey certs renew device0" in covey("certs", "issue", "device0", *certs).err
+    assert "has issued no 'device1'" in covey("certs", "revoke", "device1", *certs).err
+    two = covey("certs", "issue", "a", "b", "--seat", "c", *certs)
+    assert "issue one name at a time" in two.err
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"needs cryptography .* pip install 'covey\[deploy\]'"):
+        extras.cryptography()
+
+
+def test_no_file_is_open_to_others_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = {}
+    opened = os.open
+
+    def watched(path: Path, flags: int, mode: int = 0o777) -> int:
+        modes[Path(path).name.split(".")[1]] = mode
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watched)
+    Authority.create(tmp_path / "certs").issue("device0")
+    assert modes["key"] == 0o600
