@@ -21,7 +21,19 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import certs, data, deploy, export, new, registry, results, runs, show, trackers
+from covey.cli import (
+    certs,
+    ctl,
+    data,
+    deploy,
+    export,
+    new,
+    registry,
+    results,
+    runs,
+    show,
+    trackers,
+)
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -226,6 +238,7 @@ app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(plan)
 app.add_typer(deploy.app, name="deploy", epilog=_EPILOG, rich_help_panel=_TRAIN)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(report)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(watch)
+app.add_typer(ctl.app, name="ctl", epilog=_EPILOG, rich_help_panel=_LOOK)
 app.command(name="show", epilog=_EPILOG, rich_help_panel=_LOOK)(results.show_run)
 app.command(name="runs", epilog=_EPILOG, rich_help_panel=_LOOK)(runs.list_runs)
 app.command(epilog=_EPILOG, rich_help_panel=_USE)(results.predict)
