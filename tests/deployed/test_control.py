@@ -133,7 +133,7 @@ def test_orders_of_the_command_are_obeyed(control: Control) -> None:
     assert covey("ctl", "pause", *node).code == 0
     assert control.progress.state == "paused"
     assert covey("ctl", "resume", *node).code == 0
-    assert control.progress.state == "waiting"
+    assert control.progress.as_dict()["state"] == "waiting"
     assert "evicted device1" in covey("ctl", "evict", "device1", *node).out
     refused = covey("ctl", "evict", "device7", *node)
     assert (refused.code, "device0, device1" in refused.err) == (2, True)
