@@ -1,0 +1,168 @@
+"""Messages cut into frames of 1 MB, and put together again within limits.
+
+A frame has at most `CHUNK` bytes of blobs. A receiver checks all sizes that a head states before it
+keeps a single byte, and keeps only bytes that have arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from covey.deployed.wire import Frame, Head, read_frame, read_head, write, write_head
+from covey.errors import DecodeError
+
+CHUNK = 2**20
+MAX_HEAD = 2**21
+"""Bytes of a head: 65,536 seats of one process."""
+MAX_FRAME = CHUNK + MAX_HEAD + 2**16
+"""Bytes of a frame; gRPC refuses a larger one before it is read."""
+MAX_MESSAGE = 2**30
+"""Bytes of all blobs of a message, where a transport is given no other limit."""
+_MAX_PIECES = 4096
+
+
+@dataclass(frozen=True)
+class Message:
+    """A head and its blobs."""
+
+    head: Head
+    blobs: tuple[bytes, ...] = ()
+
+
+def cut(number: int, message: Message) -> Iterator[bytes]:
+    """The frames of a message. The blobs are not copied as a whole.
+
+    >>> from covey.deployed.wire import Reply
+    >>> message = Message(Reply(seat=3, size=5), (b"hello",))
+    >>> [len(frame) for frame in cut(1, message)]
+    [19]
+    """
+    head = write_head(message.head)
+    if message.head.sizes() != [len(blob) for blob in message.blobs]:
+        raise ValueError(f"a head with the sizes {message.head.sizes()} of other blobs")
+    if len(head) > MAX_HEAD:
+        raise ValueError(f"a head of {len(head)} bytes, more than {MAX_HEAD}")
+    for pieces in _groups(message.blobs):
+        yield write(Frame(number, head, tuple(pieces)))
+        head = b""
+
+
+def _groups(blobs: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Pieces of the blobs, as many as fit into a frame; one group at least."""
+    group: list[bytes] = []
+    room = CHUNK
+    for blob in blobs:
+        start = 0
+        while start < len(blob):
+            if room == 0 or len(group) == _MAX_PIECES:
+                yield group
+                group = []
+                room = CHUNK
+            piece = blob[start : start + room]
+            group.append(piece)
+            start += len(piece)
+            room -= len(piece)
+    yield group
+
+
+@dataclass
+class Assembler:
+    """Puts the frames of one direction of a stream together."""
+
+    limit: int = MAX_MESSAGE
+    """Bytes of all blobs of a message."""
+    _number: int = 0
+    _head: Head | None = None
+    _sizes: list[int] = field(default_factory=list)
+    _blobs: list[bytes] = field(default_factory=list)
+    _pieces: list[bytes] = field(default_factory=list)
+    _missing: int = 0
+
+    @property
+    def within(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return self._head is not None
+
+    @property
+    def kept(self) -> int:
+        """How many bytes of blobs are held now."""
+        return sum(map(len, self._blobs)) + sum(map(len, self._pieces))
+
+    def take(self, data: bytes) -> Message | None:
+        """Take a frame; return the message that it ends, if any. A bad frame is a DecodeError."""
+        frame = read_frame(data)
+        if frame.head:
+            self._begin(frame)
+        elif self._head is None:
+            raise DecodeError("a frame without a head where a message should begin.")
+        elif frame.number != self._number:
+            raise DecodeError(f"a frame of message {frame.number} within message {self._number}.")
+        elif not frame.pieces:
+            raise DecodeError("a frame without a head and without bytes.")
+        for position, piece in enumerate(frame.pieces):
+            if position and self._pieces:
+                raise DecodeError("a frame with two pieces of one blob.")
+            self._append(piece)
+        self._check_full(frame.pieces)
+        return self._ended()
+
+    def _begin(self, frame: Frame) -> None:
+        """Check the head of the next message."""
+        if self._head is not None:
+            raise DecodeError(f"a message that begins within message {self._number}.")
+        if frame.number != self._number + 1:
+            raise DecodeError(f"message {frame.number} after message {self._number}.")
+        if len(frame.head) > MAX_HEAD:
+            raise DecodeError(f"a head of {len(frame.head)} bytes, more than {MAX_HEAD}.")
+        head = read_head(frame.head)
+        sizes = head.sizes()
+        if sum(sizes) > self.limit:
+            raise DecodeError(f"a message of {sum(sizes)} bytes, more than {self.limit}.")
+        self._number = frame.number
+        self._head = head
+        self._sizes = sizes
+        self._blobs = []
+        self._next_blob()
+
+    def _next_blob(self) -> None:
+        """Go on to the next blob that has bytes."""
+        self._pieces = []
+        self._missing = 0
+        while len(self._blobs) < len(self._sizes):
+            self._missing = self._sizes[len(self._blobs)]
+            if self._missing:
+                return
+            self._blobs.append(b"")
+
+    def _append(self, piece: bytes) -> None:
+        """Take a piece of the current blob."""
+        if not piece or len(piece) > self._missing:
+            raise DecodeError(f"a piece of {len(piece)} bytes where {self._missing} are missing.")
+        self._pieces.append(piece)
+        self._missing -= len(piece)
+        if self._missing == 0:
+            self._blobs.append(self._joined())
+            self._next_blob()
+
+    def _check_full(self, pieces: Sequence[bytes]) -> None:
+        """Refuse a frame that could have held more: many small pieces take much memory."""
+        total = sum(map(len, pieces))
+        if total > CHUNK:
+            raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
+        if self._pieces and total < CHUNK:
+            raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
+
+    def _joined(self) -> bytes:
+        if len(self._pieces) == 1:
+            return self._pieces[0]
+        return b"".join(self._pieces)
+
+    def _ended(self) -> Message | None:
+        """The message, if it has all its bytes."""
+        if self._head is None or self._missing:
+            return None
+        message = Message(self._head, tuple(self._blobs))
+        self._head = None
+        self._blobs = []
+        return message

@@ -1,0 +1,123 @@
+"""Hostile frames for a stream of a deployed tree: a message, None or a DecodeError, within the limit.
+
+An input is a list of frames. Random inputs are good streams with bytes changed, frames left out, doubled or swapped,
+fields added, and bytes of no kind at all. With atheris, inputs are found by coverage; fuzz/README.md says how.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+
+from covey.deployed.frames import Assembler, Message, cut
+from covey.deployed.transport import AskKey
+from covey.deployed.wire import Hello, Key, Part, Reply, Request, Taken, Welcome
+from covey.errors import DecodeError
+
+LIMIT = 5_000
+SEPARATOR = b"\xff\x00\xff"
+KEY = Key.of(AskKey("run", 3, "train", 7, "algorithm.device", "ab", 1))
+
+
+def check(frames: list[bytes]) -> str:
+    """Give the frames to an assembler; what became of the last one."""
+    assembler = Assembler(limit=LIMIT)
+    state = "waits"
+    for frame in frames:
+        try:
+            message = assembler.take(frame)
+        except DecodeError:
+            return "refused"
+        assert assembler.kept <= LIMIT, "more bytes than the limit are kept"
+        state = "waits"
+        if message is not None:
+            state = "taken"
+            _check_message(message)
+    return state
+
+
+def _check_message(message: Message) -> None:
+    """A message that was taken has the sizes that it states, and can be sent again."""
+    assert message.head.sizes() == [len(blob) for blob in message.blobs]
+    again = Assembler(limit=LIMIT)
+    arrived = [again.take(frame) for frame in cut(1, message)]
+    assert arrived[-1] == message, "it does not arrive again as it is"
+
+
+def _messages() -> list[Message]:
+    """Good messages of every kind."""
+    out = [
+        Message(Hello(1, "print", b"i", b"n", (Taken("device0", "key"), Taken("d1")))),
+        Message(Welcome(1, "print", b"c", b"s")),
+    ]
+    for blob in (b"", b"a", bytes(range(40))):
+        parts = (Part(0, 0), Part(300, 2))
+        out.append(Message(Request(KEY, len(blob), parts), (blob, b"", b"ab")))
+        out.append(Message(Reply(KEY, 2**20, len(blob)), (blob,)))
+    return out
+
+
+GOOD = [[b"".join(cut(number, message)) for message in _messages()] for number in (1, 2, 3)]
+"""The one frame of every message, by the number that it has in its stream."""
+
+
+def good(draw: random.Random) -> list[bytes]:
+    """The frames of a few good messages."""
+    return [draw.choice(GOOD[number]) for number in range(draw.randint(1, 3))]
+
+
+def changed(frames: list[bytes], draw: random.Random) -> list[bytes]:
+    """The frames with one thing wrong, or nothing."""
+    out = list(frames)
+    place = draw.randrange(len(out))
+    data = bytearray(out[place] or b"\0")
+    kind = draw.randrange(8)
+    if kind == 0:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    elif kind == 1:
+        del data[draw.randrange(len(data)) :]
+    elif kind == 2:
+        position = draw.randrange(len(data))
+        data[position:position] = draw.randbytes(draw.randint(1, 12))
+    elif kind == 3:
+        data = bytearray(draw.randbytes(draw.randint(0, 60)))
+    elif kind == 4:
+        position = draw.randrange(len(data))
+        data[position : position + draw.randint(1, 8)] = b"\xff" * draw.randint(1, 11)
+    out[place] = bytes(data)
+    if kind == 5:
+        out.insert(draw.randrange(len(out)), out[place])
+    elif kind == 6:
+        draw.shuffle(out)
+    return out
+
+
+def fuzz(count: int, seed: int) -> Counter[str]:
+    """Try random inputs; how many were taken, refused, or wait for more."""
+    draw = random.Random(seed)
+    counts: Counter[str] = Counter()
+    for _ in range(count):
+        frames = good(draw)
+        for _ in range(draw.randint(0, 2)):
+            frames = changed(frames, draw)
+        counts[check(frames)] += 1
+    return counts
+
+
+def one(data: bytes) -> None:
+    """One input of a fuzzer that is guided by coverage."""
+    check(data.split(SEPARATOR))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--random"]:
+        begin = time.perf_counter()
+        found = fuzz(int(sys.argv[2]), seed=int(sys.argv[3]))
+        print(dict(found), f"{time.perf_counter() - begin:.0f} s")
+    else:
+        import atheris
+
+        atheris.Setup(sys.argv, one)
+        atheris.Fuzz()
