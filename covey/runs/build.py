@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -64,6 +65,33 @@ class Built:
     notes: list[str]
 
 
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a runtime for one experiment is made of.
+
+    `start` are the initial rows, [1, P]; `data` are the examples of the devices that train.
+    """
+
+    experiment: Experiment
+    module: nn.Module
+    start: Rows
+    tree: Tree
+    data: Shards
+    links: LinkSpecs
+
+
+class RuntimeFactory(Protocol):
+    """Makes a runtime that is none of `RUNTIMES`, such as a tree of real nodes."""
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Raise ConfigError for experiments that it cannot run."""
+        ...
+
+    def make(self, parts: Parts) -> Runtime:
+        """The runtime of one experiment."""
+        ...
+
+
 def chosen(runtime: str) -> str:
     """The name of a runtime; that which `AUTO` stands for in this process."""
     if runtime != AUTO:
@@ -76,7 +104,7 @@ def chosen(runtime: str) -> str:
 def build(
     experiments: Sequence[Experiment],
     start: Rows,
-    runtime: str = "simulator",
+    runtime: str | RuntimeFactory = "simulator",
     facts: Mapping[str, str] | None = None,
 ) -> Built:
     """What runs these experiments, which differ in seed and data alone.
@@ -84,7 +112,9 @@ def build(
     `start` are their initial rows, [experiments, P]. `facts` decide the bits of the first one;
     all ranks must have the same.
     """
-    if runtime not in RUNTIMES:
+    if not isinstance(runtime, str):
+        runtime.check(experiments)
+    elif runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
     ranks = ALONE
@@ -108,9 +138,12 @@ def build(
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
     notes += _link_notes(air, tree, links)
-    if runtime == "loopback":
+    if not isinstance(runtime, str):
+        parts = Parts(first, module, start, tree, data[0], links)
+        built: Runtime = runtime.make(parts)
+    elif runtime == "loopback":
         _check_loopback(experiments)
-        built: Runtime = _loopback(first, module, start, tree, data[0], links)
+        built = _loopback(first, module, start, tree, data[0], links)
     elif runtime == "sharded":
         built = _sharded(first, module, start, tree, data[0], links, ranks)
         notes.append(_shard_note(built))

@@ -23,7 +23,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, fingerprint, html, models, record
-from covey.runs.build import build, chosen
+from covey.runs.build import RuntimeFactory, build, chosen
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
@@ -81,7 +81,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         experiments: Sequence[Experiment],
         *,
         resume: Sequence[Path | None] | None = None,
-        runtime: str = "simulator",
+        runtime: str | RuntimeFactory = "simulator",
     ) -> None:
         self.experiments = tuple(experiments)
         rows = [experiment.initial() for experiment in self.experiments]
@@ -472,7 +472,7 @@ class Run(Seed, Iterator[Round]):
         experiment: Experiment,
         *,
         resume: str | os.PathLike[str] | None = None,
-        runtime: str = "simulator",
+        runtime: str | RuntimeFactory = "simulator",
         progress: bool = False,
     ) -> None:
         path = None
@@ -523,7 +523,7 @@ def run(
     experiment: Experiment,
     *,
     resume: str | os.PathLike[str] | None = None,
-    runtime: str = "auto",
+    runtime: str | RuntimeFactory = "auto",
     progress: bool = False,
 ) -> Run:
     """The rounds of an experiment, one record each.
@@ -534,13 +534,15 @@ def run(
     object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
     how far the run is into one line, on terminals and in notebooks.
     """
-    return Run(experiment, resume=resume, runtime=chosen(runtime), progress=progress)
+    if isinstance(runtime, str):
+        runtime = chosen(runtime)
+    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
 
 
 def runs(
     experiments: Sequence[Experiment],
     *,
-    runtime: str = "auto",
+    runtime: str | RuntimeFactory = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
 ) -> Runs:
     """Experiments that differ in seed and data alone, in one go.
@@ -552,7 +554,9 @@ def runs(
         if path is not None:
             path = Path(path)
         paths.append(path)
-    return Runs(experiments, resume=paths, runtime=chosen(runtime))
+    if isinstance(runtime, str):
+        runtime = chosen(runtime)
+    return Runs(experiments, resume=paths, runtime=runtime)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -393,6 +393,21 @@ class Seed:
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
+    def captured(self) -> Checkpoint:
+        """Where this run stands, without its records and without what its nodes keep."""
+        saved = Saved(self._state.of_seed(self._copy), [])
+        return saved.checkpoint(history={}, fingerprint=self._runs._fingerprints[self._copy])
+
+    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> None:
+        """Stand where a run stood that was captured; nodes keep what they keep.
+
+        The captured run must be the same experiment; `records` are those of its rounds.
+        """
+        wanted = self._runs._fingerprints[self._copy]
+        checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
+        run = saving.read(captured, records, like=self.w, sizes=self.sizes)
+        self._state = self._state.with_seed(self._copy, run.state)
+
     def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
         journals = self._runs._journals[self._copy]

@@ -7,7 +7,7 @@ an edge or a server would not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -104,28 +104,46 @@ class Station(BaseRuntime):
         """Send a request to every child that runs, and unpack the answers."""
         if not len(question.ids):
             return Answers([self._on_no_rows(question)])
-        several, schemas = self._expected(question)
+        expected = self._expected(question)
         with self._timed("links"):
             down = []
             for number, rows in enumerate(question.rows):
                 down.append(self._packed_down(question, rows, number))
             each = [self._packed_each(question, values) for values in question.each]
+        replies = self._sent(question, down, each)
+        return self._answers(question, down, replies, expected)
+
+    def _sent(
+        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+    ) -> Iterator[bytes]:
+        """The replies of all children that run, in id order."""
+        answering = set(question.answers.tolist())
+        for position, child in enumerate(question.ids.tolist()):
+            own = [packed.only(position) for packed in each]
+            head = self._request(question, position, position in answering)
+            request = seal(head, [*down, *own])
+            yield self.children[child](request)
+
+    def _answers(
+        self,
+        question: Question,
+        down: Sequence[Packed],
+        replies: Iterable[bytes],
+        expected: Expected,
+    ) -> Answers:
+        """The answers in the replies of all children that run, which are in id order."""
+        several, schemas = expected
         answering = set(question.answers.tolist())
         parts: list[Any] = []
         failures: list[CoveyError] = []
-        for position, child in enumerate(question.ids.tolist()):
-            answers = position in answering
-            own = [packed.only(position) for packed in each]
-            head = self._request(question, position, answers)
-            request = seal(head, [*down, *own])
-            reply = self.children[child](request)
+        for position, reply in enumerate(replies):
             header, messages = open_sealed(reply)
             if header["error"] is not None:
                 kind, text = header["error"]
-                failures.append(_raised(kind, text))
+                failures.append(raised(kind, text))
                 continue
-            self._play.facts.merge(header["facts"])
-            if answers:
+            self._take_facts(header)
+            if position in answering:
                 deferred = self._deferred(question, down, messages, schemas)
                 parts.append(_answer(deferred, several))
         if failures:
@@ -133,6 +151,10 @@ class Station(BaseRuntime):
         if not parts:
             parts = [self._on_no_rows(question)]
         return Answers(parts)
+
+    def _take_facts(self, header: dict[str, Any]) -> None:
+        """Add the facts that came beside an answer."""
+        self._play.facts.merge(header["facts"])
 
     def _request(self, question: Question, position: int, answers: bool) -> dict[str, Any]:
         """The header of a request to one child."""
@@ -302,8 +324,11 @@ class Station(BaseRuntime):
                     packed.append(sent)
             self._check(last=True)
             play.ledger.settle()
-        facts = play.facts.as_dict()
-        return seal({"error": None, "facts": facts}, packed)
+        return seal({"error": None, **self._facts()}, packed)
+
+    def _facts(self) -> dict[str, Any]:
+        """What goes up beside an answer."""
+        return {"facts": self._play.facts.as_dict()}
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
@@ -398,7 +423,7 @@ def _answer(messages: list[Deferred | None], several: bool) -> Any:
     return messages[0]
 
 
-def _raised(kind: str, text: str) -> CoveyError:
+def raised(kind: str, text: str) -> CoveyError:
     """The error that another node raised."""
     error = getattr(errors, kind, ProgramError)
     if isinstance(error, type) and issubclass(error, CoveyError):
@@ -429,7 +454,7 @@ class Loopback(Runtime):
         self.tree: Tree = tree
         self.stations: dict[str, list[Station]] = {}
         nothing = Shards.none(shards)
-        examples = {tier: _under(tree, tier, shards) for tier in tree.tiers}
+        examples = {tier: examples_under(tree, tier, shards) for tier in tree.tiers}
         training = training_tree(tree, examples)
         for tier in reversed(tree.tiers):
             under = examples[tier].tolist()
@@ -564,7 +589,7 @@ class Loopback(Runtime):
                 yield station, column
 
 
-def _under(tree: Tree, tier: str, shards: Shards) -> Tensor:
+def examples_under(tree: Tree, tier: str, shards: Shards) -> Tensor:
     """How many training examples all devices under each node of a tier hold, [nodes]."""
     first, stop = tree.span(tier, torch.arange(tree.size(tier)))
     offset = shards.train.offset

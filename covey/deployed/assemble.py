@@ -1,0 +1,108 @@
+"""From an experiment to one node of its deployed tree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from covey.data import Shards
+from covey.deployed.disk import Disk
+from covey.deployed.node import Node
+from covey.deployed.transport import Patience, Transport
+from covey.engine.population import Population
+from covey.errors import ConfigError
+from covey.runs.build import Parts, task_of
+from covey.runs.experiment import Experiment
+from covey.runs.newcomers import held_out
+from covey.runs.scoring import Scorer
+from covey.runtimes.loopback import examples_under
+from covey.runtimes.place import Place, TrainingPlace
+from covey.runtimes.training_tree import TrainingTree, training_tree
+from covey.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a node is told when it joins: its place, and facts of the whole population."""
+
+    place: Place
+    training_place: Place | None
+    """The place among those who train; None: all do."""
+    under: int
+    """How many training examples all devices under this node hold."""
+    population: Population
+
+
+def told(tree: Tree, shards: Shards) -> dict[str, list[Told]]:
+    """What every node of a tree is told, by tier, from the examples of all devices."""
+    population = Population.of(shards).local()
+    examples = {tier: examples_under(tree, tier, shards) for tier in tree.tiers}
+    training = training_tree(tree, examples)
+    out: dict[str, list[Told]] = {}
+    for tier in tree.tiers:
+        under = examples[tier].tolist()
+        out[tier] = []
+        for number in range(tree.size(tier)):
+            place = Place.of(tree, tier, number)
+            among = None
+            if isinstance(training, TrainingTree):
+                among = TrainingPlace.within(training, place)
+            out[tier].append(Told(place, among, under[number], population))
+    return out
+
+
+def node_of(
+    parts: Parts,
+    facts: Told,
+    disk: Disk,
+    *,
+    transport: Transport | None = None,
+    patience: Patience | None = None,
+) -> Node:
+    """One node, with only its own examples, a module of its own, and its disk."""
+    experiment = parts.experiment
+    place = facts.place
+    own = Shards.none(parts.data)
+    if place.below(place.tier) is None:
+        own = parts.data.only([place.number])
+    module = copy.deepcopy(parts.module)  # threads of one process do not share it
+    task = task_of(experiment, module, own, facts.population)
+    scorer = partial(Scorer.made, experiment.algorithm)
+    return Node(
+        experiment.algorithm,
+        place,
+        task,
+        parts.links,
+        parts.start,
+        (experiment.seed,),
+        experiment.idle,
+        experiment.batches,
+        rates=experiment.rates(),
+        place=place,
+        training_place=facts.training_place,
+        under=facts.under,
+        makers={Scorer.__name__: scorer},
+        disk=disk,
+        transport=transport,
+        patience=patience,
+    )
+
+
+def check(experiments: Sequence[Experiment]) -> None:
+    """Refuse what a deployed tree cannot run."""
+    first = experiments[0]
+    reason = None
+    if len(experiments) > 1:
+        reason = "it runs one seed at a time; run the seeds one after the other"
+    elif first.radio is not None:
+        reason = "a radio has a virtual clock, which only the simulator has; leave out the radio"
+    elif held_out(first):
+        reason = "every device has a seat and trains; leave out holdout_devices"
+    elif torch.device(first.device).type != "cpu":
+        reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
+    if reason is not None:
+        raise ConfigError(f"a deployed tree: {reason}.")

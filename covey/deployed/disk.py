@@ -1,0 +1,347 @@
+"""The disk of one deployed node: one sqlite file, from which the node goes on after a crash.
+
+It holds the rows that the node keeps, the residuals of its links, its last answer in each lane, and
+the answers that its children gave to the ask that it is working on (the journal). What a node keeps
+in a round is pending until a later round: a round that fails goes back to the last good rows. Both
+versions are on the disk.
+
+An ask ends in one transaction: its rows, its answer and the end of its journal are written together
+or not at all. After a crash within an ask the program runs again from the rows before it, and the
+journal answers what it had asked already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from covey.deployed.node_rows import NodeRow, dtype_name, from_bytes, to_bytes
+from covey.deployed.transport import Answer, AskKey, Seat, Status
+from covey.errors import CheckpointError, ConfigError
+
+Durability = Literal["process", "power"]
+"""What a node survives: the end of its process, or a power cut as well (each ask waits for it)."""
+_SYNCHRONOUS: dict[Durability, str] = {"process": "NORMAL", "power": "FULL"}
+
+FORMAT = "covey-node-1"
+_TABLES = (
+    # data is NULL where a held version is released
+    "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
+    "PRIMARY KEY (name, label, good))",
+    "answers (lane TEXT PRIMARY KEY, key TEXT, data BLOB)",
+    "journal (key TEXT, seat INTEGER, status TEXT, data BLOB, PRIMARY KEY (key, seat))",
+    "received (seat INTEGER PRIMARY KEY, key TEXT)",
+    "facts (name TEXT PRIMARY KEY, value BLOB)",
+    "records (round INTEGER PRIMARY KEY, record TEXT)",
+)
+
+# Fault points
+
+FAULTS = (
+    "inside-ask",
+    "before-commit",
+    "inside-commit",
+    "after-commit",
+    "inside-journal",
+    "after-journal",
+    "inside-round-commit",
+    "between-rounds",
+)
+"""Where tests may end a process."""
+_hooks: list[Callable[[str], None]] = []
+
+
+def fault(point: str) -> None:
+    """Do what tests have put at this point; nothing in ordinary use."""
+    for hook in _hooks:
+        hook(point)
+
+
+def set_fault(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of every fault point that is passed; None: no hook."""
+    _hooks.clear()
+    if hook is not None:
+        _hooks.append(hook)
+
+
+def kill_at(point: str, times: int) -> Callable[[str], None]:
+    """A hook that kills this process when a point is passed for the n-th time."""
+    if point not in FAULTS:
+        raise ConfigError(f"there is no fault point {point!r}; choose one of {', '.join(FAULTS)}.")
+    passed = 0
+
+    def hook(name: str) -> None:
+        nonlocal passed
+        if name != point:
+            return
+        passed += 1
+        if passed == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+class Disk:
+    """One sqlite file. Threads may share it: every method is one transaction or one query."""
+
+    def __init__(self, path: str | os.PathLike[str], durability: Durability = "process") -> None:
+        if durability not in get_args(Durability):
+            rule = 'choose "process" or "power"'
+            raise ConfigError(f"durability = {durability!r}: {rule}.")
+        self.path = Path(path)
+        self.durability: Durability = durability
+        self._alone = threading.RLock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"{self.path} cannot be used as a node's disk: {error}."
+            ) from error
+        self._check_format()
+
+    def _open(self) -> None:
+        self._connection = sqlite3.connect(
+            self.path, check_same_thread=False, isolation_level=None, timeout=30.0
+        )
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
+        with self._transaction() as connection:
+            for table in _TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            connection.execute(
+                "INSERT OR IGNORE INTO facts VALUES (?, ?)", ["format", json.dumps(FORMAT)]
+            )
+
+    def _check_format(self) -> None:
+        found = self.fact("format")
+        if found != FORMAT:
+            fix = "use the version of covey that wrote it, or an empty folder"
+            raise CheckpointError(f"{self.path} has the format {found!r}, not {FORMAT!r}; {fix}.")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._alone:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self, inside: str | None = None) -> Iterator[sqlite3.Connection]:
+        """Everything or nothing; `inside` is the fault point before the end."""
+        with self._alone:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                if inside is not None:
+                    fault(inside)
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._alone:
+            return self._connection.execute(text, values).fetchall()
+
+    # Facts
+
+    def fact(self, name: str) -> Any:
+        """A fact that JSON can hold; None where there is none."""
+        found = self._query("SELECT value FROM facts WHERE name = ?", [name])
+        if not found:
+            return None
+        return json.loads(found[0][0])
+
+    def note(self, **facts: Any) -> None:
+        """Write facts that JSON can hold."""
+        with self._transaction() as connection:
+            _note(connection, facts)
+
+    @property
+    def last_key(self) -> str | None:
+        """The key of the last ask that ended here, which the parent hears when the node joins."""
+        key: str | None = self.fact("last key")
+        return key
+
+    @property
+    def pending(self) -> tuple[int, int] | None:
+        """(round, attempt) in which pending rows were kept; None where there are none."""
+        found = self.fact("pending")
+        if found is None:
+            return None
+        round, attempt = found
+        return round, attempt
+
+    # Rows
+
+    def rows(self, tier: str, number: int) -> list[NodeRow]:
+        """The rows of this node, pending ones before good ones; (tier, number) say who it is."""
+        text = "SELECT name, label, round, dtype, shape, data FROM rows ORDER BY good"
+        out: dict[tuple[str, str], NodeRow] = {}
+        for name, label, round, dtype, shape, data in self._query(text):
+            if (name, label) in out:
+                continue
+            row = None
+            if data is not None:
+                row = from_bytes(data, dtype, json.loads(shape))
+            out[name, label] = NodeRow(tier, number, name, label, round, row)
+        return [kept for kept in out.values() if kept.row is not None]
+
+    def keep(self, rows: Iterable[NodeRow], *, round: int, attempt: int) -> None:
+        """Write rows that are pending until the round is good."""
+        with self._transaction("inside-commit") as connection:
+            _put(connection, rows, good=False)
+            _note(connection, {"pending": [round, attempt]})
+
+    def replace(self, rows: Iterable[NodeRow]) -> None:
+        """Write rows that are good at once, from a checkpoint."""
+        with self._transaction("inside-commit") as connection:
+            _put(connection, rows, good=True)
+
+    def commit(self) -> None:
+        """Pending rows are good."""
+        with self._transaction("inside-round-commit") as connection:
+            connection.execute(
+                "DELETE FROM rows WHERE good = 1 AND (name, label) IN "
+                "(SELECT name, label FROM rows WHERE good = 0)"
+            )
+            connection.execute("DELETE FROM rows WHERE good = 0 AND data IS NULL")
+            connection.execute("UPDATE rows SET good = 1 WHERE good = 0")
+            _note(connection, {"pending": None})
+
+    def rollback(self) -> None:
+        """Back to the good rows; what was asked and answered since then is forgotten."""
+        with self._transaction("inside-round-commit") as connection:
+            connection.execute("DELETE FROM rows WHERE good = 0")
+            connection.execute("DELETE FROM answers")
+            connection.execute("DELETE FROM journal")
+            _note(connection, {"pending": None})
+
+    # Asks
+
+    def answer(self, key: AskKey) -> bytes | None:
+        """The answer to this ask, where it was the last one of its lane; else None."""
+        found = self._query(
+            "SELECT data FROM answers WHERE lane = ? AND key = ?", [key.lane, str(key)]
+        )
+        if not found:
+            return None
+        data: bytes = found[0][0]
+        return data
+
+    def end_ask(
+        self, key: AskKey, rows: Iterable[NodeRow], answer: bytes, facts: Mapping[str, Any]
+    ) -> None:
+        """An ask has ended: its rows, its answer, and no journal any more."""
+        fault("before-commit")
+        with self._transaction("inside-commit") as connection:
+            _put(connection, rows, good=False)
+            connection.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", [key.lane, str(key), answer]
+            )
+            connection.execute("DELETE FROM journal")
+            pending = [key.round, key.attempt]
+            _note(connection, {**facts, "last key": str(key), "pending": pending})
+        fault("after-commit")
+
+    def journal(self, key: AskKey, answers: Mapping[Seat, Answer]) -> None:
+        """Write what children answered, before anything else is asked of them."""
+        with self._transaction("inside-journal") as connection:
+            for seat, answer in answers.items():
+                connection.execute(
+                    "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, ?)",
+                    [str(key), seat, answer.status, answer.data],
+                )
+                if answer.status == "answered":
+                    connection.execute(
+                        "INSERT OR REPLACE INTO received VALUES (?, ?)", [seat, str(key)]
+                    )
+        fault("after-journal")
+
+    def journalled(self, key: AskKey) -> dict[Seat, Answer] | None:
+        """What children answered to this ask; None where it was not journalled."""
+        text = "SELECT seat, status, data FROM journal WHERE key = ?"
+        found = self._query(text, [str(key)])
+        if not found:
+            return None
+        return {seat: Answer(_status(status), data) for seat, status, data in found}
+
+    def received(self, seat: Seat) -> str | None:
+        """The key of the last answer that was journalled of a seat."""
+        found = self._query("SELECT key FROM received WHERE seat = ?", [seat])
+        if not found:
+            return None
+        key: str = found[0][0]
+        return key
+
+    # The server's rounds
+
+    def end_round(
+        self,
+        rows: Iterable[NodeRow],
+        facts: Mapping[str, Any],
+        state: bytes | None = None,
+        records: Iterable[tuple[int, str]] = (),
+    ) -> None:
+        """A round of the server is good: its rows, where the run stands, and no journal any more.
+
+        `records` are (round, text) of the rounds that were not written yet.
+        """
+        fault("between-rounds")
+        with self._transaction("inside-round-commit") as connection:
+            _put(connection, rows, good=True)
+            connection.execute("DELETE FROM rows WHERE data IS NULL")
+            connection.execute("DELETE FROM journal")
+            _note(connection, facts)
+            for record in records:
+                connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
+            if state is not None:
+                connection.execute(
+                    "INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state]
+                )
+
+    @property
+    def state(self) -> bytes | None:
+        """Where the run stood after the last good round; None before the first."""
+        found = self._query("SELECT value FROM facts WHERE name = 'run state'")
+        if not found:
+            return None
+        state: bytes = found[0][0]
+        return state
+
+    def records(self) -> list[str]:
+        """The records of all rounds that were written, in order."""
+        found = self._query("SELECT record FROM records ORDER BY round")
+        return [record for (record,) in found]
+
+
+def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+    for name, value in facts.items():
+        connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", [name, json.dumps(value)])
+
+
+def _put(connection: sqlite3.Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
+    for kept in rows:
+        form: list[Any] = [None, None, None]
+        if kept.row is not None:
+            shape = json.dumps(list(kept.row.shape))
+            form = [dtype_name(kept.row.dtype), shape, to_bytes(kept.row)]
+        connection.execute(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [kept.name, kept.label, int(good), kept.round, *form],
+        )
+
+
+def _status(text: str) -> Status:
+    """A status as the journal has it."""
+    for status in get_args(Status):
+        if text == status:
+            found: Status = status
+            return found
+    raise CheckpointError(f"a journal with the status {text!r}.")

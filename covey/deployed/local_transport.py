@@ -1,0 +1,184 @@
+"""A transport between objects of one process: a thread for every seat, and no sockets."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat
+from covey.errors import TransportError
+
+
+class SeatLost(BaseException):
+    """The node on a seat is gone, as if its process had been killed; for tests."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request of an ask."""
+
+    key: AskKey
+    common: bytes
+    own: bytes
+    ask: _Ask
+    seat: Seat
+    begun: bool = False
+
+
+@dataclass(eq=False)
+class _Ask:
+    """An ask that is under way."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    answers: dict[Seat, Answer] = field(default_factory=dict)
+    closed: bool = False
+
+    def put(self, seat: Seat, data: bytes) -> None:
+        with self.changed:
+            if not self.closed:
+                self.answers[seat] = Answer("answered", data)
+                self.changed.notify_all()
+
+
+class _Worker:
+    """The thread of one seat: it handles requests one after the other."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._handler: Handler | None = None
+        self._taken = threading.Event()
+        self._lost = lost
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def take(self, handler: Handler) -> None:
+        self._handler = handler
+        self._taken.set()
+
+    def leave(self) -> None:
+        self._taken.clear()
+        self._handler = None
+
+    @property
+    def taken(self) -> bool:
+        return self._taken.is_set()
+
+    def end(self) -> None:
+        self._ended = True
+        self.jobs.put(None)
+        self._taken.set()
+
+    def _work(self) -> None:
+        while True:
+            job = self.jobs.get()
+            if job is None or self._ended:
+                return
+            self._do(job)
+
+    def _do(self, job: _Job) -> None:
+        """Handle a request, again and again until the node survives it."""
+        while True:
+            self._taken.wait()
+            handler = self._handler
+            if self._ended or job.ask.closed:
+                return
+            if handler is None:
+                continue
+            job.begun = True
+            try:
+                data = handler(job.key, job.common, job.own)
+            except SeatLost:
+                self.leave()
+                self._lost()
+                continue
+            job.ask.put(job.seat, data)
+            return
+
+
+class LocalTransport:
+    """Reaches seats in this process.
+
+    `lost` is called with the seat whose node raised SeatLost; it may put another node there.
+    """
+
+    def __init__(self, lost: Callable[[Seat], None] | None = None) -> None:
+        self._lost = lost
+        self._workers: dict[Seat, _Worker] = {}
+        self._asks: set[_Ask] = set()
+        self._closed = False
+
+    def take(self, seat: Seat, handler: Handler) -> None:
+        """Put a node on a seat, in place of the one that is there."""
+        self._worker(seat).take(handler)
+
+    def leave(self, seat: Seat) -> None:
+        """Nobody is on a seat any more."""
+        self._worker(seat).leave()
+
+    def members(self) -> frozenset[Seat]:
+        """The seats that are taken now."""
+        taken = [seat for seat, worker in self._workers.items() if worker.taken]
+        return frozenset(taken)
+
+    def close(self) -> None:
+        """End all threads, after the request that each is handling."""
+        self._closed = True
+        for worker in self._workers.values():
+            worker.end()
+        for ask in list(self._asks):
+            with ask.changed:
+                ask.changed.notify_all()
+
+    def ask(
+        self,
+        key: AskKey,
+        common: bytes,
+        own: Mapping[Seat, bytes],
+        patience: Patience | None = None,
+    ) -> dict[Seat, Answer]:
+        """Send a request to every seat in `own`, all at once, and wait for the answers."""
+        ask = _Ask()
+        jobs = [_Job(key, common, request, ask, seat) for seat, request in own.items()]
+        self._asks.add(ask)
+        for job in jobs:
+            self._worker(job.seat).jobs.put(job)
+        try:
+            self._wait(ask, len(jobs), patience)
+        finally:
+            with ask.changed:
+                ask.closed = True
+            self._asks.discard(ask)
+        out = {}
+        for job in jobs:
+            missing = Answer("absent")
+            if job.begun:
+                missing = Answer("late")
+            out[job.seat] = ask.answers.get(job.seat, missing)
+        return out
+
+    def _wait(self, ask: _Ask, count: int, patience: Patience | None) -> None:
+        """Wait for all answers or, when time is up, for a quorum of them."""
+        began = time.monotonic()
+        with ask.changed:
+            while len(ask.answers) < count:
+                if self._closed:
+                    raise TransportError("the transport was closed before all had answered.")
+                left = None
+                if patience is not None and len(ask.answers) >= patience.quorum:
+                    left = began + patience.seconds - time.monotonic()
+                    if left <= 0:
+                        return
+                ask.changed.wait(left)
+
+    def _worker(self, seat: Seat) -> _Worker:
+        if seat not in self._workers:
+            self._workers[seat] = _Worker(lambda: self._was_lost(seat))
+        return self._workers[seat]
+
+    def _was_lost(self, seat: Seat) -> None:
+        if self._lost is not None:
+            self._lost(seat)

@@ -1,0 +1,507 @@
+"""One node of a deployed tree: a station with a transport to its children, and a disk.
+
+Everything that a node keeps is on its disk when it answers. A node object that is dropped at any
+moment, and made again from the disk, goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.deployed import parcel
+from covey.deployed.disk import Disk, fault
+from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
+from covey.deployed.transport import Answer, AskKey, AskLane, Patience, Seat, Transport, digest
+from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
+from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
+from covey.links.packed import Packed
+from covey.runtimes.base import Question
+from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.loopback import Station, raised
+from covey.runtimes.place import OwnStore
+from covey.types import Ids
+
+ORDERS = ("hold", "release", "read", "freeze", "thaw")
+"""What a node can be ordered to do, with everybody below it."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Where the server stands, which every request says.
+
+    A node that was away finds out from it which of its pending rows are good.
+    """
+
+    run: str
+    before: int
+    """Everything that was kept in rounds before this one is good."""
+    rollbacks: tuple[int, ...] = ()
+    """The rounds that failed, in order; a round may have failed several times."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of rollbacks so far."""
+        return len(self.rollbacks)
+
+    def undone(self, round: int, attempt: int) -> bool:
+        """Whether what was kept in a round, after so many rollbacks, was rolled back since."""
+        later = self.rollbacks[attempt:]
+        return any(failed <= round for failed in later)
+
+    @staticmethod
+    def from_dict(values: Any) -> Epoch:
+        """The inverse of `asdict`; anything else is a DecodeError."""
+        try:
+            run, before, rollbacks = values["run"], values["before"], values["rollbacks"]
+        except (TypeError, KeyError):
+            raise DecodeError("a request that does not say where the server stands.") from None
+        numbers = [before, *rollbacks]
+        if not isinstance(run, str) or any(type(number) is not int for number in numbers):
+            raise DecodeError("a request that does not say where the server stands.")
+        return Epoch(run, before, tuple(rollbacks))
+
+
+@dataclass
+class WatchedStore(OwnStore):
+    """The rows of one node, with a list of what has changed since it was written to the disk."""
+
+    touched: set[tuple[str, str]] = field(default_factory=set)
+    """(name, label) of the rows that changed."""
+
+    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+        """Rows of this node."""
+        super().put(tier, name, ids, rows, round)
+        if len(ids):
+            self.touched.add((name, PRESENT))
+
+
+@dataclass
+class Node(Station):
+    """One node of a deployed tree."""
+
+    disk: Disk = field(kw_only=True)
+    transport: Transport | None = field(default=None, kw_only=True)
+    """The way to the children; None for a device."""
+    patience: Patience | None = field(default=None, kw_only=True)
+    """How long asks wait for answers; None: for everybody, however long it takes."""
+    shares_rows: bool = field(default=True, kw_only=True)
+    """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
+
+    def __post_init__(self) -> None:
+        self._alone = threading.Lock()
+        self._open_key: AskKey | None = None
+        self.epoch = Epoch("", 0)
+        self._templates = _templates(self.disk.fact("kept") or [])
+        super().__post_init__()
+
+    @property
+    def top(self) -> bool:
+        """Whether this is the server."""
+        return self.place.tier == self.place.tiers[0]
+
+    @property
+    def seats(self) -> range:
+        """The ids of all children."""
+        first = self.place.first_child
+        return range(first, first + self.place.children)
+
+    def forget(self) -> None:
+        """Forget what is in memory, and read the disk."""
+        store = WatchedStore(self._sizes(), place=self.place)
+        by_name: dict[str, list[NodeRow]] = {}
+        for kept in self.disk.rows(self.place.tier, self.place.number):
+            by_name.setdefault(kept.name, []).append(kept)
+        everyone = slice(0, self.place.size(self.place.tier))
+        for rows in by_name.values():
+            store.thaw(_frozen(rows), everyone)
+        self.store = store
+
+    def kept(self) -> dict[ColumnKey, Tensor]:
+        """Empty rows of everything that this node and those below it keep, by (tier, name)."""
+        for key, template in super().kept().items():
+            self._templates.setdefault(key, template)
+        return dict(self._templates)
+
+    def learn(self, tier: str, name: str, template: Tensor) -> None:
+        """Rows like this one are kept somewhere below."""
+        self._templates.setdefault((tier, name), template)
+
+    # Asking
+
+    def _sent(
+        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+    ) -> Iterator[bytes]:
+        """The replies of all children that run, in id order: from the journal, if it has them."""
+        owner, parameters = self._owner(question.program)
+        header = {
+            "parameters": parameters,
+            "rows": len(question.rows),
+            "shapes": [list(values.shape[1:]) for values in question.each],
+        }
+        common = seal(header, down)
+        rows = b""
+        if self._play.lane == "score":  # the same program may score other rows
+            rows = common
+        key = AskKey(
+            run=self.epoch.run,
+            round=question.round,
+            lane=self._play.lane,
+            path=question.path,
+            program=f"{owner}.{question.program.__name__}",
+            parameters=digest(parameters, rows),
+            attempt=self.epoch.attempt,
+        )
+        answers = self.disk.journalled(key)
+        if answers is None:
+            answers = self._asked(key, common, self._own_requests(question, each))
+        for child in question.ids.tolist():
+            yield answers[child].data
+
+    def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
+        """What every child gets for itself."""
+        answering = set(question.answers.tolist())
+        epoch = asdict(self.epoch)
+        out = {}
+        for position, child in enumerate(question.ids.tolist()):
+            idle = None
+            if question.idle is not None:
+                idle = bool(question.idle[position])
+            header = {"epoch": epoch, "idle": idle, "answers": position in answering}
+            out[child] = seal(header, [packed.only(position) for packed in each])
+        return out
+
+    def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
+        """Ask children, and journal what they answer unless it is an error."""
+        self._open_key = key
+        answers = dict(self._reach().ask(key, common, own, self.patience))
+        self._open_key = None
+        for answer in answers.values():
+            header, _ = open_sealed(answer.data)
+            if header["error"] is not None:
+                return answers  # the round ends here
+        self.disk.journal(key, answers)
+        return answers
+
+    def _reach(self) -> Transport:
+        if self.transport is None:
+            raise ProgramError(f"{self.place} asked its children, but it has no transport.")
+        return self.transport
+
+    def _take_facts(self, header: dict[str, Any]) -> None:
+        """Add the facts of a subtree, and learn what is kept there."""
+        super()._take_facts(header)
+        for key, template in _templates(header["kept"]).items():
+            self._templates.setdefault(key, template)
+
+    # Answering
+
+    def answer(self, key: AskKey, common: bytes, own: bytes) -> bytes:
+        """Answer a request of the parent: run a program, or follow an order.
+
+        A key that was answered before is answered from the disk. An error travels back.
+        """
+        with self._alone:
+            try:
+                if key.lane == "order":
+                    return self._followed(key, own)
+                return self._answered(key, common, own)
+            except CoveyError as error:
+                failure = [type(error).__name__, str(error)]
+            except Exception as error:  # of a program: it ends the round everywhere, with its text
+                failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
+            self.forget()  # what a program has kept before it failed
+            if key.lane == "order":
+                return parcel.pack({"error": failure})
+            return seal({"error": failure}, [])
+
+    def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
+        shared, down = open_sealed(common)
+        personal, each = open_sealed(own)
+        self._catch_up(Epoch.from_dict(personal["epoch"]))
+        written = self.disk.answer(key)
+        if written is not None:
+            return written
+        if key.lane == "train" and key.round < self.epoch.before:
+            late = f"round {key.round + 1} after it was good"
+            raise TransportError(f"{self.place} is asked to train in {late}.")
+        fault("inside-ask")
+        owner, _, program = key.program.rpartition(".")
+        header = {
+            **shared,
+            **personal,
+            "round": key.round,
+            "lane": key.lane,
+            "path": key.path,
+            "owner": owner,
+            "program": program,
+        }
+        reply = self._served(header, [*down, *each])
+        facts = {"kept": self._described()}
+        self.disk.end_ask(key, self._changed(), reply, facts)
+        self._written()
+        return reply
+
+    def _facts(self) -> dict[str, Any]:
+        """What goes up beside an answer."""
+        return {**super()._facts(), "kept": self._described()}
+
+    def _described(self) -> list[Any]:
+        """The shape and type of everything that is kept here and below, as JSON can hold it."""
+        out = []
+        for (tier, name), template in self.kept().items():
+            out.append([tier, name, dtype_name(template.dtype), list(template.shape[1:])])
+        return out
+
+    def _catch_up(self, epoch: Epoch) -> None:
+        """Commit or roll back what this node kept before, as the server did."""
+        run = self.disk.fact("run")
+        if run is None:
+            self.disk.note(run=epoch.run)
+        elif run != epoch.run:
+            fix = "give this node an empty folder, or the server its own"
+            raise TransportError(f"{self.place} has the disk of another run; {fix}.")
+        self.epoch = epoch
+        pending = self.disk.pending
+        if pending is None:
+            return
+        round, _ = pending
+        if epoch.undone(*pending):
+            self.disk.rollback()
+            self.forget()
+        elif round < epoch.before:
+            self.disk.commit()
+
+    # Rows
+
+    def _changed(self) -> list[NodeRow]:
+        """The rows that changed since they were written to the disk."""
+        assert isinstance(self.store, WatchedStore)
+        return [self._row(name, label) for name, label in sorted(self.store.touched)]
+
+    def _written(self) -> None:
+        """Everything in memory is on the disk."""
+        assert isinstance(self.store, WatchedStore)
+        self.store.touched.clear()
+        self.store.commit()
+
+    def _row(self, name: str, label: str) -> NodeRow:
+        """What this node keeps under a name."""
+        tier = self.place.tier
+        number = self.place.number
+        column = self.store.columns[tier, name]
+        _, rounds, rows = column.read(label, self._only)
+        if not len(rows):
+            return NodeRow(tier, number, name, label, 0, None)
+        return NodeRow(tier, number, name, label, int(rounds[0]), rows[0])
+
+    @property
+    def _only(self) -> slice:
+        number = self.place.number
+        return slice(number, number + 1)
+
+    def end_round(self, state: bytes | None, records: Sequence[tuple[int, str]]) -> None:
+        """A round of the server is good; `state` is where the run stands."""
+        facts = {
+            "kept": self._described(),
+            "run": self.epoch.run,
+            "before": self.epoch.before,
+            "rollbacks": list(self.epoch.rollbacks),
+        }
+        self.disk.end_round(self._changed(), facts, state, records)
+        self._written()
+
+    def undo_round(self) -> None:
+        """The server goes back to the last good round."""
+        self.disk.rollback()
+        self.disk.note(rollbacks=list(self.epoch.rollbacks))
+        self.forget()
+
+    # Orders
+
+    def order(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        rows: Sequence[NodeRow] = (),
+        *,
+        round: int,
+        deepest: str | None = None,
+    ) -> list[NodeRow]:
+        """Do something here and at all nodes down to a tier; the rows that come back.
+
+        `rows` are those of the whole subtree; each has a route in `arguments` where it must.
+        """
+        out = self._follow(name, arguments, rows, round)
+        last = deepest or self.place.tiers[-1]
+        if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
+            return out
+        header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
+        epoch = asdict(self.epoch)
+        own = {}
+        for child in self.seats:
+            part, routes = self._part(child, rows, arguments)
+            changed = {**header, "epoch": epoch}
+            if routes is not None:
+                changed["arguments"] = {**arguments, "routes": routes}
+            own[child] = parcel.pack(changed, part)
+        lane: AskLane = "order"
+        key = AskKey(
+            self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
+        )
+        answers = self._reach().ask(key, b"", own)
+        failures = []
+        for child in self.seats:
+            reply, more = parcel.unpack(answers[child].data)
+            if reply["error"] is not None:
+                failures.append(raised(*reply["error"]))
+            out += more
+        if failures:
+            raise failures[0]
+        return out
+
+    def _part(
+        self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
+    ) -> tuple[list[NodeRow], list[list[int]] | None]:
+        """The rows of a child's subtree, and their routes; None where rows have no routes."""
+        routes = arguments.get("routes")
+        if routes is None:
+            return [], None
+        level = self.place.tiers.index(self.place.tier) + 1
+        part = []
+        chosen = []
+        for kept, route in zip(rows, routes, strict=True):
+            if len(route) > level and route[level] == child:
+                part.append(kept)
+                chosen.append(route)
+        return part, chosen
+
+    def _followed(self, key: AskKey, own: bytes) -> bytes:
+        """Follow an order of the parent."""
+        header, rows = parcel.unpack(own)
+        self._catch_up(Epoch.from_dict(header["epoch"]))
+        out = self.order(
+            key.program,
+            header["arguments"],
+            rows,
+            round=header["round"],
+            deepest=header["deepest"],
+        )
+        return parcel.pack({"error": None}, out)
+
+    def _follow(
+        self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int
+    ) -> list[NodeRow]:
+        """Do at this node alone what an order says."""
+        if name not in ORDERS:
+            raise TransportError(f"{self.place} does not know the order {name[:20]!r}.")
+        if name == "read":
+            return self._read_own(arguments["name"], arguments["label"])
+        if name == "freeze":
+            return self._freeze_own()
+        if name == "thaw":
+            self._thaw_own(rows)
+            return []
+        if name == "hold":
+            self._hold_own(arguments["label"], arguments["columns"])
+        else:
+            self._release_own(arguments["label"])
+        if not self.top:
+            changed = self._changed()
+            if changed:
+                self.disk.keep(changed, round=round, attempt=self.epoch.attempt)
+            self._written()
+        return []
+
+    def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
+        assert isinstance(self.store, WatchedStore)
+        for tier, name in columns:
+            column = self.store.columns.get((tier, name))
+            if tier == self.place.tier and column is not None:
+                column.hold(label, self._only)
+                self.store.touched.add((name, label))
+
+    def _release_own(self, label: str) -> None:
+        assert isinstance(self.store, WatchedStore)
+        for (tier, name), column in self.store.columns.items():
+            if tier == self.place.tier and label in column.held:
+                column.release(label, self._only)
+                self.store.touched.add((name, label))
+
+    def _read_own(self, name: str, label: str) -> list[NodeRow]:
+        if (self.place.tier, name) not in self.store.columns:
+            return []
+        kept = self._row(name, label)
+        if kept.row is None:
+            return []
+        self._check_shares()
+        return [kept]
+
+    def _freeze_own(self) -> list[NodeRow]:
+        out = []
+        for (tier, name), column in self.store.columns.items():
+            if tier != self.place.tier:
+                continue
+            for label in [PRESENT, *sorted(column.held)]:
+                kept = self._row(name, label)
+                if kept.row is not None:
+                    out.append(kept)
+        if out:
+            self._check_shares()
+        return out
+
+    def _check_shares(self) -> None:
+        if not self.shares_rows:
+            fix = "use its models on its own machine"
+            raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
+
+    def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
+        here = (self.place.tier, self.place.number)
+        mine = [kept for kept in rows if (kept.tier, kept.number) == here]
+        self.disk.replace(mine)
+        self.forget()
+
+    # Joining
+
+    def refusal(self, seat: Seat, last_key: str | None) -> str | None:
+        """Why a child with this last key may not join: its disk lacks what it has answered."""
+        received = self.disk.received(seat)
+        if received is None or last_key == received:
+            return None
+        if self._open_key is not None and last_key == str(self._open_key):
+            return None
+        tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
+        return (
+            f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "
+            f"answer to {received}; restore its disk, or start a new run."
+        )
+
+
+def _templates(described: Any) -> dict[ColumnKey, Tensor]:
+    """Empty rows by (tier, name), from what `Node._described` gave."""
+    out = {}
+    try:
+        for tier, name, dtype, shape in described:
+            out[str(tier), str(name)] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DecodeError(f"a description of kept rows that cannot be read: {error!r}.") from None
+    return out
+
+
+def _frozen(rows: Sequence[NodeRow]) -> Frozen:
+    """The versions of one name at one node, as a checkpoint holds them."""
+    entries = {}
+    present = torch.zeros(0, dtype=torch.int64)
+    entries[PRESENT] = Entry(present, present, present)
+    stacked = []
+    for place, kept in enumerate(rows):
+        assert kept.row is not None
+        stacked.append(kept.row)
+        ids = torch.tensor([kept.number])
+        entries[kept.label] = Entry(ids, torch.tensor([kept.round]), torch.tensor([place]))
+    return Frozen(rows[0].tier, rows[0].name, torch.stack(stacked), entries)

@@ -1,0 +1,123 @@
+"""The rows of single nodes as bytes, for a node's disk and for messages between nodes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.errors import DecodeError
+
+_LENGTH = struct.Struct("<I")
+_TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
+
+
+@dataclass(frozen=True, eq=False)
+class NodeRow:
+    """What one node keeps under a name, now or in a held version.
+
+    `row` has no dimension for nodes. It is None where a held version was released.
+    """
+
+    tier: str
+    number: int
+    name: str
+    label: str
+    round: int
+    row: Tensor | None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of a name; an unknown one is a DecodeError."""
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise DecodeError(f"a row of the type {name[:20]!r}.")
+    return dtype
+
+
+def to_bytes(row: Tensor) -> bytes:
+    """The numbers of a row in the order of memory."""
+    flat = row.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
+    """The inverse of `to_bytes`; bytes that do not fit are a DecodeError."""
+    kind = dtype_of(dtype)
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise DecodeError(f"a row with the shape {list(shape)!r}.")
+        count *= size
+    if len(data) != count * kind.itemsize:
+        raise DecodeError(f"a row of {len(data)} bytes, expected {count * kind.itemsize}.")
+    if not data:
+        return torch.zeros(tuple(shape), dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind).view(tuple(shape))
+
+
+def pack(rows: Sequence[NodeRow]) -> bytes:
+    """Rows of several nodes as one string of bytes."""
+    heads = []
+    blobs = []
+    for kept in rows:
+        form = None
+        if kept.row is not None:
+            data = to_bytes(kept.row)
+            form = [dtype_name(kept.row.dtype), list(kept.row.shape), len(data)]
+            blobs.append(data)
+        heads.append([kept.tier, kept.number, kept.name, kept.label, kept.round, form])
+    head = json.dumps(heads).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, *blobs])
+
+
+def unpack(data: bytes) -> list[NodeRow]:
+    """The inverse of `pack`; anything else is a DecodeError.
+
+    >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
+    >>> unpack(pack([row]))[0].row
+    tensor([1., 1.])
+    """
+    try:
+        return _unpack(data)
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, KeyError, struct.error) as error:
+        raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
+
+
+def _unpack(data: bytes) -> list[NodeRow]:
+    (length,) = _LENGTH.unpack_from(data)
+    position = _LENGTH.size + length
+    out = []
+    for tier, number, name, label, round, form in json.loads(data[_LENGTH.size : position]):
+        row = None
+        if form is not None:
+            dtype, shape, size = form
+            row = from_bytes(data[position : position + size], dtype, shape)
+            position += size
+        out.append(NodeRow(tier, number, name, label, round, row))
+    if position != len(data):
+        raise DecodeError(f"rows of nodes of {len(data)} bytes, of which {position} are used.")
+    return out

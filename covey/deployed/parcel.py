@@ -1,0 +1,36 @@
+"""An order between nodes: a JSON header and, behind it, rows of single nodes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from covey.deployed import node_rows
+from covey.deployed.node_rows import NodeRow
+from covey.errors import DecodeError
+from covey.runtimes.envelope import open_sealed, seal
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
+    """A header and rows as bytes."""
+    head = seal(header, [])
+    return b"".join([_LENGTH.pack(len(head)), head, node_rows.pack(rows)])
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
+    """The inverse of `pack`; anything else is a DecodeError.
+
+    >>> unpack(pack({"order": "hold"}))
+    ({'order': 'hold'}, [])
+    """
+    if len(data) < _LENGTH.size:
+        raise DecodeError(f"an order of {len(data)} bytes.")
+    (length,) = _LENGTH.unpack_from(data)
+    end = _LENGTH.size + length
+    if end > len(data):
+        raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
+    header, _ = open_sealed(data[_LENGTH.size : end])
+    return header, node_rows.unpack(data[end:])

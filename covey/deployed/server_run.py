@@ -1,0 +1,80 @@
+"""A run on a deployed tree, which goes on from the server's disk after a crash."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from safetensors.torch import load, save
+
+from covey.deployed.tree_runtime import TreeRuntime
+from covey.errors import CheckpointError
+from covey.runs.build import Parts, RuntimeFactory
+from covey.runs.checkpoint import Checkpoint
+from covey.runs.experiment import Experiment
+from covey.runs.run import Run
+
+_FACTS = "facts"
+
+
+class TreeFactory(RuntimeFactory, Protocol):
+    """Makes the server's runtime of a deployed tree."""
+
+    def make(self, parts: Parts) -> TreeRuntime:
+        """The runtime of one experiment."""
+        ...
+
+
+def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
+    """The run of an experiment on a deployed tree; where the server's disk has one, its rest.
+
+    A round that a crash has interrupted is run again: what children answered is in the journal.
+    """
+    run = Run(experiment, runtime=tree)
+    runtime = _tree_of(run)
+    disk = runtime.server.disk
+    written = disk.records()
+    if disk.state is not None:
+        records = [json.loads(record) for record in written]
+        run.stand(_read(disk.state), records)
+    runtime.capture = _Capture(run, len(written))
+    return run
+
+
+def finish(run: Run) -> None:
+    """The last round is good too: no round comes after it that says so."""
+    runtime = _tree_of(run)
+    runtime.commit()
+
+
+class _Capture:
+    """Says where a run stands, and which records are not on the disk yet."""
+
+    def __init__(self, run: Run, written: int) -> None:
+        self._run = run
+        self._written = written
+
+    def __call__(self) -> tuple[bytes, list[tuple[int, str]]]:
+        captured = self._run.captured()
+        tensors = {}
+        for name, tensor in captured.tensors.items():
+            tensors[name] = tensor.detach().cpu().contiguous()
+        state = save(tensors, {_FACTS: json.dumps(captured.facts)})
+        new = self._run.history[self._written :]
+        records = [(record.round, json.dumps(record.as_dict())) for record in new]
+        self._written = len(self._run.history)
+        return state, records
+
+
+def _read(state: bytes) -> Checkpoint:
+    """The inverse of what a capture gives."""
+    length = int.from_bytes(state[:8], "little")
+    header = json.loads(state[8 : 8 + length])
+    facts = json.loads(header["__metadata__"][_FACTS])
+    return Checkpoint(load(state), facts)
+
+
+def _tree_of(run: Run) -> TreeRuntime:
+    if not isinstance(run.runtime, TreeRuntime):
+        raise CheckpointError("this run is not that of a deployed tree.")
+    return run.runtime

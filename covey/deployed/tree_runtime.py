@@ -1,0 +1,200 @@
+"""The server's runtime of a deployed tree: a run uses it as it uses the simulator.
+
+Rows stay where they are kept. A commit costs no message: every later request says which rounds are
+good, so that a node which was away finds out when it is asked again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.deployed.node import Epoch, Node
+from covey.deployed.node_rows import NodeRow
+from covey.kernel.algorithm import Program
+from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
+from covey.runtimes.contract import Lane, Runtime
+from covey.runtimes.facts import Played
+from covey.tree import Tree
+from covey.types import Rows
+
+Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
+"""Where the run stands, and the (round, record) that were not written yet."""
+
+
+class TreeRuntime(Runtime):
+    """A tree of deployed nodes, of which this process has the server."""
+
+    def __init__(self, tree: Tree, server: Node) -> None:
+        self.tree: Tree = tree
+        self.server = server
+        self.task = server.task
+        self.start = server.start
+        self.capture: Capture | None = None
+        """Says where the run stands; the server's disk keeps it with every good round."""
+        self._played: int | None = None
+        disk = server.disk
+        run = disk.fact("run") or uuid.uuid4().hex
+        rollbacks = disk.fact("rollbacks") or []
+        self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
+        disk.note(run=run)
+
+    def _set_epoch(self, epoch: Epoch) -> None:
+        self.server.epoch = epoch
+
+    @property
+    def epoch(self) -> Epoch:
+        """Which rounds are good."""
+        return self.server.epoch
+
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+        """Run a program at the server; with no rows, every program below runs on none."""
+        if len(rows):
+            self._played = round
+        return self.server.play(program, rows, round=round, lane=lane)
+
+    def commit(self) -> None:
+        """What all nodes keep and hold is good."""
+        if self._played is not None:
+            before = max(self.epoch.before, self._played + 1)
+            self._set_epoch(replace(self.epoch, before=before))
+        self._played = None
+        state = None
+        records: list[tuple[int, str]] = []
+        if self.capture is not None:
+            state, records = self.capture()
+        self.server.end_round(state, records)
+
+    def rollback(self) -> None:
+        """All nodes go back to the last commit; those below do it when they are asked next."""
+        rollbacks = (*self.epoch.rollbacks, self.epoch.before)
+        self._set_epoch(replace(self.epoch, rollbacks=rollbacks))
+        self._played = None
+        self.server.undo_round()
+
+    def kept(self) -> dict[ColumnKey, Tensor]:
+        """Empty rows of the shape and type of everything that nodes keep, by (tier, name)."""
+        return self.server.kept()
+
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
+        """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
+        template = self.kept()[tier, name]
+        arguments = {"name": name, "label": label}
+        found = self._order("read", arguments, deepest=tier)
+        mine = [kept for kept in found if kept.tier == tier]
+        return _stacked(mine, template)
+
+    def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
+        """Hold the rows that nodes keep now in these (tier, name).
+
+        They replace the rows that were held under this label.
+        """
+        if columns:
+            self._order("hold", {"label": label, "columns": [list(key) for key in columns]})
+
+    def release(self, label: str, copy: int) -> None:
+        """Hold nothing under this label any more."""
+        self._order("release", {"label": label})
+
+    def freeze(self, copy: int) -> Iterator[Frozen]:
+        """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
+        found = self._order("freeze", {})
+        templates = self.kept()
+        for tier, name in sorted(templates):
+            mine = [kept for kept in found if (kept.tier, kept.name) == (tier, name)]
+            yield _frozen(tier, name, mine, templates[tier, name])
+
+    def thaw(self, frozen: Frozen, copy: int) -> None:
+        """Hand every node its own rows of one entry of `freeze`, of any runtime."""
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        check = Store(sizes)
+        check.thaw(frozen, self.nodes(frozen.tier, copy))
+        rows = []
+        routes = []
+        for label, entry in frozen.entries.items():
+            numbers = entry.ids.tolist()
+            rounds = entry.rounds.tolist()
+            places = entry.places.tolist()
+            for number, round, place in zip(numbers, rounds, places, strict=True):
+                row = frozen.rows[place]
+                rows.append(NodeRow(frozen.tier, number, frozen.name, label, round, row))
+                routes.append(self._route(frozen.tier, number))
+        self.server.learn(frozen.tier, frozen.name, frozen.rows[:0])
+        self._order("thaw", {"routes": routes}, rows, deepest=frozen.tier)
+
+    def report(self) -> dict[str, Any]:
+        """How this runtime runs programs."""
+        return {
+            "runtime": "deployed",
+            "nodes": sum(self.tree.sizes),
+            "seeds": 1,
+            "durability": self.server.disk.durability,
+        }
+
+    def _order(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        rows: Sequence[NodeRow] = (),
+        deepest: str | None = None,
+    ) -> list[NodeRow]:
+        """Let the whole tree do something."""
+        round = self.epoch.before - 1
+        if self._played is not None:
+            round = self._played
+        return self.server.order(name, arguments, rows, round=round, deepest=deepest)
+
+    def _route(self, tier: str, number: int) -> list[int]:
+        """The nodes from the server to a node: one number for each tier."""
+        route = [number]
+        for level in range(self.tree.index(tier), 0, -1):
+            above = self.tree.tiers[level - 1]
+            firsts = self.tree.first(above, torch.arange(self.tree.size(above)))
+            parent = torch.searchsorted(firsts, torch.tensor([route[0]]), right=True) - 1
+            route.insert(0, int(parent))
+        return route
+
+
+def _stacked(rows: Sequence[NodeRow], template: Tensor) -> KeptRows:
+    """(ids, rounds, rows) of several nodes, in id order."""
+    ordered = sorted(rows, key=lambda kept: kept.number)
+    ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
+    rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
+    values = [kept.row[None] for kept in ordered if kept.row is not None]
+    return ids, rounds, torch.cat([template, *values])
+
+
+def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:
+    """All versions of a name, in id order; versions of a node that are equal share a row."""
+    ordered = sorted(rows, key=lambda kept: (kept.number, kept.label != PRESENT, kept.label))
+    labels = sorted({kept.label for kept in rows} - {PRESENT})
+    lists: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    for label in [PRESENT, *labels]:
+        lists[label] = ([], [], [])
+    values: list[Tensor] = []
+    first_of_node: tuple[int, int] = (-1, 0)
+    for kept in ordered:
+        assert kept.row is not None
+        if first_of_node[0] != kept.number:
+            first_of_node = (kept.number, len(values))
+        place = len(values)
+        for earlier in range(first_of_node[1], len(values)):
+            if torch.equal(values[earlier], kept.row):
+                place = earlier
+                break
+        if place == len(values):
+            values.append(kept.row)
+        ids, rounds, places = lists[kept.label]
+        ids.append(kept.number)
+        rounds.append(kept.round)
+        places.append(place)
+    entries = {}
+    for label, columns in lists.items():
+        entries[label] = Entry(*(torch.tensor(numbers, dtype=torch.int64) for numbers in columns))
+    stacked = torch.cat([template, *(row[None] for row in values)])
+    return Frozen(tier, name, stacked, entries)

@@ -1,0 +1,238 @@
+"""A deployed node, with its own disk and a transport to its children, does what it does in the
+simulator, bit for bit; also if it is dropped at any moment and made again from its disk.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import covey
+from covey.deployed.disk import set_fault
+from covey.deployed.local_transport import SeatLost
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.server_run import finish, server_run
+from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
+from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
+from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
+
+VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
+SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[::3], *VARIED[::8]]
+"""The cases that CI tries; test-all tries every one."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is one: every node has a database, and disks are slow."""
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=where) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def tree(folder: Path) -> Iterator[LocalTree]:
+    local = LocalTree(folder)
+    yield local
+    set_fault(None)
+    local.close()
+
+
+def everything(run: covey.Run) -> dict[str, Any]:
+    return state(run) | nodes(run)
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_every_case_is_the_simulators(case: Case, tree: LocalTree) -> None:
+    run = drained(covey.run(experiment(case), runtime=tree))
+    assert differences(everything(whole(case.name)), everything(run)) == []
+
+
+@pytest.mark.parametrize("link", list(LINKS) if ALL else FEW[:1])
+def test_codecs_with_memory_and_draws(link: str, tree: LocalTree) -> None:
+    changes: dict[str, Any] = {"codec": LINKS[link]}
+    case = CASES["SFedHP"]
+    simulated = drained(covey.run(experiment(case, **changes)))
+    run = drained(covey.run(experiment(case, **changes), runtime=tree))
+    assert differences(everything(simulated), everything(run)) == []
+
+
+# Crashes
+
+
+class Killer:
+    """Ends nodes at fault points, at random but for a first share of all passes."""
+
+    def __init__(self, seed: int, share: float, where: Callable[[str], bool]) -> None:
+        self._draw = random.Random(seed)
+        self._share = share
+        self._where = where
+        self._alone = threading.Lock()
+        self.killed: Counter[str] = Counter()
+
+    def __call__(self, point: str) -> None:
+        with self._alone:
+            kills = self._where(point) and self._draw.random() < self._share
+            if kills:
+                self.killed[point] += 1
+        if kills:
+            raise SeatLost(point)
+
+
+def below(point: str) -> bool:
+    """Whether a thread of a seat passes a point: the server's is the main one."""
+    return threading.current_thread() is not threading.main_thread()
+
+
+CRASHED = ["SFedHP", "Scaffold-sample", "PFedBayes"]
+FEEDBACK = {"name": "int8", "update": True, "feedback": True}
+
+
+@pytest.mark.parametrize("name", list(WIRED) if ALL else CRASHED)
+def test_nodes_that_are_killed_go_on(name: str, tree: LocalTree) -> None:
+    """Devices and edges, inside an ask, inside a transaction, and between asks."""
+    changes = {"codec": FEEDBACK, "score_every": 1}
+    if "codec" in CASES[name].settings:
+        changes = {"score_every": 1}
+    killer = Killer(7, 0.1, below)
+    set_fault(killer)
+    run = drained(covey.run(experiment(CASES[name], **changes), runtime=tree))
+    set_fault(None)
+    simulated = drained(covey.run(experiment(CASES[name], **changes)))
+    assert sum(killer.killed.values()) > 3
+    assert differences(everything(simulated), everything(run)) == []
+
+
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else CRASHED[:2])
+def test_a_server_that_is_killed_goes_on(name: str, tree: LocalTree) -> None:
+    """With it all others: every object is made again from its disk."""
+    changes: dict[str, Any] = {"codec": FEEDBACK, "score_every": 1}
+    if "codec" in CASES[name].settings:
+        changes = {"score_every": 1}
+    killer = Killer(3, 0.3, lambda point: not below(point))
+    starts = 0
+    while True:
+        run = server_run(experiment(CASES[name], **changes), tree)
+        starts += 1
+        set_fault(killer)
+        run.runtime.rollback = lambda: None  # type: ignore[method-assign]
+        try:
+            drained(run)
+            finish(run)
+        except SeatLost:
+            set_fault(None)
+            continue
+        set_fault(None)
+        break
+    simulated = drained(covey.run(experiment(CASES[name], **changes)))
+    assert starts > 3
+    assert differences(state(simulated), state(run)) == []
+
+
+def test_the_same_key_does_not_train_twice(tree: LocalTree) -> None:
+    """A reply that is lost is asked for again: the answer comes from the disk."""
+    trained: Counter[str] = Counter()
+
+    def hook(point: str) -> None:
+        trained[point] += 1
+        if point == "after-commit" and trained[point] == 3:
+            raise SeatLost(point)
+
+    run = covey.run(experiment(PLAIN["FedAvg"], rounds=1), runtime=tree)
+    set_fault(hook)
+    drained(run)
+    set_fault(None)
+    plain = drained(covey.run(experiment(PLAIN["FedAvg"], rounds=1)))
+    assert trained["inside-ask"] == trained["before-commit"] == 2 * 8  # to train, and to score
+    assert differences(everything(plain), everything(run)) == []
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("value", ProgramError, "device 5: ValueError: a sensor is broken"),
+        ("diverged", DivergedError, "round 2: the kept 'personal' of device 5 is no longer finite"),
+    ],
+)
+def test_an_error_ends_the_round_everywhere(
+    how: str, kind: type[Exception], text: str, tree: LocalTree
+) -> None:
+    run = covey.run(experiment(Case("Failing", Failing(how=how))), runtime=tree)
+    next(run)
+    before = state(run)
+    for _ in range(2):  # and again, when the round is tried again
+        with pytest.raises(kind, match=re.escape(text)):
+            next(run)
+        assert differences(before, state(run)) == []
+
+
+def test_a_disk_that_is_behind_is_refused_by_name(tree: LocalTree) -> None:
+    run = covey.run(experiment(PLAIN["FedAvg"], rounds=2), runtime=tree)
+    next(run)
+    server = tree.nodes["server", 0]
+    device = tree.nodes["device", 3]
+    assert server.refusal(3, device.disk.last_key) is None
+    behind = server.refusal(3, None)
+    assert behind is not None
+    assert "device 3: its disk is behind (empty): server 0 has its answer to" in behind
+
+
+def test_a_disk_of_another_run_is_refused(tree: LocalTree) -> None:
+    run = covey.run(experiment(PLAIN["FedAvg"]), runtime=tree)
+    next(run)
+    tree.nodes["device", 2].disk.note(run="another")
+    with pytest.raises(TransportError, match="device 2 has the disk of another run"):
+        next(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"radio": AIR, "tree": TREES[3]}, "virtual clock"),
+        ({"holdout_devices": 2}, "every device has a seat"),
+    ],
+)
+def test_what_a_deployed_tree_cannot_run_is_refused(
+    changes: dict[str, Any], text: str, tree: LocalTree
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        covey.run(experiment(PLAIN["FedAvg"], **changes), runtime=tree)
+
+
+def test_several_seeds_are_refused(tree: LocalTree) -> None:
+    both = [experiment(PLAIN["FedAvg"], seed=seed) for seed in (0, 1)]
+    with pytest.raises(ConfigError, match="one seed at a time"):
+        covey.runs(both, runtime=tree)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("name", ["SFedHP", "PFedBayes"] if ALL else ["SFedHP"])
+def test_a_run_moves_between_runtimes(name: str, folder: Path, tree: LocalTree) -> None:
+    """From the simulator to a deployed tree and back."""
+    case = CASES[name]
+    changes: dict[str, Any] = {"rounds": 4, "score_every": 1, "codec": FEEDBACK}
+    first = covey.run(experiment(case, **changes))
+    next(first)
+    first.save(folder / "first")
+    second = covey.run(experiment(case, **changes), resume=folder / "first", runtime=tree)
+    next(second)
+    second.save(folder / "second")
+    rest = drained(covey.run(experiment(case, **changes), resume=folder / "second"))
+    plain = drained(covey.run(experiment(case, **changes)))
+    assert differences(state(plain), state(rest)) == []
+    deployed = drained(second)
+    assert differences(state(plain), state(deployed)) == []
