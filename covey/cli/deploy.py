@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,9 @@ from rich.markup import escape
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
 from covey.cli.options import AsJson, load_and_note
+from covey.cli.stop import Interrupted
 from covey.deployed import extras, plan_files
+from covey.deployed.local import LocalProcesses, on_this_machine
 from covey.deployed.plan import Process, processes_of
 from covey.runs.experiment import Experiment
 from covey.tree import Tree
@@ -51,14 +53,23 @@ class Deployment:
     processes: list[Process]
 
     @staticmethod
-    def of(config: Config) -> Deployment:
-        """Check that the experiment can be deployed, and plan its processes."""
+    def of(config: Config, *, local: bool = False) -> Deployment:
+        """Check that the experiment can be deployed, and plan its processes.
+
+        Processes of this machine alone get addresses of their own later.
+        """
+        if local and config.deploy is None:
+            config = config.model_copy(update={"deploy": {}})
         config = deployable(config)
         deploy = read(config.deploy or {})
         check_quorum(deploy, config.learner())
         experiment = config.experiment(config.seed)
         tree = tree_of(experiment)
-        processes = processes_of(tree, deploy.settings())
+        settings = deploy.settings()
+        if local:
+            address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
+            settings = replace(settings, address=address)
+        processes = processes_of(tree, settings)
         return Deployment(config, deploy, experiment, tree, processes)
 
 
@@ -121,3 +132,58 @@ def plan(
         console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
     compose = out / plan_files.COMPOSE
     console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
+
+
+@app.command()
+def local(
+    file: TreeFile,
+    changes: Changes = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder of all processes; it must be new or empty."),
+    ] = Path("local"),
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole tree on this machine, as real processes with certificates made on the spot.
+
+    All processes end after the last round, on Ctrl-C, or when one of them fails. The server's
+    metrics and models are in OUT/server/state/run.
+
+    Examples:
+
+      covey deploy local tree.toml
+
+      covey deploy local tree.toml rounds=5 deploy.devices_per_process=4 --out trial
+    """
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    extras.grpc()
+    deployment = Deployment.of(load_and_note(console, file, changes or []), local=True)
+    processes = on_this_machine(deployment.processes, out)
+    plan_files.write(processes, deployment.config.text(), out, deployment.deploy.image)
+    if not insecure:
+        plan_files.add_certificates(processes, out)
+    names = [process.name for process in processes]
+    tree = LocalProcesses(out, names, insecure=insecure)
+    status = f"covey ctl status --plan {out}"
+    console.print(escape(f"{deployment.tree}: {len(names)} processes; look at them: {status}"))
+    rounds = _watched(console, tree, deployment.config.rounds)
+    run = out / names[0] / "state" / "run"
+    if as_json:
+        print(json.dumps({"folder": str(run), "processes": names, "rounds": rounds}))
+        return
+    console.print(escape(f"{rounds} rounds; metrics and models: {run}"))
+
+
+def _watched(console: Console, tree: LocalProcesses, rounds: int) -> int:
+    """Start a tree and show its rounds; return how many there were."""
+    done = 0
+    try:
+        with tree.started():
+            for event in tree.events():
+                if event.get("event") == "round":
+                    done = event["round"]
+                    console.print(f"round {done}/{rounds}  {event['seconds']:.2f} s")
+    except KeyboardInterrupt:
+        raise Interrupted(f"all processes are stopped after round {done}") from None
+    return done

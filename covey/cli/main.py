@@ -41,6 +41,7 @@ from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
+from covey.cli.node import node
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
@@ -235,6 +236,7 @@ app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(sweep)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(reproduce)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(advise)
 app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(plan)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(node)
 app.add_typer(deploy.app, name="deploy", epilog=_EPILOG, rich_help_panel=_TRAIN)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(report)
 app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(watch)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -13,6 +16,8 @@ _LONGEST = 500  # characters of one text
 _SECRET = ("key_pem", "password", "private", "secret", "token")
 _PEM = "-----BEGIN"
 HIDDEN = "(hidden)"
+LOGGER = "covey.deployed"
+"""The name under which transports log."""
 
 
 class EventLog:
@@ -43,6 +48,22 @@ class EventLog:
         """Something that ends the process, or a round."""
         self._write("error", event, facts)
 
+    @contextmanager
+    def library(self) -> Iterator[None]:
+        """Take the lines that transports log, each as an event of its own."""
+        logger = logging.getLogger(LOGGER)
+        handler = _Lines(self)
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = True
+
     def _write(self, level: Level, event: str, facts: dict[str, Any]) -> None:
         head = {"time": self._now(), "level": level, "process": self.process, "event": event}
         plain = {name: _plain(name, fact) for name, fact in facts.items()}
@@ -50,6 +71,25 @@ class EventLog:
         with self._lock:
             stream = self._stream or sys.stderr
             print(line, file=stream, flush=True)
+
+
+class _Lines(logging.Handler):
+    """Hands the lines of Python's own logging to a log of events."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line; its first word is the name of the event."""
+        text = record.getMessage()
+        event = text.partition(" ")[0].rstrip(":")
+        if record.levelno >= logging.ERROR:
+            self._log.error(event, text=text)
+        elif record.levelno >= logging.WARNING:
+            self._log.warning(event, text=text)
+        else:
+            self._log.info(event, text=text)
 
 
 def _plain(name: str, fact: Any) -> Any:

@@ -77,10 +77,8 @@ class Process:
         }
         if self.parent is not None:
             table["parent"] = self.parent
-            table["parent_seat"] = self.seats[0].parent
         if self.listen is not None:
             table["listen"] = self.listen
-            table["children"] = list(self.seats[0].children)
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Transport
-from covey.errors import TransportError
 
 State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
@@ -92,7 +91,7 @@ class Progress:
         self._go.set()
 
     def drain(self) -> None:
-        """Begin nothing new any more; what is under way ends."""
+        """End after what is under way: the server's round, or another node's request."""
         self._stopping.set()
         self._go.set()
 
@@ -106,10 +105,8 @@ class Progress:
         return self._stopping.wait(seconds)
 
     def gate(self) -> None:
-        """Wait while the process is paused; an error where it is about to end."""
+        """Wait while the process is paused."""
         self._go.wait()
-        if self.draining:
-            raise TransportError(f"{self.process} is draining: it begins nothing new.")
 
     # What happens
 
@@ -118,7 +115,7 @@ class Progress:
         seat = self.seats.setdefault(name, SeatProgress(own=True, taken=True))
 
         def watched(key: AskKey, common: bytes, own: bytes) -> bytes:
-            self._go.wait()
+            self.gate()
             began = self._clock()
             with self._lock:
                 seat.began(key, len(common) + len(own))

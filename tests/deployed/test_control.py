@@ -17,7 +17,7 @@ from covey.deployed.control import Control, call, drained
 from covey.deployed.events import HIDDEN, EventLog
 from covey.deployed.progress import Progress
 from covey.deployed.transport import Answer, AskKey, Patience
-from covey.errors import ConfigError, TransportError
+from covey.errors import ConfigError
 from tests.cli.command import covey
 
 NAMES = {0: "device0", 1: "device1"}
@@ -111,10 +111,12 @@ def test_a_paused_node_begins_nothing_until_it_is_resumed(progress: Progress) ->
     assert not asking.is_alive()
 
 
-def test_a_draining_node_asks_no_more(progress: Progress) -> None:
+def test_a_draining_node_ends_what_is_under_way(progress: Progress) -> None:
+    progress.pause()
     progress.drain()
-    with pytest.raises(TransportError, match="edge0 is draining"):
-        progress.transport(NAMES, Children()).ask(key(2), b"", {0: b""})
+    assert progress.state == "draining"
+    answers = progress.transport(NAMES, Children()).ask(key(2), b"", {0: b""})
+    assert answers[0].status == "answered"
 
 
 def test_the_command_shows_every_seat(control: Control) -> None:
