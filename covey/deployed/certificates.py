@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.deployed.extras import cryptography
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, TransportError, shown
 
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
@@ -272,6 +272,35 @@ class Identity:
     def authority(self) -> bytes:
         """The certificate of the authority in PEM."""
         return _read(self.folder / AUTHORITY)
+
+    def sign(self, data: bytes) -> bytes:
+        """A signature with the private key of this machine."""
+        crypto = cryptography()
+        own = _private_key(self.folder / KEY)
+        out: bytes = own.sign(data, crypto.curves.ECDSA(crypto.hashes.SHA256()))
+        return out
+
+    def verify(self, pem: bytes, signature: bytes, data: bytes, seat: str) -> Certificate:
+        """The certificate of the holder of a seat that has signed the data.
+
+        An error says why the signature, or the certificate, does not count.
+        """
+        crypto = cryptography()
+        certificate = _certificate(pem, f"what {seat} shows")
+        described = _described(certificate)
+        authority = _certificate(self.authority(), AUTHORITY)
+        algorithm = crypto.curves.ECDSA(crypto.hashes.SHA256())
+        try:
+            certificate.verify_directly_issued_by(authority)
+            certificate.public_key().verify(signature, data, algorithm)
+        except (crypto.invalid, ValueError, TypeError, AttributeError):
+            raise TransportError(f"{seat} does not hold the key of its certificate.") from None
+        refusal = described.refusal(self.revoked(), _now())
+        if seat not in described.seats:
+            refusal = f"its certificate is of {', '.join(described.seats)}"
+        if refusal is not None:
+            raise TransportError(f"{seat}: {refusal}.")
+        return described
 
     def revoked(self) -> frozenset[int]:
         """The numbers of revoked certificates; an error unless the authority has signed them."""

@@ -28,6 +28,8 @@ class Message:
 
     head: Head
     blobs: tuple[bytes, ...] = ()
+    kept: bool = True
+    """Whether the blobs are those that were sent; a receiver may have discarded them."""
 
 
 def cut(number: int, message: Message) -> Iterator[bytes]:
@@ -78,6 +80,22 @@ class Assembler:
     _blobs: list[bytes] = field(default_factory=list)
     _pieces: list[bytes] = field(default_factory=list)
     _missing: int = 0
+    _keeps: bool = True
+
+    @property
+    def head(self) -> Head | None:
+        """The head of the message that has begun and not ended."""
+        return self._head
+
+    def skip_to(self, number: int) -> None:
+        """Expect the message of this number next."""
+        self._number = number - 1
+
+    def discard(self) -> None:
+        """Keep no bytes of the message that has begun; its end is still found."""
+        self._keeps = False
+        self._blobs = [b""] * len(self._blobs)
+        self._pieces = [b""] * len(self._pieces)
 
     @property
     def within(self) -> bool:
@@ -123,6 +141,7 @@ class Assembler:
         self._head = head
         self._sizes = sizes
         self._blobs = []
+        self._keeps = True
         self._next_blob()
 
     def _next_blob(self) -> None:
@@ -139,7 +158,7 @@ class Assembler:
         """Take a piece of the current blob."""
         if not piece or len(piece) > self._missing:
             raise DecodeError(f"a piece of {len(piece)} bytes where {self._missing} are missing.")
-        self._pieces.append(piece)
+        self._pieces.append(piece if self._keeps else b"")
         self._missing -= len(piece)
         if self._missing == 0:
             self._blobs.append(self._joined())
@@ -162,7 +181,7 @@ class Assembler:
         """The message, if it has all its bytes."""
         if self._head is None or self._missing:
             return None
-        message = Message(self._head, tuple(self._blobs))
+        message = Message(self._head, tuple(self._blobs), self._keeps)
         self._head = None
         self._blobs = []
         return message

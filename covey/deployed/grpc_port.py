@@ -1,0 +1,337 @@
+"""The child's end over gRPC: it dials its parent, takes seats and answers requests.
+
+The connection may break and come back: requests that are being handled go on meanwhile. A handler
+runs in a thread of its own, so that the stream stays alive while a device trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from covey.deployed.admit import signed_text
+from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.extras import grpc
+from covey.deployed.frames import Assembler, Message, cut
+from covey.deployed.grpc_options import (
+    LOG,
+    METHOD,
+    SERVICE,
+    Limits,
+    channel_credentials,
+    channel_options,
+    check_plain,
+    shared_loop,
+    waits,
+)
+from covey.deployed.transport import AskKey, Handler, Seat
+from covey.deployed.wire import PROTOCOL, Hello, Key, Reply, Request, Taken, Welcome
+from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
+
+_FINAL = ("PERMISSION_DENIED", "FAILED_PRECONDITION")
+_QUEUED = 8  # requests of a seat that wait to be handled
+
+
+class _Ended(CoveyError):
+    """Why a stream ended, in a way that a later one may not."""
+
+
+@dataclass(eq=False)
+class _Work:
+    """The requests of one seat, handled one after the other."""
+
+    seat: Seat
+    handler: Handler
+    requests: asyncio.Queue[tuple[AskKey, bytes, bytes]] = field(
+        default_factory=lambda: asyncio.Queue(_QUEUED)
+    )
+    known: set[AskKey] = field(default_factory=set)
+    """The keys that wait or are being handled."""
+
+
+@dataclass(eq=False)
+class _Session:
+    """One stream to the parent."""
+
+    call: Any
+    parent: Certificate | None = None
+    number: int = 0
+    replies: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+
+
+class GrpcPort:
+    """A `Port`: the seats of this process, held by one stream to the parent."""
+
+    def __init__(
+        self,
+        address: str,
+        parent: str,
+        seats: Mapping[str, Seat],
+        *,
+        fingerprint: str,
+        identity: Identity | None,
+        last_key: Callable[[Seat], str | None] | None = None,
+        limits: Limits | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Dial `address`, where the seat `parent` listens, when `serve` is called.
+
+        Without an identity there is no TLS, and the address must be one of this machine.
+        `last_key` tells the last key that the disk of a seat has written.
+        """
+        if identity is None:
+            check_plain(address)
+        else:
+            _check_held(identity.check(), seats)
+        self.address = address
+        self.parent = parent
+        self.seats = dict(seats)
+        self.joined = 0
+        """How many times the parent has let this process take its seats."""
+        self._fingerprint = fingerprint
+        self._identity = identity
+        self._last_key = last_key
+        self._limits = limits or Limits()
+        self._workers = workers or min(len(seats), os.cpu_count() or 1)
+        self._instance = os.urandom(16)
+        self._session: _Session | None = None
+        self._busy = 0
+        self._loop = shared_loop()
+        self._closing = asyncio.Event()
+        self._served: Future[None] | None = None
+
+    # The protocol
+
+    def serve(self, handlers: Mapping[Seat, Handler]) -> None:
+        """Take the seats and answer requests until it is closed.
+
+        A TransportError says why the parent refuses, where dialling again would not help.
+        """
+        if set(handlers) != set(self.seats.values()):
+            raise ConfigError(f"handlers for {sorted(handlers)}, seats {sorted(self.seats)}.")
+        with ThreadPoolExecutor(self._workers, "covey-seat") as pool:
+            future = asyncio.run_coroutine_threadsafe(self._serve(handlers, pool), self._loop)
+            self._served = future
+            try:
+                future.result()
+            except BaseException:
+                future.cancel()
+                raise
+
+    def close(self) -> None:
+        """Leave the seats, after the requests that are being handled."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+
+    # Dialling
+
+    async def _serve(self, handlers: Mapping[Seat, Handler], pool: ThreadPoolExecutor) -> None:
+        works = {seat: _Work(seat, handler) for seat, handler in handlers.items()}
+        tasks = [asyncio.ensure_future(self._handle(work, pool)) for work in works.values()]
+        dialling = asyncio.ensure_future(self._dial(works))
+        try:
+            done, _ = await asyncio.wait([dialling, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (dialling, *tasks):
+                task.cancel()
+            await asyncio.gather(dialling, *tasks, return_exceptions=True)
+
+    async def _dial(self, works: Mapping[Seat, _Work]) -> None:
+        """Hold a stream to the parent; dial again, ever more slowly, when it ends."""
+        pauses = waits()
+        while not self._closing.is_set():
+            joined = self.joined
+            try:
+                await self._stream(works)
+            except (grpc().aio.AioRpcError, CoveyError) as error:
+                self._judge(error)
+            if self.joined > joined:
+                pauses = waits()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), next(pauses))
+
+    def _judge(self, error: Any) -> None:
+        """Log why a stream ended; raise it where dialling again would not help."""
+        if isinstance(error, CoveyError):
+            LOG.warning("%s at %s: %s", self.parent, self.address, error)
+            return
+        code = error.code().name
+        text = f"{self.parent} at {self.address}: {code}: {error.details()}"
+        if code in _FINAL:
+            raise TransportError(f"{text}.")
+        LOG.warning("%s", text)
+
+    def _channel(self) -> Any:
+        """A channel with the certificate that lies in the folder now."""
+        library = grpc()
+        if self._identity is None:
+            plain = channel_options(self._limits, None)
+            return library.aio.insecure_channel(self.address, options=plain)
+        credentials = channel_credentials(self._identity)
+        secure = channel_options(self._limits, self.parent)
+        return library.aio.secure_channel(self.address, credentials, options=secure)
+
+    async def _stream(self, works: Mapping[Seat, _Work]) -> None:
+        """One stream, from the hello to its end."""
+        async with self._channel() as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            session = _Session(call)
+            try:
+                await self._greet(session)
+                self.joined += 1
+                self._session = session
+                LOG.info("joined %s at %s", self.parent, self.address)
+                await self._converse(session, works)
+            finally:
+                self._session = None
+                call.cancel()
+
+    async def _greet(self, session: _Session) -> None:
+        """Say hello, and check the parent's welcome."""
+        hello = await asyncio.to_thread(self._hello)
+        await self._send(session, Message(hello))
+        try:
+            data = await asyncio.wait_for(session.call.read(), self._limits.hello_seconds)
+        except TimeoutError:
+            raise _Ended(f"no welcome in {self._limits.hello_seconds:g} s") from None
+        if data is grpc().aio.EOF:
+            raise _Ended("the stream ends before its welcome")
+        message = Assembler(limit=0).take(data)
+        if message is None or not isinstance(message.head, Welcome):
+            raise _Ended("its first message is no welcome")
+        welcome = message.head
+        if (welcome.protocol, welcome.fingerprint) != (PROTOCOL, self._fingerprint):
+            raise _Ended("its program is another one")
+        if self._identity is not None:
+            signed = signed_text(hello)
+            session.parent = self._identity.verify(
+                welcome.certificate, welcome.signature, signed, self.parent
+            )
+
+    def _hello(self) -> Hello:
+        taken = []
+        for name, seat in self.seats.items():
+            last = self._last_key(seat) if self._last_key is not None else None
+            taken.append(Taken(name, last or ""))
+        nonce = os.urandom(32)
+        return Hello(PROTOCOL, self._fingerprint, self._instance, nonce, tuple(taken))
+
+    # A stream
+
+    async def _converse(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
+        """Take requests and send replies until the stream or this port ends."""
+        tasks = [
+            asyncio.ensure_future(self._read(session, works)),
+            asyncio.ensure_future(self._write(session)),
+            asyncio.ensure_future(self._check_parent(session)),
+            asyncio.ensure_future(self._drain(session)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
+        """Take requests until the parent closes its side."""
+        end = grpc().aio.EOF
+        assembler = Assembler(limit=self._limits.message)
+        assembler.skip_to(2)  # the welcome was the first message
+        while not self._closing.is_set():
+            limit = self._limits.stall_seconds if assembler.within else None
+            try:
+                data = await asyncio.wait_for(session.call.read(), limit)
+            except TimeoutError:
+                raise _Ended("a message stalls") from None
+            if data is end:
+                raise _Ended("the parent closes the stream")
+            message = assembler.take(data)
+            if message is not None:
+                await self._queue(message, works)
+
+    async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
+        """Let the seats of a request handle it, unless they do so already."""
+        head = message.head
+        if not isinstance(head, Request):
+            raise DecodeError(f"a {type(head).__name__} where a Request should come.")
+        key = head.key.asked()
+        common, *own = message.blobs
+        for part, data in zip(head.parts, own, strict=True):
+            work = works.get(part.seat)
+            if work is None:
+                raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
+            if key not in work.known:
+                work.known.add(key)
+                await work.requests.put((key, common, data))
+
+    async def _handle(self, work: _Work, pool: ThreadPoolExecutor) -> None:
+        """Handle the requests of one seat, in order."""
+        while True:
+            key, common, own = await work.requests.get()
+            if self._closing.is_set():
+                continue  # the parent asks again, whoever holds the seat then
+            self._busy += 1
+            try:
+                data = await self._loop.run_in_executor(pool, work.handler, key, common, own)
+            finally:
+                self._busy -= 1
+            work.known.discard(key)
+            del common, own
+            if self._session is not None:
+                head = Reply(Key.of(key), work.seat, len(data))
+                self._session.replies.put_nowait(Message(head, (data,)))
+
+    async def _write(self, session: _Session) -> None:
+        """Send replies as they come."""
+        while True:
+            message = await session.replies.get()
+            await self._send(session, message)
+            session.replies.task_done()
+
+    async def _send(self, session: _Session, message: Message) -> None:
+        """Send the frames of a message; gRPC's flow control holds the next one back."""
+        session.number += 1
+        for frame in cut(session.number, message):
+            await session.call.write(frame)
+
+    async def _check_parent(self, session: _Session) -> None:
+        """End the stream if the parent's certificate is revoked meanwhile, or ends."""
+        while True:
+            await asyncio.sleep(self._limits.check_seconds)
+            if self._identity is None or session.parent is None:
+                continue
+            try:
+                revoked = self._identity.revoked()
+            except CoveyError as error:
+                LOG.error("the revoked certificates are not read anew: %s", error)
+                continue
+            refusal = session.parent.refusal(revoked, datetime.now(UTC))
+            if refusal is not None:
+                raise _Ended(refusal)
+
+    async def _drain(self, session: _Session) -> None:
+        """Once this port closes, wait for the requests being handled and send their replies."""
+        await self._closing.wait()
+        while self._busy:
+            await asyncio.sleep(0.01)
+        await session.replies.join()
+        await session.call.done_writing()
+
+
+def _check_held(certificate: Certificate, seats: Mapping[str, Seat]) -> None:
+    """Refuse seats that the certificate does not name, before dialling."""
+    lacking = sorted(set(seats) - set(certificate.seats))
+    if lacking:
+        held = ", ".join(certificate.seats)
+        fix = f"covey certs issue with --seat {lacking[0]}"
+        raise ConfigError(f"the certificate is of {held}, not of {lacking[0]}; {fix}.")

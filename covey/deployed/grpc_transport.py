@@ -1,0 +1,555 @@
+"""The parent's end over gRPC: children dial in, one stream per process, over mutual TLS.
+
+All state is touched by one event loop alone; `ask` waits for it in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError as Cancelled
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from covey.deployed.admit import Doorkeeper, Refusal, signed_text
+from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.extras import grpc
+from covey.deployed.frames import Assembler, Message, cut
+from covey.deployed.grpc_options import (
+    LOG,
+    METHOD,
+    SERVICE,
+    Limits,
+    check_plain,
+    server_credentials,
+    server_options,
+    shared_loop,
+)
+from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
+from covey.deployed.wire import PROTOCOL, Hello, Key, Part, Reply, Request, Welcome
+from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
+
+_T = TypeVar("_T")
+_REMEMBERED = 64  # keys of a seat
+
+
+@dataclass(eq=False)
+class _Ask:
+    """An ask that waits for answers."""
+
+    key: AskKey
+    common: bytes
+    own: Mapping[Seat, bytes]
+    answers: dict[Seat, bytes] = field(default_factory=dict)
+    sent: set[Seat] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def missing(self) -> list[Seat]:
+        """The seats without an answer."""
+        return [seat for seat in self.own if seat not in self.answers]
+
+    def ended(self, patience: Patience | None, waited: float) -> bool:
+        """Whether nothing more is waited for."""
+        if len(self.answers) == len(self.own):
+            return True
+        if patience is None or waited < patience.seconds:
+            return False
+        return len(self.answers) >= patience.quorum
+
+    def result(self) -> dict[Seat, Answer]:
+        """The answer of every seat."""
+        out = {}
+        for seat in self.own:
+            if seat in self.answers:
+                out[seat] = Answer("answered", self.answers[seat])
+            elif seat in self.sent:
+                out[seat] = Answer("late")
+            else:
+                out[seat] = Answer("absent")
+        return out
+
+
+@dataclass(eq=False)
+class _Stream:
+    """An open stream of a process that has taken seats."""
+
+    seats: Mapping[str, Seat]
+    instance: bytes
+    peer: str
+    certificate: Certificate | None
+    number: int = 0
+    """Of the last message that was sent."""
+    pending: dict[_Ask, list[Seat]] = field(default_factory=dict)
+    unanswered: Counter[Seat] = field(default_factory=Counter)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: Refusal | None = None
+
+    def __str__(self) -> str:
+        names = list(self.seats)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{', '.join(names[:3])}{more} ({self.peer})"
+
+    def close(self, code: str, text: str) -> None:
+        """End the stream with this reason."""
+        if self.reason is None:
+            self.reason = Refusal(code, text)
+        self.end.set()
+
+    def queue(self, ask: _Ask) -> None:
+        """Let the sender send what an ask still wants of these seats."""
+        own = set(self.seats.values())
+        seats = [seat for seat in ask.missing() if seat in own]
+        if seats:
+            self.pending[ask] = seats
+            self.wake.set()
+
+    def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
+        """The next ask with the seats that it can be sent to now.
+
+        A seat gets requests in the order of the asks, and no more than `window` without an answer.
+        """
+        waiting: set[Seat] = set()
+        for ask, seats in self.pending.items():
+            free = [seat for seat in seats if seat not in waiting]
+            ready = [seat for seat in free if self.unanswered[seat] < window]
+            waiting.update(seats)
+            if ready:
+                self._remove(ask, ready)
+                self.unanswered.update(ready)
+                return ask, ready
+        return None
+
+    def _remove(self, ask: _Ask, seats: list[Seat]) -> None:
+        left = [seat for seat in self.pending[ask] if seat not in seats]
+        if left:
+            self.pending[ask] = left
+        else:
+            del self.pending[ask]
+
+
+class GrpcTransport:
+    """A `Transport`: processes dial in at an address and take the seats of the tier below."""
+
+    def __init__(
+        self,
+        address: str,
+        seats: Mapping[str, Seat],
+        *,
+        fingerprint: str,
+        identity: Identity | None,
+        admission: Admission | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Listen at `address`; port 0 takes a free one.
+
+        `seats` is the allow-list. Without an identity there is no TLS, and the address must be one
+        of this machine.
+        """
+        self._limits = limits or Limits()
+        self._identity = identity
+        self._revoked: frozenset[int] = frozenset()
+        if identity is None:
+            check_plain(address)
+        else:
+            identity.check()
+            self._revoked = identity.revoked()
+        strikes = self._limits.strikes
+        self.doorkeeper = Doorkeeper(dict(seats), fingerprint, admission, strikes)
+        self.refused: Counter[str] = Counter()
+        """Refused processes and dropped messages, by the reason's status."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._streams: dict[Seat, _Stream] = {}
+        self._knocking: Counter[int] = Counter()
+        self._asks: dict[AskKey, _Ask] = {}
+        self._asked: dict[Seat, OrderedDict[AskKey, bool]] = {}
+        self._members: frozenset[Seat] = frozenset()
+        self._closed = False
+        self._loop = shared_loop()
+        self.address: str = self._do(self._start(address))
+
+    # The protocol
+
+    def ask(
+        self,
+        key: AskKey,
+        common: bytes,
+        own: Mapping[Seat, bytes],
+        patience: Patience | None = None,
+    ) -> Mapping[Seat, Answer]:
+        """Send a request to every seat in `own`, all at once, and wait for the answers."""
+        unknown = set(own) - set(self.doorkeeper.seats.values())
+        if unknown:
+            raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
+        return self._do(self._ask(key, common, own, patience))
+
+    def members(self) -> frozenset[Seat]:
+        """The seats that are taken now."""
+        return self._members
+
+    def evict(self, name: str) -> None:
+        """Close the stream of a seat and refuse it from now on."""
+        self._do(self._evict(name))
+
+    def close(self) -> None:
+        """End all connections; asks that wait raise a TransportError."""
+        if not self._closed:
+            self._closed = True
+            self._do(self._stop())
+
+    def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the event loop, and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except Cancelled:
+            raise TransportError("the transport is closed.") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    # Start and end
+
+    async def _start(self, address: str) -> str:
+        library = grpc()
+        calls = 4 * len(self.doorkeeper.seats) + 64
+        self._server = library.aio.server(
+            options=server_options(self._limits), maximum_concurrent_rpcs=calls
+        )
+        join = library.stream_stream_rpc_method_handler(self._join)
+        handler = library.method_handlers_generic_handler(SERVICE, {METHOD: join})
+        self._server.add_generic_rpc_handlers((handler,))
+        try:
+            if self._identity is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, server_credentials(self._identity))
+        except RuntimeError as error:
+            raise ConfigError(f"{address} cannot be listened at: {error}.") from None
+        await self._server.start()
+        self._watch = asyncio.ensure_future(self._check_streams())
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def _stop(self) -> None:
+        self._watch.cancel()
+        for stream in self._open_streams():
+            stream.close("UNAVAILABLE", "the parent ends")
+        for ask in self._asks.values():
+            ask.changed.set()
+        await asyncio.sleep(0)
+        await self._server.stop(1)
+
+    async def _evict(self, name: str) -> None:
+        self.doorkeeper.evict(name)
+        stream = self._streams.get(self.doorkeeper.seats[name])
+        if stream is not None:
+            stream.close("PERMISSION_DENIED", f"{name} is evicted")
+
+    def _open_streams(self) -> list[_Stream]:
+        return list(dict.fromkeys(self._streams.values()))
+
+    async def _check_streams(self) -> None:
+        """Close streams whose certificate is revoked, or has ended."""
+        while self._identity is not None:
+            await asyncio.sleep(self._limits.check_seconds)
+            self._read_revoked(self._identity)
+            now = datetime.now(UTC)
+            for stream in self._open_streams():
+                if stream.certificate is None:
+                    continue
+                refusal = stream.certificate.refusal(self._revoked, now)
+                if refusal is not None:
+                    stream.close("UNAUTHENTICATED", refusal)
+
+    def _read_revoked(self, identity: Identity) -> None:
+        """Read what is revoked; where that fails, what was revoked before stays so."""
+        try:
+            self._revoked |= identity.revoked()
+        except CoveyError as error:
+            LOG.error("the revoked certificates are not read anew: %s", error)
+
+    # Asking
+
+    async def _ask(
+        self,
+        key: AskKey,
+        common: bytes,
+        own: Mapping[Seat, bytes],
+        patience: Patience | None,
+    ) -> dict[Seat, Answer]:
+        if key in self._asks:
+            raise TransportError(f"{key} is being asked already.")
+        ask = _Ask(key, common, own)
+        self._asks[key] = ask
+        for seat in own:
+            self._remember(seat, key)
+        for stream in self._open_streams():
+            stream.queue(ask)
+        try:
+            await self._answered(ask, patience)
+        finally:
+            del self._asks[key]
+            for stream in self._open_streams():
+                stream.pending.pop(ask, None)
+        return ask.result()
+
+    async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
+        """Wait for as many answers as patience wants."""
+        began = time.monotonic()
+        while not ask.ended(patience, time.monotonic() - began):
+            if self._closed:
+                raise TransportError(f"{ask.key}: the transport is closed.")
+            ask.changed.clear()
+            left = None
+            if patience is not None:
+                left = began + patience.seconds - time.monotonic()
+                if left <= 0:
+                    left = None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ask.changed.wait(), left)
+
+    def _remember(self, seat: Seat, key: AskKey) -> None:
+        """Remember that a seat owes an answer to this key."""
+        keys = self._asked.setdefault(seat, OrderedDict())
+        keys[key] = False
+        keys.move_to_end(key)
+        while len(keys) > _REMEMBERED:
+            keys.popitem(last=False)
+
+    # A process dials in
+
+    async def _join(self, _: Any, context: Any) -> None:
+        """The stream of one process, from its hello to its end."""
+        peer = context.peer()
+        try:
+            certificate = self._authenticated(context)
+            stream = await self._admitted(context, certificate)
+        except Refusal as refusal:
+            await self._refuse(context, peer, refusal)
+            return
+        LOG.info("joined: %s", stream)
+        try:
+            await self._converse(stream, context)
+        finally:
+            self._leave(stream)
+            LOG.info("left: %s", stream)
+        if stream.reason is not None:
+            await self._refuse(context, str(stream), stream.reason)
+
+    async def _refuse(self, context: Any, peer: str, refusal: Refusal) -> None:
+        """End a stream with a reason, which is logged."""
+        self.refused[refusal.code] += 1
+        LOG.warning("refused %s: %s", peer, refusal)
+        await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal))
+
+    def _authenticated(self, context: Any) -> Certificate | None:
+        """The certificate of a peer; None where the tree has none."""
+        if self._closed:
+            raise Refusal("UNAVAILABLE", "the parent ends")
+        if self._identity is None:
+            return None
+        self._read_revoked(self._identity)
+        return self.doorkeeper.certificate(context.auth_context(), self._revoked)
+
+    async def _admitted(self, context: Any, certificate: Certificate | None) -> _Stream:
+        """The stream of a process that says hello and may take its seats."""
+        serial = certificate.serial if certificate is not None else 0
+        if certificate is not None and self._knocking[serial] >= 2:
+            raise Refusal("RESOURCE_EXHAUSTED", f"{certificate.seats[0]} dials too often at once")
+        self._knocking[serial] += 1
+        try:
+            hello = await self._hello(context)
+            seats = self.doorkeeper.check(hello, certificate)
+            await asyncio.to_thread(self.doorkeeper.check_disks, hello)
+        finally:
+            self._knocking[serial] -= 1
+        stream = _Stream(seats, hello.instance, context.peer(), certificate)
+        self._take_seats(stream)
+        try:
+            await self._send(stream, context, Message(self._welcome(hello)))
+        except BaseException:
+            self._leave(stream)
+            raise
+        for ask in self._asks.values():
+            stream.queue(ask)
+        return stream
+
+    async def _hello(self, context: Any) -> Hello:
+        """The first message of a process."""
+        try:
+            data = await asyncio.wait_for(context.read(), self._limits.hello_seconds)
+            if data is grpc().aio.EOF:
+                raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
+            message = Assembler(limit=0).take(data)
+        except TimeoutError:
+            seconds = self._limits.hello_seconds
+            raise Refusal("DEADLINE_EXCEEDED", f"no hello in {seconds:g} s") from None
+        except DecodeError as error:
+            raise Refusal("INVALID_ARGUMENT", str(error)) from None
+        if message is None or not isinstance(message.head, Hello):
+            raise Refusal("INVALID_ARGUMENT", "its first message is no hello")
+        return message.head
+
+    def _welcome(self, hello: Hello) -> Welcome:
+        certificate = b""
+        signature = b""
+        if self._identity is not None:
+            certificate = self._identity.certificate()
+            signature = self._identity.sign(signed_text(hello))
+        return Welcome(PROTOCOL, self.doorkeeper.fingerprint, certificate, signature)
+
+    def _take_seats(self, stream: _Stream) -> None:
+        """Give a process its seats, unless another process has one of them."""
+        held = {self._streams[seat] for seat in stream.seats.values() if seat in self._streams}
+        for other in held:
+            if other.instance != stream.instance:
+                text = f"{', '.join(set(other.seats) & set(stream.seats))} is taken by {other.peer}"
+                raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
+        for other in held:
+            other.close("ABORTED", "its process has dialled again")
+            self._leave(other)
+        for seat in stream.seats.values():
+            self._streams[seat] = stream
+        self._members = frozenset(self._streams)
+
+    def _leave(self, stream: _Stream) -> None:
+        """Empty the seats of a stream."""
+        for seat in stream.seats.values():
+            if self._streams.get(seat) is stream:
+                del self._streams[seat]
+        self._members = frozenset(self._streams)
+
+    # A stream
+
+    async def _converse(self, stream: _Stream, context: Any) -> None:
+        """Send requests and take replies until either end closes the stream."""
+        tasks = [
+            asyncio.ensure_future(self._read(stream, context)),
+            asyncio.ensure_future(self._write(stream, context)),
+            asyncio.ensure_future(stream.end.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Refusal):
+                stream.close(result.code, str(result))
+            elif isinstance(result, Exception):
+                stream.close("UNAVAILABLE", f"its connection broke: {result!r}")
+
+    async def _write(self, stream: _Stream, context: Any) -> None:
+        """Send requests as they come."""
+        while True:
+            stream.wake.clear()
+            batch = stream.take(self._limits.window)
+            if batch is None:
+                await stream.wake.wait()
+                continue
+            ask, seats = batch
+            ask.sent.update(seats)
+            await self._send(stream, context, _request(ask, seats))
+
+    async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
+        """Send the frames of a message; gRPC's flow control holds the next one back."""
+        stream.number += 1
+        for frame in cut(stream.number, message):
+            await context.write(frame)
+            self.sent_bytes += len(frame)
+
+    async def _read(self, stream: _Stream, context: Any) -> None:
+        """Take replies until the process closes its side."""
+        end = grpc().aio.EOF
+        assembler = Assembler(limit=self._limits.message)
+        assembler.skip_to(2)  # the hello was the first message
+        while True:
+            limit = self._limits.stall_seconds if assembler.within else None
+            try:
+                data = await asyncio.wait_for(context.read(), limit)
+            except TimeoutError:
+                raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
+            if data is end:
+                return
+            self.received_bytes += len(data)
+            self._take(stream, assembler, data)
+
+    def _take(self, stream: _Stream, assembler: Assembler, data: bytes) -> None:
+        """Take one frame; a reply that nobody wants is dropped, and counted if it is a lie."""
+        begins = not assembler.within
+        try:
+            message = assembler.take(data)
+            head = assembler.head if message is None else message.head
+            wanted = not begins or self._wanted(stream, head)
+            if not wanted and message is None:
+                assembler.discard()
+            if wanted and message is not None and message.kept and isinstance(head, Reply):
+                self._answer(stream, head, message.blobs[0])
+        except DecodeError as error:
+            self._strike(stream, str(error))
+            raise Refusal("INVALID_ARGUMENT", str(error)) from None
+
+    def _wanted(self, stream: _Stream, head: Any) -> bool:
+        """Whether a reply is the answer to a key that was asked of its seat."""
+        if not isinstance(head, Reply):
+            raise DecodeError(f"a {type(head).__name__} where a Reply should come.")
+        key = head.key.asked()
+        if head.seat not in stream.seats.values():
+            return self._lie(stream, f"an answer for the seat {head.seat}")
+        answered = self._asked.get(head.seat, OrderedDict()).get(key)
+        if answered is None:
+            return self._lie(stream, f"an answer to {key}, which was not asked")
+        if answered:
+            return self._lie(stream, f"a second answer to {key}")
+        return True
+
+    def _lie(self, stream: _Stream, text: str) -> bool:
+        """Drop a message and count it; evict the sender of too many."""
+        self.refused["dropped"] += 1
+        LOG.warning("dropped of %s: %s", stream, text)
+        if self._strike(stream, text):
+            raise Refusal("PERMISSION_DENIED", f"evicted; the last reason: {text}")
+        return False
+
+    def _strike(self, stream: _Stream, text: str) -> bool:
+        evicted = self.doorkeeper.strike(frozenset(stream.seats))
+        if evicted:
+            LOG.warning("evicted %s: %s", stream, text)
+        return evicted
+
+    def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
+        """Hand an answer to its ask, if that still waits."""
+        key = head.key.asked()
+        self._asked[head.seat][key] = True
+        if stream.unanswered[head.seat]:
+            stream.unanswered[head.seat] -= 1
+        stream.wake.set()
+        ask = self._asks.get(key)
+        if ask is None:
+            LOG.info("late: %s to %s", stream, key)
+            return
+        ask.answers.setdefault(head.seat, data)
+        ask.changed.set()
+
+
+def _request(ask: _Ask, seats: list[Seat]) -> Message:
+    """The request of an ask for some seats of one process."""
+    own = [ask.own[seat] for seat in seats]
+    parts = tuple(Part(seat, len(data)) for seat, data in zip(seats, own, strict=True))
+    head = Request(Key.of(ask.key), len(ask.common), parts)
+    return Message(head, (ask.common, *own))
+
+
+def listed(tier: str, numbers: Iterator[int] | range) -> dict[str, Seat]:
+    """The default names of seats: the tier and the number.
+
+    >>> listed("device", range(2))
+    {'device0': 0, 'device1': 1}
+    """
+    return {f"{tier}{number}": number for number in numbers}

@@ -1,0 +1,313 @@
+"""The gRPC transport over real sockets: order, retries, limits, renewal, and the end of a stream."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+from covey.deployed.certificates import Identity
+from covey.deployed.frames import CHUNK
+from covey.deployed.grpc_options import check_plain, waits
+from covey.deployed.grpc_port import GrpcPort
+from covey.deployed.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport import Answer, AskKey, Patience
+from covey.errors import ConfigError, TransportError
+from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
+
+
+@pytest.fixture(params=[True, False], ids=["tls", "plain"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Family]:
+    with family(tmp_path, count=3, secure=request.param) as out:
+        yield out
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Family]:
+    with family(tmp_path, count=3, secure=False) as out:
+        yield out
+
+
+def test_answers_come_by_seat(tree: Family) -> None:
+    for seat in range(3):
+        tree.dial(seat)
+    tree.wait(0, 1, 2)
+    for number in range(3):
+        answers = tree.parent.ask(key(number), b"all", {2: b"c", 0: b"a"})
+        assert answers == {
+            0: Answer("answered", b"%d:all+a" % number),
+            2: Answer("answered", b"%d:all+c" % number),
+        }
+
+
+def test_a_process_with_several_seats_gets_common_bytes_once(tmp_path: Path) -> None:
+    with family(tmp_path, count=3) as tree:
+        assert tree.authority is not None
+        gateway = tree.authority.issue("gateway", seats=["device0", "device1", "device2"])
+        tree.dial(0, 1, 2, identity=Identity(gateway))
+        tree.wait(0, 1, 2)
+        before = tree.parent.sent_bytes
+        common = bytes(2 * CHUNK)
+        answers = tree.parent.ask(key(), common, {0: b"a", 1: b"b", 2: b"c"})
+        assert tree.parent.sent_bytes - before < 2 * CHUNK + 1000
+        assert [answer.data[-2:] for answer in answers.values()] == [b"+a", b"+b", b"+c"]
+
+
+def test_long_messages_arrive_in_chunks(plain: Family) -> None:
+    plain.dial(0)
+    plain.wait(0)
+    common = bytes(range(256)) * (3 * CHUNK // 256)
+    answers = plain.parent.ask(key(), common, {0: b"x"})
+    assert answers[0].data == b"0:" + common + b"+x"
+
+
+def test_an_empty_seat_is_waited_for(plain: Family) -> None:
+    timer = threading.Timer(0.2, lambda: plain.dial(1))
+    timer.start()
+    assert plain.parent.ask(key(), b"", {1: b""})[1].status == "answered"
+    timer.join()
+
+
+def test_late_and_absent_are_told_apart(plain: Family) -> None:
+    gate = threading.Event()
+
+    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        gate.wait(10)
+        return b"late"
+
+    plain.dial(0)
+    plain.dial(1, handler=slow)
+    plain.wait(0, 1)
+    patience = Patience(seconds=0.2, quorum=1)
+    answers = plain.parent.ask(key(1), b"", dict.fromkeys(range(3), b""), patience)
+    assert [answers[seat].status for seat in range(3)] == ["answered", "late", "absent"]
+    gate.set()
+    second = plain.parent.ask(key(2), b"", {0: b"", 1: b""})
+    assert second[1] == Answer("answered", b"late")  # of this ask: the first one's is dropped
+
+
+def test_an_ask_waits_for_its_quorum_beyond_the_deadline(plain: Family) -> None:
+    plain.dial(0)
+    plain.wait(0)
+    timer = threading.Timer(0.3, lambda: plain.dial(1))
+    timer.start()
+    own = dict.fromkeys(range(3), b"")
+    answers = plain.parent.ask(key(), b"", own, Patience(seconds=0.05, quorum=2))
+    assert [answers[seat].status for seat in range(3)] == ["answered", "answered", "absent"]
+    timer.join()
+
+
+def test_a_seat_has_a_window(plain: Family) -> None:
+    """Requests beyond the window are not sent, so that they move nothing."""
+    gate = threading.Event()
+    handled: list[int] = []
+
+    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        gate.wait(10)
+        handled.append(asked.round)
+        return b""
+
+    plain.dial(0, handler=slow)
+    plain.wait(0)
+    patience = Patience(seconds=0.05, quorum=0)
+    states = [plain.parent.ask(key(n), b"", {0: b""}, patience)[0].status for n in range(4)]
+    assert states == ["late", "late", "absent", "absent"]
+    gate.set()
+    plain.parent.ask(key(9), b"", {0: b""})
+    assert handled == [0, 1, 9]
+
+
+def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
+    """The stream ends while a seat is busy: the work is done once, and its answer arrives."""
+    begun = threading.Event()
+    gate = threading.Event()
+    handled = []
+
+    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        handled.append(asked)
+        begun.set()
+        gate.wait(10)
+        return b"done"
+
+    served = plain.dial(0, handler=slow)
+    plain.wait(0)
+
+    def cut() -> None:
+        begun.wait(10)
+        stream = plain.parent._streams[0]
+        plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
+        until(lambda: served.port.joined == 2)
+        gate.set()
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
+    thread.join()
+    assert handled == [key()]
+
+
+def test_a_process_that_returns_gets_the_open_ask(plain: Family) -> None:
+    began = threading.Event()
+    out: dict[int, Answer] = {}
+
+    def never(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        began.set()
+        time.sleep(0.3)
+        raise RuntimeError("the process dies")
+
+    asking = threading.Thread(target=lambda: out.update(plain.parent.ask(key(), b"c", {0: b"o"})))
+    first = plain.dial(0, handler=never)
+    plain.wait(0)
+    asking.start()
+    began.wait(10)
+    first.thread.join(10)
+    assert str(first.errors[0]) == "the process dies"
+    plain.dial(0)
+    asking.join(10)
+    assert out == {0: Answer("answered", b"0:c+o")}
+
+
+def test_a_second_process_on_a_seat_is_refused(
+    tree: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = tree.dial(0)
+    tree.wait(0)
+    second = tree.dial(0)
+    until(lambda: "device0 is taken by" in caplog.text)
+    assert tree.parent.ask(key(), b"", {0: b""})[0].status == "answered"
+    assert second.port.joined == 0
+    first.end()
+    until(lambda: second.port.joined == 1)
+    assert tree.parent.refused["ALREADY_EXISTS"] >= 1
+
+
+def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
+    begun = threading.Event()
+
+    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        begun.set()
+        time.sleep(0.2)
+        return b"done"
+
+    served = plain.dial(0, handler=slow)
+    plain.wait(0)
+
+    def close() -> None:
+        begun.wait(10)
+        served.end()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
+    closing.join(10)
+    plain.wait()
+    assert not served.errors
+
+
+def test_a_closed_transport_ends_its_asks(plain: Family) -> None:
+    timer = threading.Timer(0.1, plain.parent.close)
+    timer.start()
+    with pytest.raises(TransportError, match="the transport is closed"):
+        plain.parent.ask(key(), b"", {0: b""})
+    timer.join()
+
+
+def test_a_parent_that_returns_finds_its_children(plain: Family) -> None:
+    plain.dial(0)
+    plain.wait(0)
+    plain.parent.close()
+    again = GrpcTransport(
+        plain.parent.address,
+        listed("device", range(3)),
+        fingerprint=FINGERPRINT,
+        identity=None,
+        limits=FAST,
+    )
+    try:
+        assert again.ask(key(), b"", {0: b"x"})[0].status == "answered"
+    finally:
+        again.close()
+
+
+def test_a_second_parent_on_a_port_is_an_error(plain: Family) -> None:
+    with pytest.raises(ConfigError, match="cannot be listened at"):
+        GrpcTransport(plain.parent.address, {}, fingerprint="", identity=None)
+
+
+def test_renewal_without_a_restart(tmp_path: Path) -> None:
+    """Certificates of both ends end soon; the renewed ones are taken, and no answer is lost."""
+    with family(tmp_path, count=1) as tree:
+        assert tree.authority is not None
+        second = 1 / 86_400
+        for name in ("server", "device0"):
+            tree.authority.renew(name, days=2 * second)
+        served = tree.dial(0)
+        tree.wait(0)
+        assert tree.parent.ask(key(1), b"", {0: b""})[0].status == "answered"
+        for name in ("server", "device0"):
+            tree.authority.renew(name)
+        until(lambda: served.port.joined >= 2)
+        until(lambda: tree.parent.members() == {0})
+        assert tree.parent.ask(key(2), b"", {0: b""})[0].status == "answered"
+
+
+def test_a_revoked_parent_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with family(tmp_path, count=1) as tree:
+        assert tree.authority is not None
+        served = tree.dial(0)
+        tree.wait(0)
+        tree.authority.revoke("server")
+        until(lambda: "is revoked" in caplog.text)
+        tree.wait()
+        joined = served.port.joined
+        time.sleep(0.3)
+        assert served.port.joined == joined
+
+
+def test_no_key_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with family(tmp_path, count=2) as tree:
+        tree.dial(0)
+        tree.wait(0)
+        tree.dial(1, fingerprint="other")
+        until(lambda: tree.parent.refused["FAILED_PRECONDITION"] > 0)
+    for file in tmp_path.rglob("key.pem"):
+        assert file.read_text().splitlines()[1] not in caplog.text
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "edge3.example:8443", "10.0.0.1:1"])
+def test_no_certificates_on_loopback_alone(address: str) -> None:
+    for good in ("127.0.0.1:0", "localhost:80", "[::1]:80"):
+        check_plain(good)
+    with pytest.raises(ConfigError, match="would be open to others"):
+        GrpcTransport(address, {}, fingerprint="", identity=None)
+    with pytest.raises(ConfigError, match="would be open to others"):
+        GrpcPort(address, "server", {"device0": 0}, fingerprint="", identity=None)
+
+
+def test_pauses_grow_and_differ() -> None:
+    pauses = waits(base=0.1, most=5)
+    first = [next(pauses) for _ in range(30)]
+    assert all(0.05 <= pause <= 5 for pause in first)
+    assert first[0] <= 0.1
+    assert max(first[8:]) > 1
+    assert len(set(first)) == 30
+
+
+def test_a_certificate_of_other_seats_is_refused_before_dialling(tmp_path: Path) -> None:
+    with family(tmp_path, count=2) as tree:
+        with pytest.raises(ConfigError, match="the certificate is of device0, not of device1"):
+            tree.dial(1, identity=tree.identity("device0"))
+        with pytest.raises(TransportError, match="asks the seat 7, which is not listed"):
+            tree.parent.ask(key(), b"", {7: b""})
+
+
+def test_handlers_must_be_of_the_seats(plain: Family) -> None:
+    port = GrpcPort(plain.parent.address, "server", {"device0": 0}, fingerprint="", identity=None)
+    with pytest.raises(ConfigError, match="handlers for"):
+        port.serve({1: echo})

@@ -1,0 +1,143 @@
+"""A parent and children over real sockets, with certificates, for tests."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.deployed.certificates import Authority, Identity
+from covey.deployed.grpc_options import Limits
+from covey.deployed.grpc_port import GrpcPort
+from covey.deployed.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport import AskKey, Handler, Seat
+
+FINGERPRINT = "0123456789abcdef"
+FAST = Limits(
+    hello_seconds=1,
+    stall_seconds=0.5,
+    keepalive_seconds=1,
+    keepalive_timeout=1,
+    check_seconds=0.05,
+    message=8 * 2**20,
+)
+
+
+def key(number: int = 0, lane: Any = "train") -> AskKey:
+    return AskKey("run", number, lane, 0, "algorithm.device", "ab")
+
+
+def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until this holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.005)
+
+
+def echo(asked: AskKey, common: bytes, own: bytes) -> bytes:
+    """Answers what it got."""
+    return b"%d:" % asked.round + common + b"+" + own
+
+
+@dataclass
+class Served:
+    """A port that serves in a thread of its own."""
+
+    port: GrpcPort
+    thread: threading.Thread
+    errors: list[BaseException] = field(default_factory=list)
+
+    def end(self) -> None:
+        self.port.close()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@dataclass
+class Family:
+    """A parent with certificates in a folder, and whoever dials it."""
+
+    folder: Path
+    count: int = 2
+    secure: bool = True
+    limits: Limits = FAST
+    admission: Any = None
+    served: list[Served] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parent_identity: Identity | None = None
+        self.authority: Authority | None = None
+        if self.secure:
+            self.authority = Authority.create(self.folder / "certs")
+            self.parent_identity = Identity(self.authority.issue("server"))
+            for seat in range(self.count):
+                self.authority.issue(f"device{seat}")
+        self.parent = GrpcTransport(
+            "127.0.0.1:0",
+            listed("device", range(self.count)),
+            fingerprint=FINGERPRINT,
+            identity=self.parent_identity,
+            limits=self.limits,
+            admission=self.admission,
+        )
+
+    def identity(self, name: str) -> Identity | None:
+        return Identity(self.folder / "certs" / name) if self.secure else None
+
+    def dial(
+        self,
+        *seats: Seat,
+        handler: Handler = echo,
+        identity: Identity | None = None,
+        fingerprint: str = FINGERPRINT,
+        address: str | None = None,
+        last_key: Callable[[Seat], str | None] | None = None,
+        names: dict[str, Seat] | None = None,
+    ) -> Served:
+        """Start a process's port for these seats, in a thread."""
+        port = GrpcPort(
+            address or self.parent.address,
+            "server",
+            names or listed("device", iter(seats)),
+            fingerprint=fingerprint,
+            identity=identity or self.identity(f"device{seats[0]}"),
+            limits=self.limits,
+            last_key=last_key,
+        )
+        return self.serve(port, dict.fromkeys(port.seats.values(), handler))
+
+    def serve(self, port: GrpcPort, handlers: dict[Seat, Handler]) -> Served:
+        def run() -> None:
+            try:
+                port.serve(handlers)
+            except BaseException as error:
+                out.errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        out = Served(port, thread)
+        self.served.append(out)
+        thread.start()
+        return out
+
+    def wait(self, *seats: Seat) -> None:
+        """Until exactly these seats are taken."""
+        until(lambda: self.parent.members() == set(seats))
+
+    def close(self) -> None:
+        for served in self.served:
+            served.port.close()
+        for served in self.served:
+            served.thread.join(10)
+        self.parent.close()
+
+
+@contextmanager
+def family(folder: Path, count: int = 2, **more: Any) -> Iterator[Family]:
+    out = Family(folder, count, **more)
+    try:
+        yield out
+    finally:
+        out.close()
