@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import covey
 from covey.cli.config import load
 from covey.deployed.events import EventLog
+from covey.deployed.grpc_network import GrpcNetwork
 from covey.deployed.local import free_ports, last_words, on_this_machine
 from covey.deployed.plan import Process, Settings, processes_of
+from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
@@ -25,8 +28,6 @@ from tests.cli.command import covey as command
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
-network = pytest.importorskip("covey.deployed.grpc_network")
-process = pytest.importorskip("covey.deployed.process")
 SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
 LOCAL = (*SMALL, "rounds=3", "data.devices=4", "deploy.devices_per_process=2")
 
@@ -36,15 +37,15 @@ def experiment() -> Experiment:
     return load(BASE, [*LOCAL[1:]]).experiment(0)
 
 
-def member(described: Process, experiment: Experiment) -> process.Member:
+def member(described: Process, experiment: Experiment) -> Member:
     log = EventLog(described.name, io.StringIO())
     progress = Progress(described.name, described.tier)
-    parts = process.parts_of(experiment)
-    return process.Member(described, parts, network.GrpcNetwork(None), log, progress)
+    parts = parts_of(experiment)
+    return Member(described, parts, GrpcNetwork(None), log, progress)
 
 
 @contextmanager
-def tree(experiment: Experiment, folder: Path) -> Iterator[dict[str, process.Member]]:
+def tree(experiment: Experiment, folder: Path) -> Iterator[dict[str, Member]]:
     """All processes of a tree as threads of this one; the server's has to be run."""
     address = {"server": "s", "edge": "{seat}"}
     planned = processes_of(experiment.tree, Settings(address=address, devices_per_process=2))
@@ -206,7 +207,7 @@ def test_ctrl_c_stops_all(tmp_path: Path) -> None:
     assert not _alive(out)
 
 
-def _until_rounds(out: Path) -> list[dict[str, object]]:
+def _until_rounds(out: Path) -> list[dict[str, Any]]:
     """The status of all nodes, once the first rounds are over."""
     until = time.monotonic() + 300
     while time.monotonic() < until:
