@@ -13,8 +13,11 @@ from rich.markup import escape
 
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
+from covey.cli.device_data import CENSUS_FILE, check_files, described, is_census
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.stop import Interrupted
+from covey.data.census import read as read_census
+from covey.data.census import text as census_text
 from covey.deployed import extras, plan_files
 from covey.deployed.local import LocalProcesses, on_this_machine
 from covey.deployed.plan import Process, processes_of
@@ -70,7 +73,18 @@ class Deployment:
             address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
             settings = replace(settings, address=address)
         processes = processes_of(tree, settings)
+        check_files(config, processes)
         return Deployment(config, deploy, experiment, tree, processes)
+
+    def write(self, folder: Path, processes: list[Process]) -> dict[str, Path]:
+        """Write the files of all processes; return the folder of each."""
+        config = self.config
+        files: dict[str, str] = {}
+        if is_census(config):
+            files[CENSUS_FILE] = census_text(read_census(Path(config.data["path"])))
+            config = config.model_copy(update={"data": config.data | {"path": CENSUS_FILE}})
+        files[plan_files.EXPERIMENT] = config.text()
+        return plan_files.write(processes, files, folder, self.deploy.image)
 
 
 @app.command()
@@ -107,8 +121,7 @@ def plan(
     deployment = Deployment.of(load_and_note(console, file, changes or []))
     extras.cryptography()  # an error before anything is written
     processes = deployment.processes
-    text = deployment.config.text()
-    folders = plan_files.write(processes, text, out, deployment.deploy.image)
+    folders = deployment.write(out, processes)
     commands = plan_files.commands(processes, out)
     if issue:
         plan_files.add_certificates(processes, out)
@@ -132,6 +145,25 @@ def plan(
         console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
     compose = out / plan_files.COMPOSE
     console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
+
+
+@app.command()
+def describe(
+    file: TreeFile,
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="The device's own file.")],
+    changes: Changes = None,
+) -> None:
+    """Print what a device tells of its data: how many examples, inputs and labels it has.
+
+    The data themselves stay where they are. An operator collects the descriptions of all devices in
+    a folder, for the table of data named census.
+
+    Examples:
+
+      covey deploy describe tree.toml pump-17.csv > device17.json
+    """
+    config = load_and_note(Console(stderr=True), file, changes or [])
+    print(json.dumps(described(config, data)))
 
 
 @app.command()
@@ -160,7 +192,7 @@ def local(
     extras.grpc()
     deployment = Deployment.of(load_and_note(console, file, changes or []), local=True)
     processes = on_this_machine(deployment.processes, out)
-    plan_files.write(processes, deployment.config.text(), out, deployment.deploy.image)
+    deployment.write(out, processes)
     if not insecure:
         plan_files.add_certificates(processes, out)
     names = [process.name for process in processes]

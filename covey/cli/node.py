@@ -10,11 +10,13 @@ import typer
 from covey.cli import config, node_config
 from covey.cli.deploy_config import check_quorum, deployable, tree_of
 from covey.cli.deploy_config import read as read_deploy
+from covey.cli.device_data import own_data
 from covey.cli.folder import Folder
 from covey.cli.node_config import NodeFile
 from covey.deployed.certificates import CERTIFICATE, Identity
 from covey.deployed.events import EventLog
 from covey.deployed.grpc_network import GrpcNetwork
+from covey.deployed.plan import SOURCE
 from covey.deployed.plan_files import EXPERIMENT
 from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
@@ -46,7 +48,9 @@ def node(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="source: this device's part of the experiment's data."),
+        typer.Option(
+            metavar="FILE", help="The device's own file. Default: its part of the source."
+        ),
     ] = None,
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder of the node's disk.")
@@ -71,7 +75,7 @@ def node(
 
       covey node /etc/covey/edge3/node.toml
 
-      covey node --name device17 --parent edge3.example:8443 --experiment tree.toml --certs device17
+      covey node --name device17 --parent edge3.example:8443 --experiment tree.toml --data 17.csv
     """
     given = {
         "name": name,
@@ -82,7 +86,7 @@ def node(
     }
     folder = Path() if file is None else file.parent
     settings = _settings(file, {key: value for key, value in given.items() if value is not None})
-    _check_data(settings, data)
+    settings = _with_data(settings, data)
     identity = None
     if not insecure:
         identity = _identity(certs or folder)
@@ -102,15 +106,14 @@ def _settings(file: Path | None, given: dict[str, Any]) -> NodeFile:
     return node_config.read({"seats": [name], "state": f"state/{name}"} | given)
 
 
-def _check_data(settings: NodeFile, data: str | None) -> None:
-    """Refuse data that a node cannot read yet."""
-    files = [*settings.data.values()]
-    if data is not None:
-        files.append(data)
-    for text in files:
-        if text != "source":
-            fix = "use \"source\": the device's own part of the experiment's data"
-            raise ConfigError(f"data = {text!r}: files of single devices are not read; {fix}.")
+def _with_data(settings: NodeFile, data: str | None) -> NodeFile:
+    """The settings with the file that the command line names for the one device."""
+    if data is None or data == SOURCE:
+        return settings
+    if len(settings.seats) > 1:
+        fix = "name the file of each in node.toml"
+        raise ConfigError(f"--data {data}: this process has {len(settings.seats)} seats; {fix}.")
+    return settings.model_copy(update={"data": {settings.seats[0]: data}})
 
 
 def _identity(folder: Path) -> Identity:
@@ -133,7 +136,8 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
     process = settings.process(tree_of(experiment))
     log = EventLog(process.name)
     progress = Progress(process.name, process.tier)
-    member = Member(process, parts_of(experiment), GrpcNetwork(identity), log, progress)
+    own = own_data(loaded, process, experiment.data)
+    member = Member(process, parts_of(experiment), GrpcNetwork(identity), log, progress, own)
     with log.library(), member.running(identity):
         if process.parent is not None:
             member.serve()

@@ -28,10 +28,11 @@ _NO_RESTART = "2 3"  # exit codes of an invalid file and of a run that diverged
 
 
 def write(
-    processes: Sequence[Process], experiment: str, folder: Path, image: str
+    processes: Sequence[Process], shared: Mapping[str, str], folder: Path, image: str
 ) -> dict[str, Path]:
     """Write the folder of every process and one compose.yaml; return the folders by name.
 
+    `shared` are the texts of files that every process has, by name.
     Nothing that exists is overwritten: the folder must be new or empty.
     """
     try:
@@ -46,7 +47,8 @@ def write(
         own = folder / process.name
         own.mkdir(mode=0o700)
         _new(own / NODE, node_file(process))
-        _new(own / EXPERIMENT, experiment)
+        for name, text in shared.items():
+            _new(own / name, text)
         _new(own / unit_name(process), unit(process))
         out[process.name] = own
     _new(folder / COMPOSE, compose(processes, image))

@@ -6,13 +6,14 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from covey.data import Shards
 from covey.deployed.assemble import Told, check, node_of, told
 from covey.deployed.certificates import Identity
 from covey.deployed.control import Control, drained
@@ -96,6 +97,8 @@ class Member:
     network: Network
     log: EventLog
     progress: Progress
+    own_data: Mapping[str, Shards] = field(default_factory=dict)
+    """The data of devices that take no part of the experiment's data, by seat."""
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
@@ -140,7 +143,10 @@ class Member:
         door = Door()
         transport = self._transport(seat, door)
         facts = self._told[seat.tier][seat.number]
-        node = node_of(self.parts, facts, disk, transport=transport, patience=process.patience)
+        parts = self.parts
+        if seat.name in self.own_data:
+            parts = replace(parts, data=self.own_data[seat.name])
+        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
         door.node = node
         return node
 

@@ -122,7 +122,7 @@ def test_a_local_plan_has_ports_of_its_own(experiment: Experiment, tmp_path: Pat
         (["--name", "device0", "--parent", "localhost:1", "--listen", "h:1"], "leave out --listen"),
         (["--name", "device0", "--parent", "localhost:99999"], "1 to 65535"),
         (["--name", "device0", "--parent", "edge0.example:1"], "without certificates"),
-        (["--name", "device0", "--parent", "localhost:1", "--data", "d.csv"], "d.csv"),
+        (["--name", "device0", "--parent", "localhost:1", "--data", "d.csv"], "census"),
     ],
     ids=str,
 )  # fmt: skip
