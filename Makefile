@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Commands that the tests start import compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-browser lint types tests coverage bench docs wheel sbom licences clean
+.PHONY: demo test test-all test-browser test-deployed lint types tests coverage bench docs wheel sbom licences clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -23,6 +23,12 @@ test-browser: export COVEY_TEST_BROWSER := 1
 test-browser: .venv/dev
 	$(PIP) -e '.[browser]'
 	$(BIN)/python -m pytest -q tests/browser
+
+# A deployed tree at length: every case over sockets, a million hostile streams.
+test-deployed: export COVEY_TEST_ALL := 1
+test-deployed: .venv/dev
+	$(BIN)/python -m pytest -n 2 -q tests/deployed $(wildcard tests/laws/test_deployed.py)
+	$(BIN)/python -m fuzz.stream --random 1000000 1
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -80,6 +80,8 @@ def test_the_kernel_loads_nothing_but_torch_numpy_and_safetensors() -> None:
 import sys
 before = set(sys.modules)
 import covey
+for name in covey.__all__:
+    getattr(covey, name)
 print(*{name.split(".")[0] for name in set(sys.modules) - before})
 """
     loaded = set(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,25 @@ from covey.errors import CheckpointError
 from covey.runs import checkpoint
 from tests import peek
 from tests.laws.cases import PLAIN, differences, experiment, state
+
+ALL = bool(os.environ.get("COVEY_TEST_ALL"))
+SLOW = """
+import os, sys, time
+import covey
+from tests import peek
+from tests.laws.cases import PLAIN, experiment
+replace = os.replace
+def slow(source, target):
+    time.sleep(0.3)
+    replace(source, target)
+os.replace = slow
+run = covey.run(experiment(PLAIN["PFedMe"], rounds=12))
+peek.runs(run).writes_beside = True
+for record in run:
+    run.save(sys.argv[1], wait=False)
+    print(record.round, flush=True)
+"""
+"""A run whose checkpoints take longer than its rounds."""
 
 
 def begun(**changes: Any) -> covey.Run:
@@ -91,3 +114,27 @@ def test_on_a_cpu_a_save_is_complete_when_it_returns(tmp_path: Path) -> None:
     next(run)
     run.save(tmp_path / "c.safetensors", wait=False)
     assert checkpoint.read(tmp_path / "c.safetensors").facts["round"] == 1
+
+
+@pytest.mark.skipif(not ALL, reason="with COVEY_TEST_ALL=1")
+@pytest.mark.parametrize("last", [2, 5])
+def test_kill_while_a_checkpoint_is_written_leaves_the_one_before(
+    tmp_path: Path, last: int
+) -> None:
+    path = tmp_path / "c.safetensors"
+    command = [sys.executable, "-c", SLOW, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) == last:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    here = experiment(PLAIN["PFedMe"], rounds=12)
+    resumed = covey.run(here, resume=path)
+    assert last - 1 <= resumed.round <= last + 1  # at most the one being written is missing
+    list(resumed)
+    whole = covey.run(here)
+    list(whole)
+    assert differences(state(resumed), state(whole)) == []

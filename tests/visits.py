@@ -30,6 +30,7 @@ class Visits(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.elements = 0
+        self.operations = 0
         self.largest: dict[str, int] = {}
 
     def __torch_dispatch__(
@@ -54,6 +55,7 @@ class Visits(TorchDispatchMode):
             in_place = name.endswith("_")
             visited = max([0, *(given[1:] if in_place else made)])
         self.elements += visited
+        self.operations += 1
         self.largest[name] = max(visited, self.largest.get(name, 0))
 
 

@@ -144,6 +144,16 @@ class Config(BaseModel):
         """The experiment's name, or its algorithm's, as a file may be called."""
         return self.name or _as_file(str(self.algorithm["name"]))
 
+    def schedule(self) -> str | None:
+        """The setting of a schedule, which goes over all rounds; None where rates are constant."""
+        solver = self.solver
+        if isinstance(solver, dict) and solver.get("schedule", "constant") != "constant":
+            return f"solver.schedule = {solver['schedule']!r}"
+        for field, schedule in self.schedules.items():
+            if schedule != "constant":
+                return f"schedules.{field} = {schedule!r}"
+        return None
+
     def resolved(self) -> dict[str, Any]:
         """Every value that decides a run, defaults filled in, as TOML can hold it."""
         out = self.model_dump()

@@ -70,6 +70,8 @@ def resume(
     with folder.lock():
         config = load(path / "config.toml", changes)
         recover.check_seeds(config, folder)
+        before = load(path / "config.toml", []).rounds
+        recover.check_schedule(config, folders_of(config, folder).values(), before)
         return _Command(config, folder, console, command, experiments, makers or {}).play(None)
 
 
@@ -166,10 +168,10 @@ class _Command:
     def _write_commands(self, go_on: str) -> None:
         """How to repeat the run, and on what it was run."""
         repeat = f"covey run {shlex.quote(str(self.folder.path / 'config.toml'))}"
-        self.folder.write(
-            "repeat.txt",
-            f"{repeat}\n{go_on} rounds={self.config.rounds + 10}\n",
-        )
+        more = f"{go_on} rounds={self.config.rounds + 10}"
+        if self.config.schedule() is not None:
+            more = go_on
+        self.folder.write("repeat.txt", f"{repeat}\n{more}\n")
         self.folder.write_json("environment.json", environment(self.command))
 
     def _beside(self, stop: Stop, printed: set[str]) -> dict[str, Histories]:

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import covey
 from covey import native
 from covey.advice import Advice
 from covey.cli import (
@@ -43,6 +42,7 @@ from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
 from covey.cli.node import node
 from covey.cli.options import AsJson, What, load_and_note, split
+from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.cli.report import report, write_after_run
@@ -64,60 +64,18 @@ from covey.runtimes import launch
 from covey.runtimes.heartbeat import EXIT_CODE
 from covey.runtimes.ranks import ALONE, join, joined
 
-EXIT_CODES = {
-    0: "success",
-    1: "unexpected error (a bug); please report it",
-    2: "invalid command, file or value; nothing was run",
-    3: "training diverged; the last good state is saved",
-    4: "a file could not be read or written; the state saved before is intact",
-    5: "another process of a sharded run ended; the last checkpoint is intact",
-    130: "stopped by Ctrl-C or SIGTERM; the state is saved",
-}
-_EPILOG = (
-    "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
-)
-
-app = typer.Typer(
-    help="Personalized federated learning on trees of machines.",
-    epilog=_EPILOG,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-# The panels of `covey --help`, in this order.
-_TRAIN = "Train"
-_LOOK = "Look at runs"
-_USE = "Use the models"
-_PREPARE = "Prepare and check"
-_DEPLOY = "Deploy"
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"covey {covey.__version__}")
-        raise typer.Exit
+app = new_app()
 
 
 @app.callback()
 def _covey(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_version,
-            is_eager=True,
-            help="Print the version and exit.",
-        ),
-    ] = False,
+    version: Version = False,
 ) -> None:
     """Personalized federated learning on trees of machines."""
     command = context.invoked_subcommand
     if command != "run" and launch.several():
-        raise ConfigError(
-            f"covey {command} runs in one process; several ranks (torchrun) can covey run alone."
-        )
+        raise ConfigError(f"covey {command} runs in one process; torchrun is for covey run alone.")
 
 
 class Kind(StrEnum):
@@ -131,7 +89,7 @@ class Kind(StrEnum):
     policies = "policies"
 
 
-@app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)
+@app.command(epilog=EPILOG, rich_help_panel=TRAIN)
 def run(
     arguments: What = None,
     out: Annotated[
@@ -231,22 +189,22 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(compare)
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(sweep)
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(reproduce)
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(advise)
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(plan)
-app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(node)
-app.add_typer(deploy.app, name="deploy", epilog=_EPILOG, rich_help_panel=_TRAIN)
-app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(report)
-app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(watch)
-app.add_typer(ctl.app, name="ctl", epilog=_EPILOG, rich_help_panel=_LOOK)
-app.command(name="show", epilog=_EPILOG, rich_help_panel=_LOOK)(results.show_run)
-app.command(name="runs", epilog=_EPILOG, rich_help_panel=_LOOK)(runs.list_runs)
-app.command(epilog=_EPILOG, rich_help_panel=_USE)(results.predict)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(compare)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(sweep)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(reproduce)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(advise)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(plan)
+app.command(epilog=EPILOG, rich_help_panel=TRAIN)(node)
+app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=TRAIN)
+app.command(epilog=EPILOG, rich_help_panel=LOOK)(report)
+app.command(epilog=EPILOG, rich_help_panel=LOOK)(watch)
+app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=LOOK)
+app.command(name="show", epilog=EPILOG, rich_help_panel=LOOK)(results.show_run)
+app.command(name="runs", epilog=EPILOG, rich_help_panel=LOOK)(runs.list_runs)
+app.command(epilog=EPILOG, rich_help_panel=USE)(results.predict)
 
 
-@app.command(epilog=_EPILOG, rich_help_panel=_USE)
+@app.command(epilog=EPILOG, rich_help_panel=USE)
 def personalize(
     run: Annotated[
         Path,
@@ -297,13 +255,13 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
-app.command(name="export", epilog=_EPILOG, rich_help_panel=_USE)(export.export_command)
-app.add_typer(data.app, name="data", epilog=_EPILOG, rich_help_panel=_PREPARE)
-app.add_typer(new.app, name="new", epilog=_EPILOG, rich_help_panel=_PREPARE)
-app.add_typer(certs.app, name="certs", epilog=_EPILOG, rich_help_panel=_DEPLOY)
+app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
+app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
+app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
 
 
-@app.command(name="list", epilog=_EPILOG, rich_help_panel=_PREPARE)
+@app.command(name="list", epilog=EPILOG, rich_help_panel=PREPARE)
 def list_(
     kind: Annotated[
         Kind | None,
@@ -384,7 +342,7 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
     return "\n".join(out) + "\n"
 
 
-@app.command(epilog=_EPILOG, rich_help_panel=_PREPARE)
+@app.command(epilog=EPILOG, rich_help_panel=PREPARE)
 def doctor(arguments: What = None, as_json: AsJson = False) -> None:
     """Show what this machine can run.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,21 @@ def check_rounds(config: Config, folder: Folder) -> None:
     if rounds > config.rounds:
         already = f"{folder.checkpoint} has run {rounds} already"
         raise ConfigError(f"rounds = {config.rounds}, but {already}; give more rounds.")
+
+
+def check_schedule(config: Config, folders: Iterable[Folder], before: int) -> None:
+    """An error, before anything is written, if a run with a schedule gets other rounds.
+
+    `before` is the number of rounds that the run had.
+    """
+    begun = any(folder.checkpoint.exists() for folder in folders)
+    schedule = config.schedule()
+    if not begun or schedule is None or config.rounds == before:
+        return
+    raise ConfigError(
+        f"rounds = {config.rounds}, but the run began with {schedule} over {before} rounds, and "
+        "others would change the rates of the rounds before; leave out rounds, or start a new run."
+    )
 
 
 def check_stop(folder: Folder, experiment: Experiment) -> None:

@@ -136,7 +136,7 @@ class Seeds:
             if self.config.seeds == 1 and self.config.stop is not None:
                 more = f"; to go on, add stop.patience={self.config.stop['patience'] + 5}"
             return f"stopped early after round {rounds} of {self.config.rounds} before{more}"
-        if self.config.seeds == 1:
+        if self.config.seeds == 1 and self.config.schedule() is None:
             more = f"; for more, add rounds={self.config.rounds + 10}"
         return f"all {self.config.rounds} rounds were run before{more}"
 

@@ -13,6 +13,7 @@ from covey.data.images import images
 from covey.data.leaks import Overlaps, overlaps
 from covey.data.named_partitions import PARTITIONS, deal
 from covey.data.own import own, own_parts
+from covey.data.pool import own_pool
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.sets import (
     Raw,
@@ -59,6 +60,7 @@ __all__ = [
     "overlaps",
     "own",
     "own_parts",
+    "own_pool",
     "partition",
     "recipes",
     "scaling",

@@ -84,6 +84,26 @@ class Part:
             raise ProgramError(_absent(device))
         return self.index[self.offset[device] : self.offset[device + 1]]
 
+    def _followed_by(self, other: Part) -> Part:
+        """The examples of both, for every device those of the other part last."""
+        offset = self.offset + other.offset
+        index = self.index.new_empty(len(self.index) + len(other.index))
+        index[torch.arange(len(self.index)) + other.offset[self._owners()]] = self.index
+        index[torch.arange(len(other.index)) + self.offset[other._owners() + 1]] = other.index
+        return Part(index, offset)
+
+    def _of(self, devices: Tensor) -> Part:
+        """The pieces of some devices, in this order."""
+        counts = self.counts()[devices]
+        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        shift = self.offset[devices] - offset[:-1]
+        places = torch.arange(int(offset[-1])) + shift.repeat_interleave(counts)
+        return Part(self.index[places], offset)
+
+    def _owners(self) -> Tensor:
+        """The device of every entry of the index."""
+        return torch.arange(self.devices).repeat_interleave(self.counts())
+
     def _only(self, present: Tensor, number: Tensor) -> Part:
         """The pieces of the chosen devices, [devices] bool.
 
@@ -310,9 +330,9 @@ class Shards:
 
         Edges are kept where that order keeps the devices of an edge together.
         """
-        train, validation, test = (
-            Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS
-        )
+        numbers = torch.as_tensor(devices, dtype=torch.int64)
+        self.check_present(numbers)
+        train, validation, test = (self.part(split)._of(numbers) for split in SPLITS)
         edge = np.empty(0, dtype=np.int64)
         if self.edges:
             edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
@@ -343,7 +363,7 @@ class Shards:
         For regression it has one column. Of labels per position, the positions are counted.
         """
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
-        held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
+        width = self.classes or 1
         label = np.zeros(len(owner), dtype=np.int64)
         if self.classes:
             label = self.y[self.train.index].numpy()
@@ -352,8 +372,8 @@ class Shards:
             label = label.reshape(-1)
             owner = owner[label != NO_TARGET]
             label = label[label != NO_TARGET]
-        np.add.at(held, (owner, label), 1)
-        return held
+        counts = np.bincount(owner * width + label, minlength=self.devices * width)
+        return counts.reshape(self.devices, width)
 
     def target_counts(self, split: str) -> Tensor:
         """How many targets each device's examples of a part have, [devices] int64.
@@ -405,11 +425,10 @@ class Shards:
 
         Validation examples are trained on, and no example validates.
         """
-        both = [
-            torch.cat([self.train.held(d), self.validation.held(d)]).numpy()
-            for d in range(self.devices)
-        ]
-        return replace(self, train=Part.of(both), validation=Part.of([[]] * self.devices))
+        self.check_present(torch.arange(self.devices))
+        both = self.train._followed_by(self.validation)
+        nothing = Part(self.train.index[:0], torch.zeros_like(self.train.offset))
+        return replace(self, train=both, validation=nothing)
 
     def fingerprint(self) -> str:
         """A sha256 in hex of the examples and the parts.

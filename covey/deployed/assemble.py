@@ -86,7 +86,7 @@ def node_of(
         training_place=facts.training_place,
         under=facts.under,
         makers={Scorer.__name__: scorer},
-        disk=disk,
+        database=disk,
         transport=transport,
         patience=patience,
     )

@@ -328,6 +328,8 @@ class GrpcTransport:
         peer = context.peer()
         try:
             certificate = self._authenticated(context)
+            if certificate is not None:
+                peer = f"{certificate.seats[0]} ({peer})"
             stream = await self._admitted(context, certificate)
         except Refusal as refusal:
             await self._refuse(context, peer, refusal)

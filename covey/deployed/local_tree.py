@@ -60,7 +60,7 @@ class LocalTree:
         tree = self._parts.tree
         before = self.nodes.pop((tier, number), None)
         if before is not None:
-            before.disk.close()
+            before.database.close()
         facts = self._told[tier][number]
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
         transport = self._transport(tier, number)
@@ -104,6 +104,6 @@ class LocalTree:
         for transport in self._transports.values():
             transport.close()
         for node in self.nodes.values():
-            node.disk.close()
+            node.database.close()
         self._transports.clear()
         self.nodes.clear()

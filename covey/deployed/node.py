@@ -85,7 +85,7 @@ class WatchedStore(OwnStore):
 class Node(Station):
     """One node of a deployed tree."""
 
-    disk: Disk = field(kw_only=True)
+    database: Disk = field(kw_only=True)
     transport: Transport | None = field(default=None, kw_only=True)
     """The way to the children; None for a device."""
     patience: Patience | None = field(default=None, kw_only=True)
@@ -97,7 +97,7 @@ class Node(Station):
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
         self.epoch = Epoch("", 0)
-        self._templates = _templates(self.disk.fact("kept") or [])
+        self._templates = _templates(self.database.fact("kept") or [])
         super().__post_init__()
 
     @property
@@ -115,7 +115,7 @@ class Node(Station):
         """Forget what is in memory, and read the disk."""
         store = WatchedStore(self._sizes(), place=self.place)
         by_name: dict[str, list[NodeRow]] = {}
-        for kept in self.disk.rows(self.place.tier, self.place.number):
+        for kept in self.database.rows(self.place.tier, self.place.number):
             by_name.setdefault(kept.name, []).append(kept)
         everyone = slice(0, self.place.size(self.place.tier))
         for rows in by_name.values():
@@ -157,7 +157,7 @@ class Node(Station):
             parameters=digest(parameters, rows),
             attempt=self.epoch.attempt,
         )
-        answers = self.disk.journalled(key)
+        answers = self.database.journalled(key)
         if answers is None:
             answers = self._asked(key, common, self._own_requests(question, each))
         for child in question.ids.tolist():
@@ -185,7 +185,7 @@ class Node(Station):
             header, _ = open_sealed(answer.data)
             if header["error"] is not None:
                 return answers  # the round ends here
-        self.disk.journal(key, answers)
+        self.database.journal(key, answers)
         return answers
 
     def _reach(self) -> Transport:
@@ -224,7 +224,7 @@ class Node(Station):
         shared, down = open_sealed(common)
         personal, each = open_sealed(own)
         self._catch_up(Epoch.from_dict(personal["epoch"]))
-        written = self.disk.answer(key)
+        written = self.database.answer(key)
         if written is not None:
             return written
         if key.lane == "train" and key.round < self.epoch.before:
@@ -243,7 +243,7 @@ class Node(Station):
         }
         reply = self._served(header, [*down, *each])
         facts = {"kept": self._described()}
-        self.disk.end_ask(key, self._changed(), reply, facts)
+        self.database.end_ask(key, self._changed(), reply, facts)
         self._written()
         return reply
 
@@ -260,22 +260,22 @@ class Node(Station):
 
     def _catch_up(self, epoch: Epoch) -> None:
         """Commit or roll back what this node kept before, as the server did."""
-        run = self.disk.fact("run")
+        run = self.database.fact("run")
         if run is None:
-            self.disk.note(run=epoch.run)
+            self.database.note(run=epoch.run)
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
         self.epoch = epoch
-        pending = self.disk.pending
+        pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
         if epoch.undone(*pending):
-            self.disk.rollback()
+            self.database.rollback()
             self.forget()
         elif round < epoch.before:
-            self.disk.commit()
+            self.database.commit()
 
     # Rows
 
@@ -313,13 +313,13 @@ class Node(Station):
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
         }
-        self.disk.end_round(self._changed(), facts, state, records)
+        self.database.end_round(self._changed(), facts, state, records)
         self._written()
 
     def undo_round(self) -> None:
         """The server goes back to the last good round."""
-        self.disk.rollback()
-        self.disk.note(rollbacks=list(self.epoch.rollbacks))
+        self.database.rollback()
+        self.database.note(rollbacks=list(self.epoch.rollbacks))
         self.forget()
 
     # Orders
@@ -414,7 +414,7 @@ class Node(Station):
         if not self.top:
             changed = self._changed()
             if changed:
-                self.disk.keep(changed, round=round, attempt=self.epoch.attempt)
+                self.database.keep(changed, round=round, attempt=self.epoch.attempt)
             self._written()
         return []
 
@@ -463,14 +463,14 @@ class Node(Station):
     def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
         here = (self.place.tier, self.place.number)
         mine = [kept for kept in rows if (kept.tier, kept.number) == here]
-        self.disk.replace(mine)
+        self.database.replace(mine)
         self.forget()
 
     # Joining
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
-        received = self.disk.received(seat)
+        received = self.database.received(seat)
         if received is None or last_key == received:
             return None
         if self._open_key is not None and last_key == str(self._open_key):

@@ -32,7 +32,7 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     """
     run = Run(experiment, runtime=tree)
     runtime = _tree_of(run)
-    disk = runtime.server.disk
+    disk = runtime.server.database
     written = disk.records()
     if disk.state is not None:
         records = [json.loads(record) for record in written]

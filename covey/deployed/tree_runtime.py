@@ -38,7 +38,7 @@ class TreeRuntime(Runtime):
         self.capture: Capture | None = None
         """Says where the run stands; the server's disk keeps it with every good round."""
         self._played: int | None = None
-        disk = server.disk
+        disk = server.database
         run = disk.fact("run") or uuid.uuid4().hex
         rollbacks = disk.fact("rollbacks") or []
         self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
@@ -133,7 +133,7 @@ class TreeRuntime(Runtime):
             "runtime": "deployed",
             "nodes": sum(self.tree.sizes),
             "seeds": 1,
-            "durability": self.server.disk.durability,
+            "durability": self.server.database.durability,
         }
 
     def _order(

@@ -112,7 +112,7 @@ class Key:
     run: str = _text(1)
     round: int = _sint(2)
     lane: str = _text(3)
-    path: int = _sint(4)
+    path: int = _uint(4)
     program: str = _text(5)
     parameters: str = _text(6)
     attempt: int = _sint(7)

@@ -6,20 +6,24 @@ stays valid for good. Rows on a GPU lie in one segment that grows by copying.
 
 from __future__ import annotations
 
-import mmap
+import ctypes
 import os
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from covey.errors import CheckpointError
 
-SEGMENT = 2**26
+SEGMENT = 2**27
 """The bytes of a segment."""
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; an older one refuses it
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,12 @@ class Segment:
     path: Path | None = None
     writable: bool = True
 
+    def sums(self, numbers: Tensor) -> Tensor:
+        """A checksum of each of these rows, which are in main memory, int64 [n]."""
+        rows = self.rows.numpy()
+        sums = [crc32(rows[number]) for number in numbers.tolist()]
+        return torch.tensor(sums, dtype=torch.int64)
+
 
 class Segments:
     """Rows like `template`, [0, ...], in main memory or in files of a folder."""
@@ -42,6 +52,8 @@ class Segments:
         self.folder = folder
         self.segments: list[Segment] = []
         self.capacity = 0
+        self.dirty: set[Path] = set()
+        """Files that were written since they were last synced."""
         self._ends = torch.empty(0, dtype=torch.int64)
         row = self.template[0:0].new_empty((1, *self.template.shape[1:]))
         self.row_bytes = max(1, row.nbytes)
@@ -92,10 +104,27 @@ class Segments:
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Rows into slots, which are all different."""
         if len(self.segments) == 1:
-            self.segments[0].rows.index_copy_(0, self.on_device(slots), rows)
+            self._write(self.segments[0], self.on_device(slots), rows)
             return
         for segment, positions, offsets in self._by_segment(slots):
-            segment.rows.index_copy_(0, offsets, rows[positions])
+            self._write(segment, offsets, rows[positions])
+
+    def _write(self, segment: Segment, offsets: Tensor, rows: Tensor) -> None:
+        segment.rows.index_copy_(0, offsets, rows)
+        if segment.path is not None:
+            self.dirty.add(segment.path)
+
+    def sums(self, slots: Tensor) -> Tensor:
+        """A checksum of the row in each of these slots, int64 [n]."""
+        out = torch.empty(len(slots), dtype=torch.int64)
+        for segment, positions, offsets in self._by_segment(slots):
+            out[positions] = segment.sums(offsets)
+        return out
+
+    def starts(self) -> list[int]:
+        """The first slot of every segment."""
+        sizes = [len(segment.rows) for segment in self.segments]
+        return [0, *accumulate(sizes)][:-1]
 
     def number_of(self, slots: Tensor) -> Tensor:
         """The number of the segment that each slot lies in."""
@@ -134,30 +163,42 @@ def _created(template: Tensor, folder: Path, count: int) -> Segment:
     size = count * max(1, template.new_empty((1, *template.shape[1:])).nbytes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "x+b") as file:
+        with open(path, "xb") as file:
             _reserve(file.fileno(), size)
-            memory = mmap.mmap(file.fileno(), size)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise CheckpointError(
             f"cannot make a file of {size:,} bytes for kept rows in {folder}: {error}; "
-            "free some of the disk, or give rows= a folder with more room."
+            "free some of the disk, or give store= a folder with more room."
         ) from error
-    return Segment(_rows(memory, template, count), path)
+    rows = _mapped(path, template, count, shared=True)
+    _touch(rows)
+    return Segment(rows, path)
 
 
 def opened(template: Tensor, path: Path, count: int) -> Segment:
     """The rows in a file that another process wrote, which are only read."""
-    size = count * max(1, template.new_empty((1, *template.shape[1:])).nbytes)
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    return Segment(_rows(memory, template, count), path, writable=False)
+    return Segment(_mapped(path, template, count, shared=False), path, writable=False)
 
 
-def _rows(memory: mmap.mmap, template: Tensor, count: int) -> Tensor:
-    """The rows in mapped memory, which lives as long as they do."""
-    numbers = torch.frombuffer(memory, dtype=template.dtype)
-    return numbers[: count * template.shape[1:].numel()].view(count, *template.shape[1:])
+def _mapped(path: Path, template: Tensor, count: int, *, shared: bool) -> Tensor:
+    """The rows in a file; it is mapped into memory as long as they are used."""
+    numbers = count * template.shape[1:].numel()
+    if path.stat().st_size < numbers * template.element_size():
+        raise ValueError(f"it is shorter than {count} rows")
+    flat = torch.from_file(str(path), shared=shared, size=numbers, dtype=template.dtype)
+    return flat.view(count, *template.shape[1:])
+
+
+def _touch(rows: Tensor) -> None:
+    """Have the pages of a new file in memory.
+
+    Linux does that at half the price of one page after the other when it is first written.
+    """
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        address = ctypes.c_void_p(rows.data_ptr())
+        library.madvise(address, ctypes.c_size_t(rows.nbytes), _POPULATE_WRITE)
 
 
 def _reserve(handle: int, size: int) -> None:
@@ -166,3 +207,22 @@ def _reserve(handle: int, size: int) -> None:
         os.posix_fallocate(handle, 0, size)
     else:
         os.ftruncate(handle, size)
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Wait until files are on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's list of files is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -8,9 +8,10 @@ and holding a version cost what was touched, however many nodes there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import torch
@@ -18,9 +19,21 @@ from torch import Tensor
 
 from covey.errors import ProgramError
 from covey.kernel.changes import Changes
-from covey.kernel.segments import Segments
+from covey.kernel.segments import Segment, Segments, sync
+from covey.kernel.slots import NEVER, Slots
 
-NEVER = -1
+__all__ = [
+    "NEVER",
+    "PRESENT",
+    "Column",
+    "ColumnKey",
+    "Entry",
+    "Frozen",
+    "KeptRows",
+    "Saved",
+    "Store",
+]
+
 ColumnKey = tuple[str, str]
 """The tier and the name of a column."""
 KeptRows = tuple[Tensor, Tensor, Tensor]
@@ -74,6 +87,15 @@ class _Undo:
 
 
 @dataclass(frozen=True, eq=False)
+class Saved:
+    """Some nodes of a version whose rows stay where they are, [n] each."""
+
+    ids: Tensor
+    slots: Tensor
+    rounds: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One version in a checkpoint: the nodes that have a row and the round of each.
 
@@ -101,7 +123,9 @@ class Frozen:
 class Column:
     """The rows one name has on one tier, with the round each was kept in."""
 
-    def __init__(self, nodes: int, template: Tensor, folder: Path | None = None) -> None:
+    def __init__(
+        self, nodes: int, template: Tensor, folder: Path | None = None, saves: int = 0
+    ) -> None:
         self.nodes = nodes
         self.segments = Segments(template, nodes, folder)
         self.present = Version(nodes)
@@ -110,7 +134,8 @@ class Column:
         self._undo: list[_Undo] = []
         self._new_labels: list[str] = []
         self._holds: list[tuple[tuple[str, int], int]] = []
-        self.slots = Slots()
+        self.slots = Slots(saves)
+        self._attached = 0  # how many rows were taken over where they lie
         self._touched = torch.zeros(nodes, dtype=torch.int32)
         self._transaction = 1
 
@@ -250,6 +275,52 @@ class Column:
         self.commit()
         self.slots.free(slots[self.slots.references(slots) == 0])
 
+    def attach(
+        self, first: int, segments: Sequence[tuple[int, Segment]], saved: Mapping[str, Saved]
+    ) -> None:
+        """Take over rows where they lie, for the nodes from `first` on.
+
+        `segments` come with the slot that their first row had when it was saved. They are read and
+        never written: a checkpoint counts on them.
+        """
+        starts = torch.tensor([start for start, _ in segments], dtype=torch.int64)
+        shift = []
+        for start, segment in segments:
+            shift.append(self.segments.capacity - start)
+            self.segments.add(segment)
+        self.slots.inherited = self.segments.capacity
+        self.slots.make_room(self.segments.capacity)
+        shifts = torch.tensor(shift, dtype=torch.int64)
+        for label, entry in saved.items():
+            version = self.present
+            if label != PRESENT:
+                version = self._label(label)
+            number = torch.searchsorted(starts, entry.slots, right=True) - 1
+            slots = entry.slots + shifts[number]
+            self._move(version, entry.ids + first, slots, entry.rounds)
+        self.commit()
+        inherited = torch.arange(self.slots.inherited)
+        self.slots.borrowed = int((self.slots.references(inherited) > 0).sum())
+        self._attached = self.slots.borrowed
+
+    def compact(self) -> None:
+        """Copy the rows in files of another process, once half of them are out of use."""
+        borrowed = self.slots.borrowed
+        if not borrowed or 2 * borrowed > self._attached:
+            return
+        versions = [self.present, *self.held.values()]
+        slots = torch.cat([version.slot for version in versions]).long()
+        old = torch.unique(slots[(slots >= 0) & (slots < self.slots.inherited)])
+        new = self._take(len(old))
+        for part in torch.split(torch.arange(len(old)), self.segments.per_segment):
+            self.segments.write(new[part], self.segments.read(old[part]))
+        for version in versions:
+            inherited = (version.slot >= 0) & (version.slot < self.slots.inherited)
+            ids = inherited.nonzero()[:, 0]
+            where = torch.searchsorted(old, version.slots(ids))
+            self._move(version, ids, new[where], version.rounds(ids))
+        self.commit()
+
     def commit(self) -> None:
         """What was put since the last commit becomes the good state."""
         for undo in self._undo:
@@ -296,63 +367,6 @@ class Column:
         return self.slots.take(count)
 
 
-class Slots:
-    """Which slots are free: those that no version refers to.
-
-    Every operation costs the slots that it is about.
-    """
-
-    def __init__(self) -> None:
-        self.available = 0
-        self._free: list[Tensor] = []
-        self._references = torch.zeros(0, dtype=torch.int32)
-
-    def references(self, slots: Tensor) -> Tensor:
-        """How many versions refer to each of these slots; a slot NEVER has no meaning."""
-        if not len(self._references):
-            return torch.zeros_like(slots)
-        return self._references[slots]
-
-    def add(self, slots: Tensor) -> None:
-        """New slots, which are free."""
-        stop = int(slots[-1]) + 1
-        if stop > len(self._references):
-            room = self._references.new_zeros(max(stop, 2 * len(self._references)))
-            room[: len(self._references)] = self._references
-            self._references = room
-        self.free(slots)
-
-    def take(self, count: int) -> Tensor:
-        """Take some of the free slots."""
-        chunks = [torch.empty(0, dtype=torch.int64)]
-        while count:
-            chunk = self._free.pop()
-            if len(chunk) > count:
-                self._free.append(chunk[count:])
-                chunk = chunk[:count]
-            chunks.append(chunk)
-            count -= len(chunk)
-            self.available -= len(chunk)
-        return torch.cat(chunks)
-
-    def use(self, slots: Tensor) -> None:
-        """One more version refers to each of these slots."""
-        slots = slots[slots != NEVER]
-        self._references[slots] += 1
-
-    def drop(self, slots: Tensor) -> None:
-        """One version less refers to each of these slots; those without any are free."""
-        slots = slots[slots != NEVER]
-        self._references[slots] -= 1
-        self.free(slots[self._references[slots] == 0])
-
-    def free(self, slots: Tensor) -> None:
-        """These slots may be used again."""
-        if len(slots):
-            self._free.append(slots)
-            self.available += len(slots)
-
-
 def _form(rows: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     """The shape of one row and its type."""
     return tuple(rows.shape[1:]), rows.dtype
@@ -372,6 +386,10 @@ def _by_first_appearance(slots: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unique[order]), torch.from_numpy(positions)
 
 
+_DIRTY = 4
+"""Files that are synced at once."""
+
+
 @dataclass
 class Store:
     """The columns of every tier."""
@@ -380,17 +398,21 @@ class Store:
     columns: dict[ColumnKey, Column] = field(default_factory=dict)
     folder: Path | None = None
     """Where files with rows lie; None: rows are in memory."""
+    saves: int = 0
+    """How many checkpoints were made of rows in files."""
+    _syncing: Thread | None = None
+    _unsynced: list[OSError] = field(default_factory=list)
 
     def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
-        column = self._column(tier, name, rows)
+        column = self.opened(tier, name, rows)
         column.put(ids, rows, round)
 
-    def _column(self, tier: str, name: str, rows: Tensor) -> Column:
+    def opened(self, tier: str, name: str, rows: Tensor) -> Column:
         """The column of a name, which is opened for rows like these if there is none."""
         key = (tier, name)
         if key not in self.columns:
-            self.columns[key] = Column(self.sizes[tier], rows, self.folder)
+            self.columns[key] = Column(self.sizes[tier], rows, self.folder, self.saves)
         return self.columns[key]
 
     def get(
@@ -418,6 +440,52 @@ class Store:
         """What nodes keep now, and what is held, is good."""
         for column in self.columns.values():
             column.commit()
+        if self.folder is not None:
+            self._sync_beside()
+
+    def saved(self, checkpoints: Collection[int]) -> None:
+        """A checkpoint was made; these are the numbers of all that may be read again."""
+        self.saves += 1
+        for column in self.columns.values():
+            column.slots.saved(checkpoints)
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        if self._syncing is not None:
+            self._syncing.join()
+            self._syncing = None
+        if self._unsynced:
+            raise self._unsynced.pop()
+        for column in self.columns.values():
+            sync(column.segments.dirty)
+            column.segments.dirty.clear()
+
+    def _full(self) -> list[Path]:
+        """Files to be synced that are not being filled.
+
+        A page that is synced costs more when it is written again.
+        """
+        out = []
+        for column in self.columns.values():
+            last = column.segments.segments[-1:]
+            filling = {segment.path for segment in last}
+            out += sorted(column.segments.dirty - filling)
+        return out
+
+    def _clean(self, paths: Collection[Path]) -> None:
+        """These files count as synced."""
+        for column in self.columns.values():
+            column.segments.dirty.difference_update(paths)
+
+    def _sync_beside(self) -> None:
+        """Sync files while rounds go on, so that a save finds few that are not."""
+        paths = self._full()
+        busy = self._syncing is not None and self._syncing.is_alive()
+        if busy or len(paths) < _DIRTY:
+            return
+        self._clean(paths)
+        self._syncing = Thread(target=_try_sync, args=(paths, self._unsynced), daemon=True)
+        self._syncing.start()
 
     def rollback(self) -> None:
         """Go back to the last commit."""
@@ -441,11 +509,19 @@ class Store:
         """The inverse of one entry of `freeze`; an invalid entry is a ValueError."""
         _check_frozen(frozen, nodes.stop - nodes.start)
         rows = frozen.rows
-        column = self._column(frozen.tier, frozen.name, rows)
+        column = self.opened(frozen.tier, frozen.name, rows)
         if not column.takes(rows):
             key = (frozen.tier, frozen.name)
             raise ValueError(f"{key}: rows {tuple(rows.shape)} {rows.dtype}")
         column.thaw(nodes.start, rows, frozen.entries)
+
+
+def _try_sync(paths: list[Path], errors: list[OSError]) -> None:
+    """Sync files, and leave an error for the next save."""
+    try:
+        sync(paths)
+    except OSError as error:
+        errors.append(error)
 
 
 def _check_frozen(frozen: Frozen, nodes: int) -> None:

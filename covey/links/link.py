@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from covey.links.meter import Key, Meter, Traffic
 from covey.links.node_bytes import LowerEnds, NodeBytes
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec, difference, largest
-from covey.types import Rows
+from covey.types import Ids, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +88,43 @@ class Entry:
         return lengths
 
 
-class _Settled(NamedTuple):
-    """An entry with its counts in main memory."""
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Messages of one kind, which are counted together."""
 
     entry: Entry
-    sent: Tensor
-    lengths: Tensor | None
+    """The first of them."""
+    copies: Tensor
+    tree: Tensor
+    ends: Mapping[str, tuple[Ids, Tensor]]
+    """By tier: the nodes below, and the position of the message of each."""
+
+    @staticmethod
+    def of(entries: Sequence[Entry]) -> Messages:
+        """The messages of entries of one kind."""
+        routes = [entry.route for entry in entries]
+        ids: dict[str, list[Tensor]] = {}
+        rows: dict[str, list[Tensor]] = {}
+        first = 0
+        for route in routes:
+            if route.ends is not None:
+                ids.setdefault(route.ends.tier, []).append(route.ends.ids)
+                rows.setdefault(route.ends.tier, []).append(route.ends.rows + first)
+            first += len(route.copies)
+        return Messages(
+            entries[0],
+            torch.cat([route.copies for route in routes]),
+            torch.cat([route.tree for route in routes]),
+            {tier: (torch.cat(ids[tier]), torch.cat(rows[tier])) for tier in ids},
+        )
+
+
+def by_kind(entries: Sequence[Entry]) -> list[list[int]]:
+    """The positions of the entries of each kind."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for number, entry in enumerate(entries):
+        kinds.setdefault(entry.kind, []).append(number)
+    return list(kinds.values())
 
 
 class Ledger:
@@ -128,63 +158,42 @@ class Ledger:
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        sent = _read([entry.sent for entry in self._entries])
-        measured = [entry.lengths for entry in self._entries if entry.lengths is not None]
+        entries = self._entries
+        sent = _read([entry.sent for entry in entries])
+        measured = [entry.lengths for entry in entries if entry.lengths is not None]
         lengths = iter(_read(measured))
-        groups: dict[tuple[object, ...], list[_Settled]] = {}
-        for entry, counts in zip(self._entries, sent, strict=True):
-            own_lengths = None
-            if entry.lengths is not None:
-                own_lengths = next(lengths)
-            group = groups.setdefault(entry.kind, [])
-            group.append(_Settled(entry, counts, own_lengths))
-        for group in groups.values():
-            self._count(group)
+        arrived = [next(lengths) if entry.lengths is not None else None for entry in entries]
+        for numbers in by_kind(entries):
+            messages = Messages.of([entries[number] for number in numbers])
+            own = [arrived[number] for number in numbers]
+            known = [values for values in own if values is not None]
+            self.count(
+                messages,
+                torch.cat([sent[number] for number in numbers]),
+                torch.cat(known) if known else None,
+            )
         self.clear()
 
-    def _count(self, group: list[_Settled]) -> None:
-        """Count messages of one kind in the meters of their trees."""
-        entry = group[0].entry
-        routes = [settled.entry.route for settled in group]
-        copies = torch.cat([route.copies for route in routes])
-        tree = torch.cat([route.tree for route in routes])
-        sent = torch.cat([settled.sent for settled in group])
+    def count(self, messages: Messages, sent: Tensor, lengths: Tensor | None) -> None:
+        """Count messages in the meters of their trees, and at the nodes below.
+
+        `sent` are their numbers of values, `lengths` their bytes where the values decide them.
+        """
+        entry = messages.entry
         dense_lengths = entry.lengths_of(sent, CODECS["dense"])
-        lengths = _lengths(group, sent)
-        messages = torch.ones_like(sent)
-        numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
+        if lengths is None:
+            lengths = entry.lengths_of(sent, entry.codec)
+        ones = torch.ones_like(sent)
+        numbers = torch.stack([lengths, dense_lengths, sent, ones]) * messages.copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
-        totals.index_add_(0, tree, numbers.t())
+        totals.index_add_(0, messages.tree, numbers.t())
         for meter, total in zip(self._meters, totals.tolist(), strict=True):
             traffic = entry.traffic(*total)
             if traffic.messages:
                 meter.count(*entry.route.key, traffic)
-        self._count_nodes(routes, lengths)
-
-    def _count_nodes(self, routes: Sequence[Route], lengths: Tensor) -> None:
-        """Count messages of one kind at the nodes below, where their routes name them."""
-        ids: dict[str, list[Tensor]] = {}
-        rows: dict[str, list[Tensor]] = {}
-        first = 0
-        for route in routes:
-            ends = route.ends
-            if ends is not None:
-                ids.setdefault(ends.tier, []).append(ends.ids)
-                rows.setdefault(ends.tier, []).append(ends.rows + first)
-            first += len(route.copies)
-        _, direction, _ = routes[0].key
-        for tier, numbers in ids.items():
-            of_nodes = lengths[torch.cat(rows[tier])]
-            self._nodes.add(tier, direction, torch.cat(numbers), of_nodes)
-
-
-def _lengths(group: list[_Settled], sent: Tensor) -> Tensor:
-    """The length of each row's message, of messages of one kind."""
-    measured = [settled.lengths for settled in group if settled.lengths is not None]
-    if measured:
-        return torch.cat(measured)
-    entry = group[0].entry
-    return entry.lengths_of(sent, entry.codec)
+        _, direction, _ = entry.route.key
+        for tier, (ids, rows) in messages.ends.items():
+            self._nodes.add(tier, direction, ids, lengths[rows])
 
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:

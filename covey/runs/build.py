@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -106,11 +107,12 @@ def build(
     start: Rows,
     runtime: str | RuntimeFactory = "simulator",
     facts: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Built:
     """What runs these experiments, which differ in seed and data alone.
 
     `start` are their initial rows, [experiments, P]. `facts` decide the bits of the first one;
-    all ranks must have the same.
+    all ranks must have the same. The rows that nodes keep lie in files of `folder`, or in memory.
     """
     if not isinstance(runtime, str):
         runtime.check(experiments)
@@ -149,7 +151,10 @@ def build(
         notes.append(_shard_note(built))
     else:
         task = task_of(first, module, Shards.stack(data))
-        built = _simulator(experiments, start, copies, task, links, air)
+        simulator = _simulator(experiments, start, copies, task, links, air)
+        if folder is not None:
+            simulator.store_in(folder)
+        built = simulator
     notes += _engine_notes(first, built.task)
     notes += loss_notes(first)
     notes += _score_notes(first, tree.devices)

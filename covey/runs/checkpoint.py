@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,10 @@ from covey import native
 from covey.errors import CheckpointError
 
 FORMAT = "covey-checkpoint-3"
+ROWS_FORMAT = "covey-checkpoint-4"
+"""The format of a checkpoint whose rows lie in files of their own (covey/runs/kept_rows.py)."""
+ROWS = "rows"
+"""The fact that says where these files are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +50,7 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         tensors[name] = tensor.detach().cpu().contiguous()
     facts = json.dumps(checkpoint.facts)
     metadata = {
-        "format": FORMAT,
+        "format": _format(checkpoint.facts),
         "facts": facts,
         "facts_sum": _digest(facts.encode()),
         "sum": _sum(tensors),
@@ -57,6 +62,13 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"cannot write {target}: {error}; an older checkpoint there is untouched."
         ) from error
+
+
+def _format(facts: Mapping[str, Any]) -> str:
+    """The format of a checkpoint with these facts."""
+    if ROWS in facts:
+        return ROWS_FORMAT
+    return FORMAT
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -174,7 +186,7 @@ def tensors_of(file: Any) -> dict[str, Tensor]:
 
 
 def _check_metadata(path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, ROWS_FORMAT):
         has = metadata.get("format", "none")
         raise CheckpointError(
             f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}."

@@ -28,6 +28,8 @@ from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
+from covey.runs.kept_rows import RowsFolder
+from covey.runs.live_folder import live_folder
 from covey.runs.newcomers import NewScores
 from covey.runs.observed import Observed, shares
 from covey.runs.progress import Progress
@@ -82,6 +84,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         *,
         resume: Sequence[Path | None] | None = None,
         runtime: str | RuntimeFactory = "simulator",
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         self.experiments = tuple(experiments)
         rows = [experiment.initial() for experiment in self.experiments]
@@ -90,8 +93,15 @@ class Runs(Iterator[tuple[Round, ...]]):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
+        folder = None
+        if store is not None:
+            name = runtime
+            if not isinstance(name, str):
+                name = type(name).__name__
+            self._live = live_folder(self.experiment, name, Path(store))
+            folder = self._live.path
         facts = self._fingerprints[0]
-        built = build(self.experiments, torch.stack(rows), runtime, facts)
+        built = build(self.experiments, torch.stack(rows), runtime, facts, folder)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -99,6 +109,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._state = State.start(self.runtime.start)
         self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
+        self._rows_folders: dict[Path, RowsFolder] = {}
         self._busy = threading.Lock()
         self._saving = 0.0
         self.writer = Writer()
@@ -474,11 +485,12 @@ class Run(Seed, Iterator[Round]):
         resume: str | os.PathLike[str] | None = None,
         runtime: str | RuntimeFactory = "simulator",
         progress: bool = False,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         path = None
         if resume is not None:
             path = Path(resume)
-        super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
+        super().__init__(Runs([experiment], resume=[path], runtime=runtime, store=store), 0)
         shown = progress and self.runtime.leads
         self._progress = Progress(experiment.rounds) if shown else None
 
@@ -525,6 +537,7 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     runtime: str | RuntimeFactory = "auto",
     progress: bool = False,
+    store: str | os.PathLike[str] | None = None,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
@@ -532,11 +545,12 @@ def run(
     all nodes, or "sharded" in processes that torchrun has started: each of them must then run,
     save and read the same, in the same order. `runtime="loopback"` plays every node as an
     object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
-    how far the run is into one line, on terminals and in notebooks.
+    how far the run is into one line, on terminals and in notebooks. `store` is a folder for the
+    rows that nodes keep: they lie in files there, not in memory, and `save` links these files.
     """
     if isinstance(runtime, str):
         runtime = chosen(runtime)
-    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
+    return Run(experiment, resume=resume, runtime=runtime, progress=progress, store=store)
 
 
 def runs(
@@ -544,6 +558,7 @@ def runs(
     *,
     runtime: str | RuntimeFactory = "auto",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
+    store: str | os.PathLike[str] | None = None,
 ) -> Runs:
     """Experiments that differ in seed and data alone, in one go.
 
@@ -556,7 +571,7 @@ def runs(
         paths.append(path)
     if isinstance(runtime, str):
         runtime = chosen(runtime)
-    return Runs(experiments, resume=paths, runtime=runtime)
+    return Runs(experiments, resume=paths, runtime=runtime, store=store)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -32,12 +32,14 @@ _LAST = "last "
 class Saved:
     """One run as a checkpoint holds it.
 
-    `columns` are what its nodes keep. `state` is the state of this run alone, so `state.w` is one
-    row, [1, P].
+    `columns` are what its nodes keep in memory. `state` is the state of this run alone, so
+    `state.w` is one row, [1, P].
     """
 
     state: State
     columns: Sequence[Frozen]
+    rows: Mapping[str, Any] | None = None
+    """Where columns and sums of nodes are, if they lie in files of their own."""
 
     def in_main_memory(self) -> Saved:
         """The same with all rows in main memory, where no later round changes them."""
@@ -79,6 +81,8 @@ class Saved:
         }
         if stopped is not None:
             facts["stopped"] = stopped
+        if self.rows is not None:
+            facts[checkpoint.ROWS] = self.rows
         return Checkpoint(self._tensors(), facts)
 
     def _totals(self) -> dict[str, Any]:
@@ -86,11 +90,15 @@ class Saved:
         sums = self.state.totals[0]
         if sums is None:
             return {}
+        if self.rows is not None:
+            return {"totals": "beside the rows"}
         return {"totals": [list(key) for key in sums]}
 
     def _tensors(self) -> dict[str, Tensor]:
         """The rows, the sums of nodes, and devices' figures of chosen and last scored rounds."""
-        tensors = {"server": self.state.w, **dict(totals.tensors(self.state.totals[0] or {}))}
+        tensors = {"server": self.state.w}
+        if self.rows is None:
+            tensors |= dict(totals.tensors(self.state.totals[0] or {}))
         for number, column in enumerate(self.columns):
             tensors[f"{number}.rows"] = column.rows
             for k, entry in enumerate(column.entries.values()):
@@ -235,7 +243,7 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
 def _read_totals(saved: Checkpoint, sizes: Mapping[str, int]) -> totals.Totals | None:
     """The sums of nodes; None in a checkpoint of a version that had none."""
     keys = saved.facts.get("totals")
-    if keys is None:
+    if keys is None or checkpoint.ROWS in saved.facts:
         return None
     return totals.read(keys, saved.tensors, sizes)
 

@@ -18,15 +18,16 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import is_figure
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
-from covey.kernel.store import PRESENT
+from covey.kernel.store import PRESENT, Store
 from covey.links.meter import Meter
 from covey.links.node_bytes import NodeKey
-from covey.runs import build, checkpoint, models, saving
+from covey.runs import build, checkpoint, kept_rows, models, saving
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen, Which, label_in
 from covey.runs.devices import PARTS, DeviceScore, Sums, table
 from covey.runs.experiment import Experiment
 from covey.runs.journal import Journal
+from covey.runs.kept_rows import RowsFolder
 from covey.runs.observed import Observed
 from covey.runs.record import Round
 from covey.runs.saving import Saved
@@ -324,10 +325,14 @@ class Seed:
         """
         with self._runs.alone("save"), self.runtime.together("save the run"):
             began = time.perf_counter()
-            columns = list(self.runtime.freeze(self._copy))
-            if self.runtime.leads:
-                run = Saved(self._state.of_seed(self._copy), columns)
-                self._begin_writing(Path(path).absolute(), run, wait)
+            target = Path(path).absolute()
+            state = self._state.of_seed(self._copy)
+            if self.runtime.disk is not None:
+                self._write_rows(target, state, self.runtime.disk)
+            else:
+                columns = list(self.runtime.freeze(self._copy))
+                if self.runtime.leads:
+                    self._begin_writing(target, Saved(state, columns), wait)
             self._runs._saving += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -354,6 +359,22 @@ class Seed:
             stopped=stopped,
         )
         checkpoint.write(target, contents)
+
+    def _write_rows(self, target: Path, state: State, store: Store) -> None:
+        """Write a checkpoint whose rows stay where they are."""
+        self._runs.writer.wait()
+        folders = self._runs._rows_folders
+        if target not in folders:
+            folders[target] = RowsFolder(target)
+        folder = folders[target]
+        nodes = {tier: self.runtime.nodes(tier, self._copy) for tier in self.runtime.tree.tiers}
+        rows = folder.save(store, nodes, state.totals[0])
+        # From here on the checkpoint counts: an error below may come after it was replaced.
+        folder.saves.insert(0, store.saves)
+        store.saved({save for other in folders.values() for save in other.saves})
+        self._write(target, Saved(state, [], rows), self._runs.stopping_rule)
+        del folder.saves[2:]
+        folder.clean(rows)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
@@ -384,6 +405,8 @@ class Seed:
         for column in run.columns:
             self.runtime.thaw(column, self._copy)
         state: State = run.state
+        if checkpoint.ROWS in saved.facts:
+            state = self._load_rows(path, saved.facts, state)
         if state.round < self.experiment.rounds:
             for label in state.chosen[0]:
                 if label.startswith(FINAL):
@@ -407,6 +430,19 @@ class Seed:
         checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
         run = saving.read(captured, records, like=self.w, sizes=self.sizes)
         self._state = self._state.with_seed(self._copy, run.state)
+
+    def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
+        """Take over rows that lie in files of their own, and the sums of nodes beside them."""
+        columns, totals = kept_rows.read(path, facts[checkpoint.ROWS], self.sizes)
+        for column in columns:
+            if self.runtime.disk is None:
+                self.runtime.thaw(column.frozen(), self._copy)
+            else:
+                nodes = self.runtime.nodes(column.tier, self._copy)
+                column.attach(self.runtime.disk, nodes)
+        if "totals" in facts:
+            state = replace(state, totals=(totals,))
+        return state
 
     def _written(self, target: Path, history: Sequence[Round]) -> Journal:
         """The journal beside a checkpoint, with all records so far."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -188,7 +189,7 @@ class BaseRuntime(Runtime):
 
     def __post_init__(self) -> None:
         task = self.task
-        self.store = Store(self._sizes())
+        self.forget()
         self.start = self.start.to(task.device, task.dtype)
         self.clock = Clock()
         self._play = self._new_play(0, "train")
@@ -264,6 +265,11 @@ class BaseRuntime(Runtime):
     def forget(self) -> None:
         """Forget everything that nodes keep."""
         self.store = Store(self._sizes())
+
+    def store_in(self, folder: Path) -> None:
+        """Forget everything that nodes keep; from here on they keep it in files of a folder."""
+        self.store = Store(self._sizes(), folder=folder)
+        self.disk = self.store
 
     def _sizes(self) -> dict[str, int]:
         """The number of nodes of each tier."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.engine.task import Task
 from covey.kernel.algorithm import Program
-from covey.kernel.store import ColumnKey, Frozen, KeptRows
+from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.runtimes.facts import Played
 from covey.tree import Topology
 from covey.types import Rows
@@ -36,6 +36,9 @@ class Runtime(ABC):
     task: Task
     start: Rows
     """The initial rows, [seeds, P]."""
+
+    disk: Store | None = None
+    """The rows that nodes keep, where they lie in files; None where they are in memory."""
 
     @abstractmethod
     def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:

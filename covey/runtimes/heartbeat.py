@@ -8,6 +8,7 @@ more. The others end within a minute, and say whom they miss.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 BEAT = 1.0
 """Seconds between two raises of the number."""
-PATIENCE = 30.0
+PATIENCE = 20.0
 """Seconds after which a rank whose number stands still counts as dead."""
 EXIT_CODE = 5
 """The exit code of a process that ends because another one has."""
@@ -45,26 +46,34 @@ class Heartbeat:
         self._leaving = threading.Event()
         self._ended = self._key("ended")
         self._beat()
-        self._thread = threading.Thread(target=self._run, name="covey heartbeat", daemon=True)
+        self._answered = time.monotonic()  # when the table answered last
 
     def start(self) -> None:
-        """Begin to watch; every rank has a heartbeat by now."""
-        self._thread.start()
+        """Begin to watch; every rank has a heartbeat by now.
+
+        A second thread watches the first, which waits for ever if the network is cut.
+        """
+        self._answered = time.monotonic()
+        for run in (self._run, self._run_guard):
+            threading.Thread(target=run, name="covey heartbeat", daemon=True).start()
 
     def leave(self) -> None:
         """Say that this rank has ended by itself; the host of the table leaves last."""
         self._leaving.set()
+        if not self._using.acquire(timeout=_GOODBYE):
+            return  # the network is cut
         try:
-            with self._using:
-                self._table.set(self._key(f"beat/{self._rank}"), _LEFT)
-                until = time.monotonic() + _GOODBYE
-                while self._hosts and time.monotonic() < until and not self._alone():
-                    time.sleep(BEAT / 20)
+            self._table.set(self._key(f"beat/{self._rank}"), _LEFT)
+            until = time.monotonic() + _GOODBYE
+            while self._hosts and time.monotonic() < until and not self._alone():
+                time.sleep(BEAT / 20)
         except RuntimeError:  # the table is gone, and with it those who would read this
             return
+        finally:
+            self._using.release()
 
-    def missing(self) -> str:
-        """Which ranks have ended, as the subject and verb of a sentence; empty where all live."""
+    def missing(self) -> list[int]:
+        """The ranks that have ended; rank 0 where the table is gone, for it hosts it."""
         try:
             with self._using:
                 before = self._beats()
@@ -72,14 +81,9 @@ class Heartbeat:
             with self._using:
                 after = self._beats()
         except RuntimeError:
-            return _NO_TABLE
+            return [0]
         others = [rank for rank in range(self._world) if rank != self._rank]
-        ended = [str(rank) for rank in others if after[rank] in (before[rank], _LEFT)]
-        if not ended:
-            return ""
-        if len(ended) == 1:
-            return f"rank {ended[0]} has ended"
-        return f"ranks {', '.join(ended)} have ended"
+        return [rank for rank in others if after[rank] in (before[rank], _LEFT)]
 
     def _run(self) -> None:
         while not self._leaving.wait(BEAT):
@@ -91,8 +95,15 @@ class Heartbeat:
                     text = self._wrong()
             except RuntimeError:
                 text = _NO_TABLE
+            self._answered = time.monotonic()
             if text:
-                self._end(text)
+                self._tell(text)
+                _end(self._rank, text)
+
+    def _run_guard(self) -> None:
+        while not self._leaving.wait(BEAT):
+            if time.monotonic() - self._answered > PATIENCE:
+                _end(self._rank, _NO_TABLE)
 
     def _beat(self) -> None:
         self._number += 1
@@ -116,16 +127,12 @@ class Heartbeat:
                 return f"rank {rank} has not been heard of for {PATIENCE:.0f} s"
         return ""
 
-    def _end(self, text: str) -> NoReturn:
-        """End this process, whose main thread may be waiting for ever."""
-        try:
-            if self._rank == 0:
-                self._table.set(self._ended, text)
-        except RuntimeError:
-            pass  # whoever reads the table misses rank 0 soon
-        end = "All ranks end; the last checkpoint is intact."
-        print(f"error: rank {self._rank}: {text}. {end}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)
+    def _tell(self, text: str) -> None:
+        """Let the other ranks know why rank 0 ends."""
+        if self._rank != 0:
+            return
+        with contextlib.suppress(RuntimeError):  # else they miss rank 0 soon
+            self._table.set(self._ended, text)
 
     def _beats(self) -> list[bytes]:
         """The last heartbeat of every rank."""
@@ -139,3 +146,10 @@ class Heartbeat:
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def _end(rank: int, text: str) -> NoReturn:
+    """End this process, whose main thread may be waiting for ever."""
+    end = "All ranks end; the last checkpoint is intact."
+    print(f"error: rank {rank}: {text}. {end}", file=sys.stderr, flush=True)
+    os._exit(EXIT_CODE)

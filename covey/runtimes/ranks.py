@@ -264,13 +264,17 @@ class Ranks:
             raise self._broken from error
 
     def _lost(self, error: RuntimeError) -> RankError:
-        """The error of a rank that has lost others."""
-        missing = ""
+        """The error of a rank that has lost others; rank 0 prints it, or who has lost rank 0."""
+        missing: list[int] = []
         if self._heartbeat is not None:
             missing = self._heartbeat.missing()
-        reason = missing or f"a rank cannot be reached ({error})"
+        reason = f"a rank cannot be reached ({error})"
+        if missing:
+            listed = ", ".join(map(str, missing))
+            reason = f"rank {listed} has ended, or cannot be reached"
         lost = RankError(f"{reason}; the run ends, and its last checkpoint is intact.")
-        _mark(lost)
+        if 0 not in missing:
+            _mark(lost)
         return lost
 
     def _group(self, rows: Tensor) -> Any:

@@ -24,7 +24,7 @@ from covey.kernel import moved
 from covey.kernel.algorithm import Program
 from covey.kernel.call import Call
 from covey.kernel.nodes import Nodes
-from covey.links.link import Route
+from covey.links.link import Entry, Ledger, Messages, Route, by_kind
 from covey.links.node_bytes import LowerEnds
 from covey.runtimes.cuda_graphs import Compared, Recalled, Replay, Watched, Work
 from covey.types import Ids, Rows
@@ -401,6 +401,22 @@ class _Variant:
     """What was counted when it was recorded: all but the numbers themselves."""
     replay: Replay | None = None
 
+    @cached_property
+    def layout(self) -> _Layout:
+        """Where its numbers are."""
+        return _Layout.of(self.play, self.tape)
+
+    @cached_property
+    def groups(self) -> list[_Group]:
+        """Its messages, by kind; each kind is counted at once."""
+        entries = self.play.ledger.entries
+        places = self.layout.entries
+        groups = []
+        for numbers in by_kind(entries):
+            own = [entries[number] for number in numbers]
+            groups.append(_Group.of(own, [places[number] for number in numbers]))
+        return groups
+
     @property
     def changes(self) -> bool:
         """Whether those who answer differ from round to round."""
@@ -564,33 +580,41 @@ class Rounds:
     def _count(self, variant: _Variant, questions: list[Question] | None, numbers: Tensor) -> None:
         """Put what was counted into the play that is under way."""
         play = self._runtime._play
-        recorded = variant.play
-        values = iter(torch.split(numbers, _sizes(recorded, variant.tape)))
-        suspects = sum(len(suspect.ids) for suspect in recorded.suspects)
-        all_finite = bool((numbers[:suspects] == 1).all())
-        for suspect in recorded.suspects:
-            finite = next(values)
-            if not all_finite:
-                play.suspects.append(_read_suspect(suspect, finite))
-        tape = variant.tape
-        for entry, (number, part) in zip(recorded.ledger.entries, tape.sent, strict=True):
-            if questions is not None and number is not None:
-                route = self._route(entry.route, questions[number], part)
-                entry = replace(entry, route=route)
-            if not entry.exact:
-                entry = replace(entry, sent=next(values))
-                if entry.lengths is not None:
-                    entry = replace(entry, lengths=next(values))
-            play.ledger.add(entry)
-        for noted in tape.noted:
+        layout = variant.layout
+        finite = numbers[: layout.entries_start]
+        if not bool((finite == 1).all()):
+            sizes = [len(suspect.ids) for suspect in variant.play.suspects]
+            for suspect, own in zip(variant.play.suspects, torch.split(finite, sizes), strict=True):
+                play.suspects.append(_read_suspect(suspect, own))
+        if questions is None:
+            for group in variant.groups:
+                group.count(play.ledger, numbers)
+        else:
+            self._count_entries(variant, questions, numbers)
+        for noted, start in zip(variant.tape.noted, layout.notes, strict=True):
             idle = None
             if questions is not None and noted.asked is not None:
                 idle = questions[noted.asked].idle
             if idle is not None:
                 idle = idle[noted.part]
-            figures = next(values).view(torch.float64)
+            figures = numbers[start : start + len(noted.ids)].view(torch.float64)
             play.facts.notes.add(noted.tier, noted.name, noted.ids, figures, idle)
-        play.facts.gradients += recorded.facts.gradients
+        play.facts.gradients += variant.play.facts.gradients
+
+    def _count_entries(self, variant: _Variant, questions: list[Question], numbers: Tensor) -> None:
+        """Count messages one by one: other nodes answer than when the round was recorded."""
+        entries = variant.play.ledger.entries
+        sources = variant.tape.sent
+        places = variant.layout.entries
+        for entry, (number, part), place in zip(entries, sources, places, strict=True):
+            if number is not None:
+                route = self._route(entry.route, questions[number], part)
+                entry = replace(entry, route=route)
+            if place.sent is not None:
+                entry = replace(entry, sent=numbers[place.sent])
+            if place.lengths is not None:
+                entry = replace(entry, lengths=numbers[place.lengths])
+            self._runtime._play.ledger.add(entry)
 
     def _count_cohorts(self, variant: _Variant) -> None:
         """The same nodes are asked as when the round was recorded."""
@@ -663,16 +687,81 @@ def _counted(play: Play, tape: RoundTape) -> Tensor:
     return torch.cat(parts)
 
 
-def _sizes(play: Play, tape: RoundTape) -> list[int]:
-    """How many numbers each part of `_counted` has."""
-    sizes = [len(suspect.ids) for suspect in play.suspects]
-    for entry in play.ledger.entries:
-        if not entry.exact:
-            sizes.append(len(entry.sent))
-            if entry.lengths is not None:
-                sizes.append(len(entry.lengths))
-    sizes += [len(noted.ids) for noted in tape.noted]
-    return sizes
+class _Place(NamedTuple):
+    """Where the numbers of one message are in `_counted`; None: they are the same in all rounds."""
+
+    sent: slice | None
+    lengths: slice | None
+
+
+class _Layout(NamedTuple):
+    """Where everything is in `_counted`."""
+
+    entries_start: int
+    entries: list[_Place]
+    notes: list[int]
+
+    @staticmethod
+    def of(play: Play, tape: RoundTape) -> _Layout:
+        """The order of `_counted`."""
+        start = sum(len(suspect.ids) for suspect in play.suspects)
+        entries_start = start
+        places = []
+        for entry in play.ledger.entries:
+            place = _Place(None, None)
+            if not entry.exact:
+                stop = start + len(entry.sent)
+                place = _Place(slice(start, stop), None)
+                start = stop
+                if entry.lengths is not None:
+                    stop = start + len(entry.lengths)
+                    place = place._replace(lengths=slice(start, stop))
+                    start = stop
+            places.append(place)
+        notes = []
+        for noted in tape.noted:
+            notes.append(start)
+            start += len(noted.ids)
+        return _Layout(entries_start, places, notes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Messages of one kind, and where their numbers are in `_counted`."""
+
+    messages: Messages
+    same: Tensor
+    """The numbers of values sent, where they are the same in all rounds."""
+    sent: Tensor | None
+    lengths: Tensor | None
+
+    @staticmethod
+    def of(entries: Sequence[Entry], places: Sequence[_Place]) -> _Group:
+        """The group of entries of one kind."""
+        return _Group(
+            Messages.of(entries),
+            torch.cat([entry.sent.cpu() for entry in entries]),
+            _positions([place.sent for place in places]),
+            _positions([place.lengths for place in places]),
+        )
+
+    def count(self, ledger: Ledger, numbers: Tensor) -> None:
+        """Count the messages of this round."""
+        sent = self.same
+        if self.sent is not None:
+            sent = numbers[self.sent]
+        lengths = None
+        if self.lengths is not None:
+            lengths = numbers[self.lengths]
+        ledger.count(self.messages, sent, lengths)
+
+
+def _positions(parts: Sequence[slice | None]) -> Tensor | None:
+    """All positions in some slices; None where there are none."""
+    ranges = [torch.arange(part.start, part.stop) for part in parts if part is not None]
+    if not ranges:
+        return None
+    return torch.cat(ranges)
 
 
 def _read_suspect(suspect: Suspect, finite: Tensor) -> Suspect:

@@ -21,7 +21,8 @@ import covey as package
 from covey import history
 from covey.cli import main as main_module
 from covey.cli.folder import Folder
-from covey.cli.main import EXIT_CODES, app
+from covey.cli.main import app
+from covey.cli.overview import EXIT_CODES
 from covey.runs import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import BASE, ROOT, SMALL, Result, contents, covey, spawn
@@ -289,6 +290,22 @@ def test_what_a_resumed_run_refuses_changes_nothing(
     assert ended.code == 2
     assert said.format(undisturbed) in ended.err
     assert contents(undisturbed) == before
+
+
+@pytest.mark.parametrize("schedule", ["solver.schedule=cosine", "schedules.beta=linear"])
+def test_a_schedule_is_not_resumed_for_other_rounds(schedule: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert covey("run", *SMALL, "rounds=2", schedule, "--out", folder).code == 0
+    before = contents(folder)
+    ended = covey("run", "--resume", folder, "rounds=4")
+    assert ended.code == 2
+    assert "rounds = 4, but the run began with" in ended.err
+    assert "over 2 rounds" in ended.err
+    assert contents(folder) == before
+    ended = covey("run", "--resume", folder)
+    assert ended.code == 0
+    assert ended.out.startswith("note: all 2 rounds were run before\n")
+    assert "rounds=" not in (folder / "repeat.txt").read_text()
 
 
 def test_a_finished_run_says_so_and_shows_its_table(undisturbed: Path) -> None:

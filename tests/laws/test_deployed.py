@@ -183,7 +183,7 @@ def test_a_disk_that_is_behind_is_refused_by_name(tree: LocalTree) -> None:
     next(run)
     server = tree.nodes["server", 0]
     device = tree.nodes["device", 3]
-    assert server.refusal(3, device.disk.last_key) is None
+    assert server.refusal(3, device.database.last_key) is None
     behind = server.refusal(3, None)
     assert behind is not None
     assert "device 3: its disk is behind (empty): server 0 has its answer to" in behind
@@ -192,7 +192,7 @@ def test_a_disk_that_is_behind_is_refused_by_name(tree: LocalTree) -> None:
 def test_a_disk_of_another_run_is_refused(tree: LocalTree) -> None:
     run = covey.run(experiment(PLAIN["FedAvg"]), runtime=tree)
     next(run)
-    tree.nodes["device", 2].disk.note(run="another")
+    tree.nodes["device", 2].database.note(run="another")
     with pytest.raises(TransportError, match="device 2 has the disk of another run"):
         next(run)
 

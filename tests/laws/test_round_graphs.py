@@ -5,6 +5,7 @@ what stands in for a CUDA graph.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,8 @@ FEW = (
     "FedAvg-sample-train-cyclic",
     "FedMac-sparse-bitmap",
     "HierFAVG-device_sample-train",
-    "Nested-four-tiers",
+    "FedAlt-four-tiers",
     "PerMFL",
-    "PFedBayes",
     "PFedMe",
     "Pruned",
     "Scaffold",
@@ -130,3 +130,30 @@ def test_a_diverged_round_is_undone_and_names_the_nodes() -> None:
 def test_numbers_on_a_gpu_are_left_where_they_are() -> None:
     numbers = torch.arange(3, device="meta")
     assert on_device(numbers, torch.device("cpu")) is numbers
+
+
+@pytest.mark.parametrize("name", ["PFedMe", "HierFAVG-device_sample-train"])
+def test_seeds_side_by_side_are_replayed_together(name: str) -> None:
+    """In one graph the draws of every seed have keys of their own."""
+    heres = [experiment(CASES[name], rounds=ROUNDS, seed=seed) for seed in (3, 4)]
+    many = covey.runs(heres)
+    rounds = peek.use_round_graphs(many.seeds[0], Rerun)
+    list(many)
+    assert rounds.replays == ROUNDS - 1
+    for run, here in zip(many.seeds, heres, strict=True):
+        assert differences(state(run), state(plain(here))) == []
+
+
+def test_a_run_goes_on_from_a_checkpoint_in_the_middle_of_replays(tmp_path: Path) -> None:
+    here = experiment(CASES["SFedHP"], rounds=ROUNDS)
+    run = covey.run(here)
+    peek.use_round_graphs(run, Rerun)
+    for _ in range(3):
+        next(run)
+    run.save(tmp_path / "c.safetensors")
+    resumed = covey.run(here, resume=tmp_path / "c.safetensors")
+    rounds = peek.use_round_graphs(resumed, Rerun)
+    list(resumed)
+    list(run)
+    assert rounds.reason is None
+    assert differences(state(resumed), state(run)) == []

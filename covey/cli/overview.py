@@ -1,0 +1,126 @@
+"""`covey --help` and `covey --version` at once: they do not import torch.
+
+All other commands are those of `covey/cli/main.py`. A test holds the lines here to the commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import covey
+
+EXIT_CODES = {
+    0: "success",
+    1: "unexpected error (a bug); please report it",
+    2: "invalid command, file or value; nothing was run",
+    3: "training diverged; the last good state is saved",
+    4: "a file could not be read or written; the state saved before is intact",
+    5: "another process of a sharded run ended; the last checkpoint is intact",
+    130: "stopped by Ctrl-C or SIGTERM; the state is saved",
+}
+EPILOG = (
+    "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+)
+
+# The panels of `covey --help`, in this order.
+TRAIN = "Train"
+LOOK = "Look at runs"
+USE = "Use the models"
+PREPARE = "Prepare and check"
+DEPLOY = "Deploy"
+
+_COMMANDS = {
+    TRAIN: {
+        "run": "Run an experiment into a folder.",
+        "compare": "Compare algorithms at equal budget, each with tuned steps and penalty.",
+        "sweep": "Try settings of a file, and write the best as a file of its own.",
+        "reproduce": "Run tables of the papers again, and compare every cell with the printed "
+        "figure.",
+        "advise": "Say which step sizes and penalties to change, and why: one line per change.",
+        "plan": "Plan rounds over the air: bandwidth, pruning ratio, latency and energy per "
+        "device.",
+    },
+    LOOK: {
+        "report": "Write runs as one HTML page: curves, the tree, every device, bytes, settings.",
+        "watch": "Show a run while it is under way, as a page in a browser.",
+        "show": "Show the results of a run, finished or not.",
+        "runs": "List runs: their state, rounds, test figures, bytes and seconds.",
+    },
+    USE: {
+        "predict": "Predict new examples with the models of a run.",
+        "personalize": "Train a personal model for a device that was not in training.",
+        "export": "Export a model of a run, for use without covey.",
+    },
+    PREPARE: {
+        "list": "List what an experiment file can name.",
+        "doctor": "Show what this machine can run.",
+        "data": "List every data set: present or missing, its folder, its size, and how to get it.",
+        "new": "Write the files of something new, to start from.",
+    },
+    DEPLOY: {
+        "certs": "Make, renew and revoke the certificates of a tree.",
+    },
+}
+
+
+def new_app() -> typer.Typer:
+    """The command without its subcommands."""
+    return typer.Typer(
+        help="Personalized federated learning on trees of machines.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"covey {covey.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
+]
+
+
+def overview() -> typer.Typer:
+    """The command as `covey --help` shows it; its subcommands do nothing."""
+    app = new_app()
+
+    @app.callback()
+    def _covey(version: Version = False) -> None:
+        """Personalized federated learning on trees of machines."""
+
+    for panel, commands in _COMMANDS.items():
+        for name, line in commands.items():
+            app.command(name, help=line, rich_help_panel=panel)(_nothing)
+    return app
+
+
+def _nothing() -> None:
+    """A subcommand that is shown and never run."""
+
+
+def main() -> None:
+    """The entry of `covey`."""
+    if sys.argv[1:] in ([], ["-h"], ["--help"], ["--version"]):
+        overview()(prog_name="covey")
+        return
+    from covey.cli.main import main as whole  # imports torch
+
+    whole()
+
+
+if __name__ == "__main__":
+    main()

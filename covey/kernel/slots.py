@@ -1,0 +1,120 @@
+"""Which slots of a column may be written.
+
+A slot is free when no version refers to it and no checkpoint on the disk does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+NEVER = -1
+
+
+class Slots:
+    """The references to the slots of a column; every operation costs the slots that it is about.
+
+    Saves are numbered. A slot that was taken before save s, and that a version referred to at that
+    moment, is part of checkpoint s: it waits until that checkpoint is gone.
+    """
+
+    def __init__(self, saves: int = 0) -> None:
+        self.available = 0
+        self.saves = saves
+        """The number of the next save."""
+        self.inherited = 0
+        """The slots below are in files of another process, and are never free."""
+        self.borrowed = 0
+        """How many inherited slots a version refers to."""
+        self._free: list[Tensor] = []
+        self._references = torch.zeros(0, dtype=torch.int32)
+        self._taken = torch.zeros(0, dtype=torch.int32)  # the number of the save after the taking
+        self._waiting: list[tuple[Tensor, int]] = []  # and the number of the save after the drop
+
+    def references(self, slots: Tensor) -> Tensor:
+        """How many versions refer to each of these slots; a slot NEVER has no meaning."""
+        if not len(self._references):
+            return torch.zeros_like(slots)
+        return self._references[slots]
+
+    def add(self, slots: Tensor) -> None:
+        """New slots, which are free."""
+        self.make_room(int(slots[-1]) + 1)
+        self.free(slots)
+
+    def make_room(self, count: int) -> None:
+        """Slots below `count` exist."""
+        if count > len(self._references):
+            size = max(count, 2 * len(self._references))
+            self._references = _longer(self._references, size)
+            self._taken = _longer(self._taken, size)
+
+    def take(self, count: int) -> Tensor:
+        """Take some of the free slots."""
+        chunks = [torch.empty(0, dtype=torch.int64)]
+        while count:
+            chunk = self._free.pop()
+            if len(chunk) > count:
+                self._free.append(chunk[count:])
+                chunk = chunk[:count]
+            chunks.append(chunk)
+            count -= len(chunk)
+            self.available -= len(chunk)
+        slots = torch.cat(chunks)
+        self._taken[slots] = self.saves
+        return slots
+
+    def use(self, slots: Tensor) -> None:
+        """One more version refers to each of these slots."""
+        slots = slots[slots != NEVER]
+        self._references[slots] += 1
+
+    def drop(self, slots: Tensor) -> None:
+        """One version less refers to each of these slots."""
+        slots = slots[slots != NEVER]
+        self._references[slots] -= 1
+        unused = slots[self._references[slots] == 0]
+        own = unused[unused >= self.inherited]
+        self.borrowed -= len(unused) - len(own)
+        self._unused(own)
+
+    def free(self, slots: Tensor) -> None:
+        """These slots may be used again."""
+        if len(slots):
+            self._free.append(slots)
+            self.available += len(slots)
+
+    def saved(self, checkpoints: Collection[int]) -> None:
+        """A save happened; these are the numbers of all checkpoints that may be read again."""
+        self.saves += 1
+        waiting = self._waiting
+        self._waiting = []
+        for slots, dropped in waiting:
+            self._wait(slots, dropped, checkpoints)
+
+    def _unused(self, slots: Tensor) -> None:
+        """No version refers to these slots any more; those that were never saved are free."""
+        unsaved = self._taken[slots] == self.saves
+        self.free(slots[unsaved])
+        if not bool(unsaved.all()):
+            self._waiting.append((slots[~unsaved], self.saves))
+
+    def _wait(self, slots: Tensor, dropped: int, checkpoints: Collection[int]) -> None:
+        """Free those of the slots that are part of none of these checkpoints."""
+        taken = self._taken[slots]
+        needed = torch.zeros(len(slots), dtype=torch.bool)
+        for number in checkpoints:
+            if number < dropped:
+                needed |= taken <= number
+        self.free(slots[~needed])
+        if bool(needed.any()):
+            self._waiting.append((slots[needed], dropped))
+
+
+def _longer(numbers: Tensor, size: int) -> Tensor:
+    """The numbers, followed by zeros."""
+    out = numbers.new_zeros(size)
+    out[: len(numbers)] = numbers
+    return out

@@ -1,0 +1,412 @@
+"""What a checkpoint holds of rows that lie in files.
+
+Beside the checkpoint is a folder with hard links to the files of rows, which are never copied, and
+a log of who has which row. A row that a checkpoint counts on is not written again, so the next
+checkpoint only has to say what changed: it appends to the log the nodes that kept a row since, each
+with the slot, the round and a checksum of its row. The checkpoint names the length of the log, and
+a checksum of that much of it. What lies behind was written by a save that did not end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from covey.errors import CheckpointError
+from covey.kernel import segments
+from covey.kernel.segments import Segment
+from covey.kernel.slots import NEVER
+from covey.kernel.store import PRESENT, Column, ColumnKey, Frozen, Saved, Store, rising
+from covey.links.node_bytes import NodeKey
+from covey.runs import checkpoint
+from covey.runs.figures import NodeTotals
+from covey.runs.totals import Totals
+
+_DIGEST = 16
+_HEAD = 8
+"""The bytes of a record's length."""
+_SLACK = 10_000
+"""Entries that a log may have beyond twice those of a new one."""
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
+}
+Nodes = Mapping[str, slice]
+"""The nodes of one seed, by tier."""
+
+
+@dataclass(eq=False)
+class Log:
+    """The records of one checkpoint path, as far as this process wrote them."""
+
+    path: Path
+    length: int = 0
+    entries: int = 0
+    marks: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """For each tier, name and label: the moment up to which changes are recorded."""
+    totals: Totals = field(default_factory=dict)
+    """The totals that are recorded."""
+
+    def __post_init__(self) -> None:
+        self.sum = hashlib.blake2b(digest_size=_DIGEST)
+
+    def append(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Write one record behind the last good one, and wait for the disk."""
+        plain = {name: tensor.clone() for name, tensor in tensors.items()}
+        blob = save(plain, metadata={"record": json.dumps(record)})
+        text = len(blob).to_bytes(_HEAD, "little") + blob
+        with open(self.path, "r+b" if self.length else "wb") as file:
+            file.truncate(self.length)
+            file.seek(self.length)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self.sum.update(text)
+        self.length += len(text)
+
+
+class RowsFolder:
+    """The folder of rows beside one checkpoint."""
+
+    def __init__(self, target: Path) -> None:
+        self.path = target.with_suffix(".rows")
+        self.saves: list[int] = []
+        """The numbers of the saves that the last checkpoints here are of, the last one first."""
+        self._log: Log | None = None
+        self._files = _files_of(target)
+
+    def save(self, store: Store, nodes: Nodes, totals: Totals | None) -> dict[str, Any]:
+        """Everything on the disk that a checkpoint of these nodes counts on; how to find it."""
+        try:
+            return self._save(store, nodes, totals)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path}: {error}; an older checkpoint is untouched."
+            ) from error
+
+    def _save(self, store: Store, nodes: Nodes, totals: Totals | None) -> dict[str, Any]:
+        store.commit()
+        for column in store.columns.values():
+            column.compact()
+        self.path.mkdir(parents=True, exist_ok=True)
+        columns = [self._linked(key, column) for key, column in sorted(store.columns.items())]
+        store.sync()
+        log = self._written(store, nodes, totals)
+        _sync_folder(self.path)
+        return {
+            "folder": self.path.name,
+            "log": log.path.name,
+            "length": log.length,
+            "sum": log.sum.hexdigest(),
+            "columns": columns,
+        }
+
+    def clean(self, facts: Mapping[str, Any]) -> None:
+        """Remove files that neither the checkpoint with these facts nor the one before names."""
+        files = _named(facts)
+        if self._files is not None:
+            for name in set(os.listdir(self.path)) - files - self._files:
+                (self.path / name).unlink(missing_ok=True)
+        self._files = files
+
+    def _linked(self, key: ColumnKey, column: Column) -> dict[str, Any]:
+        """A column in the words of a checkpoint, its files linked into this folder."""
+        tier, name = key
+        listed = []
+        own = column.segments
+        for start, segment in zip(own.starts(), own.segments, strict=True):
+            if segment.path is None or (not segment.writable and not column.slots.borrowed):
+                continue
+            _link(segment.path, self.path / segment.path.name)
+            listed.append([start, len(segment.rows), segment.path.name])
+        return {
+            "tier": tier,
+            "name": name,
+            "dtype": str(column.template.dtype),
+            "shape": list(column.template.shape[1:]),
+            "segments": listed,
+        }
+
+    def _written(self, store: Store, nodes: Nodes, totals: Totals | None) -> Log:
+        """The log with everything up to now: one more record, or a new log where that is short."""
+        log = self._log
+        if log is not None:
+            record, tensors = _changes(store, nodes, totals, log)
+            entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
+            if log.entries + entries <= 2 * _rows_kept(store) + _SLACK:
+                log.append(record, tensors)
+                log.entries += entries
+                self._remember(log, store, totals)
+                return log
+        log = Log(self.path / f"{uuid.uuid4().hex}.log")
+        record, tensors = _changes(store, nodes, totals, log)
+        log.append(record, tensors)
+        log.entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
+        self._remember(log, store, totals)
+        self._log = log
+        return log
+
+    def _remember(self, log: Log, store: Store, totals: Totals | None) -> None:
+        """What was changed up to now is recorded."""
+        log.totals = dict(totals or {})
+        for (tier, name), column in store.columns.items():
+            for label in (PRESENT, *column.held):
+                log.marks[tier, name, label] = column.version(label).changes.now
+
+
+def _named(facts: Mapping[str, Any]) -> set[str]:
+    """The files that a checkpoint counts on."""
+    files = {str(facts["log"])}
+    for column in facts["columns"]:
+        files |= {name for _, _, name in column["segments"]}
+    return files
+
+
+def _files_of(path: Path) -> set[str] | None:
+    """The files that the checkpoint at a path counts on; None where that cannot be read."""
+    if not path.exists():
+        return set()
+    try:
+        facts = checkpoint.read(path, tensors=False).facts
+        return _named(facts.get(checkpoint.ROWS, {"log": "", "columns": []}))
+    except (CheckpointError, KeyError, ValueError, TypeError):
+        return None
+
+
+def _rows_kept(store: Store) -> int:
+    """About how many entries a new log would have."""
+    return sum(column.capacity for column in store.columns.values())
+
+
+def _changes(
+    store: Store, nodes: Nodes, totals: Totals | None, log: Log
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One record: the nodes whose entries changed since the log was written, and the totals."""
+    tensors: dict[str, Tensor] = {}
+    columns = []
+    for number, ((tier, name), column) in enumerate(sorted(store.columns.items())):
+        labels = [PRESENT, *sorted(column.held)]
+        columns.append([tier, name, labels])
+        first, stop, _ = nodes[tier].indices(column.nodes)
+        changed = []
+        for label in labels:
+            ids = column.version(label).changes.since(log.marks.get((tier, name, label), 0))
+            changed.append(ids[(ids >= first) & (ids < stop)])
+        pairs = list(zip(labels, changed, strict=True))
+        slots = [column.version(label).slots(ids) for label, ids in pairs]
+        sums = torch.split(_sums(column, torch.cat(slots)), [len(ids) for ids in changed])
+        for k, (label, ids) in enumerate(pairs):
+            tensors[f"{number}.{k}.ids"] = ids - first
+            tensors[f"{number}.{k}.slots"] = slots[k]
+            tensors[f"{number}.{k}.rounds"] = column.version(label).rounds(ids)
+            tensors[f"{number}.{k}.sums"] = sums[k]
+    words = []
+    for number, (key, total) in enumerate((totals or {}).items()):
+        kind, more = _totals_since(total, log.totals.get(key))
+        words.append([*key, kind])
+        for name, values in more.items():
+            tensors[f"totals.{number}.{name}"] = values
+    return {"columns": columns, "totals": words}, tensors
+
+
+def _totals_since(total: NodeTotals, before: NodeTotals | None) -> tuple[str, dict[str, Tensor]]:
+    """What was added to a total since it was recorded, or all of it."""
+    addends = None
+    if before is not None:
+        addends = total.since(before)
+    if addends is None:
+        return "whole", {"values": total.dense()}
+    nothing = torch.zeros(0, dtype=torch.int64)
+    ids = torch.cat([nothing, *(ids for ids, _ in addends)])
+    values = torch.cat([total.base[:0], *(values for _, values in addends)])
+    return "more", {"at": ids, "values": values}
+
+
+def _sums(column: Column, slots: Tensor) -> Tensor:
+    """The checksum of each row, which several versions may share; 0 where there is none."""
+    unique, inverse = torch.unique(slots, return_inverse=True)
+    sums = torch.zeros_like(unique)
+    kept = unique != NEVER
+    sums[kept] = column.segments.sums(unique[kept])
+    out: Tensor = sums[inverse]
+    return out
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file, unless it has that already."""
+    if source == target or target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot link {source} to {target}: {error}; "
+            "keep the folder that store= names and the checkpoint on one disk."
+        ) from error
+
+
+def _sync_folder(path: Path) -> None:
+    """Wait until a folder's list of files is on the disk; Windows does that by itself."""
+    if os.name != "nt":
+        segments.sync_folder(path)
+
+
+# Reading
+
+
+@dataclass(frozen=True, eq=False)
+class ReadColumn:
+    """A column of a checkpoint: its rows where they lie, and its versions."""
+
+    tier: str
+    name: str
+    template: Tensor
+    segments: Sequence[tuple[int, Segment]]
+    versions: Mapping[str, Saved]
+    nodes: int
+
+    def attach(self, store: Store, nodes: slice) -> None:
+        """Take over the rows where they lie."""
+        store.opened(self.tier, self.name, self.template).attach(
+            nodes.start, self.segments, self.versions
+        )
+
+    def frozen(self) -> Frozen:
+        """The rows in memory, as any runtime takes them."""
+        column = Column(self.nodes, self.template)
+        column.attach(0, self.segments, self.versions)
+        return Frozen(self.tier, self.name, *column.freeze(slice(0, self.nodes)))
+
+
+def read(
+    path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[list[ReadColumn], dict[NodeKey, NodeTotals]]:
+    """The columns and totals of a checkpoint; an error where they are damaged.
+
+    `sizes` are the nodes of each tier.
+    """
+    folder = path.with_name(_file_name(facts["folder"]))
+    by_key = _Replay(sizes)
+    for record, tensors in _records(folder, facts):
+        by_key.add(record, tensors)
+    columns = [_read_column(folder, column, by_key) for column in facts["columns"]]
+    totals = {key: NodeTotals(values) for key, values in by_key.totals.items()}
+    return columns, totals
+
+
+class _Replay:
+    """The entries of all records, the later ones in place of the earlier."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.entries: dict[tuple[str, str], dict[str, Tensor]] = {}
+        """By column and label: slots, rounds and checksums of all nodes, [3, nodes]."""
+        self.totals: dict[NodeKey, Tensor] = {}
+
+    def add(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take one record."""
+        for number, (tier, name, labels) in enumerate(record["columns"]):
+            for k, label in enumerate(labels):
+                self._entry(tier, name, label, f"{number}.{k}", tensors)
+        for number, (tier, name, kind) in enumerate(record["totals"]):
+            values = tensors[f"totals.{number}.values"]
+            if kind == "whole":
+                self.totals[tier, name] = values.clone()
+            else:
+                self.totals[tier, name].index_add_(0, tensors[f"totals.{number}.at"], values)
+
+    def _entry(
+        self, tier: str, name: str, label: str, prefix: str, tensors: Mapping[str, Tensor]
+    ) -> None:
+        versions = self.entries.setdefault((tier, name), {})
+        if label not in versions:
+            versions[label] = torch.full((3, self.sizes[tier]), NEVER)
+        ids = tensors[f"{prefix}.ids"]
+        if not rising(ids, self.sizes[tier]):
+            raise ValueError(f"{tier} {name}: ids that are not those of {self.sizes[tier]} nodes")
+        for row, part in enumerate(("slots", "rounds", "sums")):
+            versions[label][row, ids] = tensors[f"{prefix}.{part}"]
+
+
+def _records(
+    folder: Path, facts: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """The records of a log, once all of it is known to be what was written."""
+    path = folder / _file_name(facts["log"])
+    try:
+        with open(path, "rb") as file:
+            text = file.read(facts["length"])
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); keep a checkpoint and its folder of rows together."
+        ) from error
+    if hashlib.blake2b(text, digest_size=_DIGEST).hexdigest() != facts["sum"]:
+        raise CheckpointError(f"{path} is damaged: it is not what was written.")
+    start = 0
+    while start < len(text):
+        size = int.from_bytes(text[start : start + _HEAD], "little")
+        start += _HEAD
+        blob = text[start : start + size]
+        start += size
+        head = int.from_bytes(blob[:8], "little")
+        metadata = json.loads(blob[8 : 8 + head])["__metadata__"]
+        yield json.loads(metadata["record"]), load(blob)
+
+
+def _read_column(folder: Path, facts: Mapping[str, Any], replay: _Replay) -> ReadColumn:
+    tier = facts["tier"]
+    name = facts["name"]
+    template = torch.empty((0, *facts["shape"]), dtype=_DTYPES[facts["dtype"]])
+    parts = []
+    for start, count, file in facts["segments"]:
+        path = folder / _file_name(file)
+        try:
+            parts.append((int(start), segments.opened(template, path, count)))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error}); keep a checkpoint and its folder together."
+            ) from error
+    versions = {}
+    found = replay.entries.get((tier, name), {})
+    for label, (slots, rounds, sums) in found.items():
+        ids = (slots != NEVER).nonzero()[:, 0]
+        _check_rows(folder, parts, slots[ids], sums[ids])
+        versions[label] = Saved(ids, slots[ids], rounds[ids])
+    return ReadColumn(tier, name, template, parts, versions, replay.sizes[tier])
+
+
+def _check_rows(
+    folder: Path, parts: Sequence[tuple[int, Segment]], slots: Tensor, sums: Tensor
+) -> None:
+    """Raise unless every row is the one whose checksum was recorded."""
+    checked = 0
+    for start, segment in parts:
+        inside = ((slots >= start) & (slots < start + len(segment.rows))).nonzero()[:, 0]
+        checked += len(inside)
+        have = segment.sums(slots[inside] - start)
+        wrong = int((have != sums[inside]).sum())
+        if wrong:
+            name = segment.path.name if segment.path is not None else ""
+            raise CheckpointError(
+                f"{folder / name} is damaged: {wrong} of its {len(inside)} rows are not those "
+                "that were written."
+            )
+    if checked != len(slots):
+        raise ValueError(f"{len(slots) - checked} rows lie in none of its files")
+
+
+def _file_name(name: Any) -> str:
+    """A name without a folder."""
+    if not isinstance(name, str) or name != os.path.basename(name):
+        raise ValueError(f"its files have the name {name!r:.80}")
+    return name

@@ -1,0 +1,265 @@
+"""Runs whose rows lie in files: the bits of a run in memory, and checkpoints that link files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import covey
+from covey import Experiment, Run, Tree, models
+from covey.algorithms import PerMFL
+from covey.data import Part, Shards
+from covey.errors import CheckpointError, ConfigError
+from covey.kernel import segments
+from covey.runs import checkpoint, kept_rows
+from covey.runs.run import Runs
+from tests import peek
+
+DEVICES = 40
+WIDTH = 6 * 3 + 3
+
+
+def pool(devices: int = DEVICES) -> Shards:
+    """Devices that hold examples of a common pool, by number."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator)
+    y = torch.randint(0, 3, (200,), generator=generator)
+
+    def part(count: int) -> Part:
+        index = torch.randint(0, 200, (devices * count,), generator=generator)
+        return Part(index, torch.arange(devices + 1) * count)
+
+    return Shards(x, y, part(8), part(2), part(2), classes=3)
+
+
+def experiment(rounds: int = 12, **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {"score_every": 2, "workers": 1, **changes}
+    algorithm = PerMFL(edge_rounds=1, device_sample=3, steps=2, batch=4)
+    tree = Tree.uniform(4, DEVICES // 4)
+    return Experiment(algorithm, pool(), models.linear(6, 3), tree, rounds, **settings)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of eight rows."""
+    monkeypatch.setattr(segments, "SEGMENT", 8 * WIDTH * 4)
+
+
+def bits(run: Run) -> dict[str, Any]:
+    """Everything of a run that its next rounds, or a reader of it, depend on."""
+    rows: dict[str, Any] = {"w": run.w}
+    for model in run.models():
+        for which in ("last", "chosen"):
+            snapshot = run.snapshot(model, which)
+            rows[f"{model} {which}"] = (snapshot.round, snapshot.ids, snapshot.rows)
+    totals = run.totals
+    assert totals is not None
+    records = [{**record.as_dict(), "seconds": 0, "spent": 0} for record in run.history]
+    return {**rows, "totals": totals, "devices": run.devices(), "history": records}
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def ran(run: Run, rounds: int | None = None) -> Run:
+    """The run after some rounds, or its last one."""
+    while not run.done and (rounds is None or run.round < rounds):
+        next(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    return bits(ran(covey.run(experiment())))
+
+
+def test_rows_in_files_have_the_bits_of_rows_in_memory(
+    whole: dict[str, Any], tmp_path: Path
+) -> None:
+    run = ran(covey.run(experiment(), store=tmp_path))
+    assert same(bits(run), whole)
+    column = peek.store(run).columns["device", "personal"]
+    assert len(column.segments.segments) > 3
+    assert all(segment.path is not None for segment in column.segments.segments)
+
+
+def test_a_run_goes_on_from_every_save(whole: dict[str, Any], tmp_path: Path) -> None:
+    """Saved after each round into one place, and resumed from many, also from the one before."""
+    run = covey.run(experiment(), store=tmp_path / "live")
+    path = tmp_path / "run.safetensors"
+    for round in range(1, 10):
+        ran(run, round).save(path)
+        if round % 3 == 0:
+            ways = {"files": path, "before": checkpoint.previous(path)}
+            for name, saved in ways.items():
+                if saved.exists():
+                    resumed = covey.run(experiment(), resume=saved, store=tmp_path / name)
+                    assert resumed.round == round - (name == "before")
+                    assert same(bits(ran(resumed)), whole)
+    assert same(bits(ran(covey.run(experiment(), resume=path))), whole)  # into memory
+    assert len(checkpoint_files(path)) < 20
+
+
+def checkpoint_files(path: Path) -> list[str]:
+    return os.listdir(path.with_suffix(".rows"))
+
+
+def test_a_chain_of_resumes_saves_into_the_same_place(
+    whole: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.safetensors"
+    ran(covey.run(experiment(), store=tmp_path / "live"), 1).save(path)
+    for round in range(2, 12):
+        run = covey.run(experiment(), resume=path, store=tmp_path / "live")
+        ran(run, round).save(path)
+        del run
+    assert same(bits(ran(covey.run(experiment(), resume=path, store=tmp_path / "live"))), whole)
+    assert len(list((tmp_path / "live").iterdir())) <= 1
+    assert len(checkpoint_files(path)) < 30
+
+
+def test_checkpoints_in_several_places_stay_as_they_were(
+    whole: dict[str, Any], tmp_path: Path
+) -> None:
+    """A row that an old checkpoint counts on is not written again."""
+    run = covey.run(experiment(), store=tmp_path / "live")
+    for round in range(1, 12):
+        ran(run, round).save(tmp_path / "often.safetensors")
+        if round in (2, 5):
+            run.save(tmp_path / f"{round}.safetensors")
+    for round in (2, 5):
+        resumed = covey.run(experiment(), resume=tmp_path / f"{round}.safetensors")
+        assert resumed.round == round
+        assert same(bits(ran(resumed)), whole)
+
+
+def test_a_checkpoint_in_memory_goes_on_in_files(whole: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    ran(covey.run(experiment()), 5).save(path)
+    run = covey.run(experiment(), resume=path, store=tmp_path / "live")
+    ran(run, 8).save(path)
+    assert same(bits(ran(covey.run(experiment(), resume=path, store=tmp_path / "live"))), whole)
+
+
+def test_a_round_that_fails_leaves_the_rows(
+    whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ran(covey.run(experiment(), store=tmp_path), 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(peek.runs(run)), "_choose", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+    assert same(bits(ran(run)), whole)
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_save_writes_what_changed(tmp_path: Path) -> None:
+    """The log grows by the nodes of the round, and files are links."""
+    run = ran(covey.run(experiment(), store=tmp_path / "live"), 8)
+    path = tmp_path / "run.safetensors"
+    run.save(path)
+    (log,) = path.with_suffix(".rows").glob("*.log")
+    before = log.stat().st_size
+    ran(run, 9).save(path)
+    record, tensors = list(kept_rows._records(log.parent, facts_of(path)))[-1]
+    ids = dict(zip(("device", "edge"), (tensors["0.0.ids"], tensors["1.0.ids"]), strict=True))
+    assert [tier for tier, _, _ in record["columns"]] == ["device", "edge"]
+    assert ids["device"].tolist() == run.history[-1].cohorts["device"]
+    assert log.stat().st_size - before < 12_000
+    for file in log.parent.glob("*.rows"):
+        assert file.stat().st_nlink == 2
+
+
+def facts_of(path: Path) -> Any:
+    return checkpoint.read(path).facts["rows"]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    run = ran(covey.run(experiment(), store=tmp_path / "live"), 4)
+    path = tmp_path / "run.safetensors"
+    run.save(path)
+    facts = facts_of(path)
+    folder = path.with_suffix(".rows")
+    _, _, name = facts["columns"][0]["segments"][0]
+    for file, words in ((name, "rows are not those"), (facts["log"], "not what was written")):
+        good = (folder / file).read_bytes()
+        (folder / file).write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+        with pytest.raises(CheckpointError, match=words):
+            covey.run(experiment(), resume=path, store=tmp_path / "live")
+        (folder / file).write_bytes(good)
+    os.truncate(folder / name, 10)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        covey.run(experiment(), resume=path)
+    (folder / facts["log"]).unlink()
+    with pytest.raises(CheckpointError, match="keep a checkpoint and its folder"):
+        covey.run(experiment(), resume=path)
+
+
+def test_what_cannot_lie_in_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave store= out"):
+        covey.run(experiment(), store=tmp_path, runtime="loopback")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="give store= another one"):
+        covey.run(experiment(), store=tmp_path / "file")
+
+
+MOMENTS = {
+    "round": (Runs, "_choose"),
+    "log": (kept_rows, "_sync_folder"),
+    "manifest": (checkpoint, "_sort_header"),
+    "after": (kept_rows.RowsFolder, "clean"),
+}
+"""Functions in which a process dies: in a round, and in a save from its first write to its end."""
+
+
+def killed(folder: Path, moment: str) -> int:
+    """Run seven rounds in a process that dies; the signal that ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        child = os.fork()
+    if not child:
+        try:
+            run = covey.run(experiment(), store=folder / "live")
+            ran(run, 4).save(folder / "run.safetensors")
+            ran(run, 5).save(folder / "run.safetensors")
+            place, name = MOMENTS[moment]
+            if moment != "round":
+                ran(run, 7)
+            setattr(place, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            ran(run, 7).save(folder / "run.safetensors")
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_process_loses_no_checkpoint(
+    whole: dict[str, Any], tmp_path: Path, moment: str
+) -> None:
+    assert killed(tmp_path, moment) == signal.SIGKILL
+    path = tmp_path / "run.safetensors"
+    run = covey.run(experiment(), resume=path, store=tmp_path / "live")
+    assert run.round == (7 if moment == "after" else 5)
+    ran(run, 8).save(path)
+    assert same(bits(ran(run)), whole)
+    assert same(bits(ran(covey.run(experiment(), resume=path))), whole)
