@@ -112,7 +112,7 @@ def test_a_tree_trains_on_files_that_stay_with_their_devices(
         network = GrpcNetwork(None)
         one = Member(process, parts_of(experiment), network, log, progress, own)
         members[process.name] = one
-    threads = [threading.Thread(target=one.serve) for one in list(members.values())[1:]]
+    threads = [threading.Thread(target=one.serve, daemon=True) for one in list(members.values())[1:]]
     for thread in threads:
         thread.start()
     server = members["server"]

@@ -56,7 +56,7 @@ def tree(experiment: Experiment, folder: Path) -> Iterator[dict[str, Member]]:
     threads = {}
     for name, one in members.items():
         if name != "server":
-            threads[name] = threading.Thread(target=one.serve)
+            threads[name] = threading.Thread(target=one.serve, daemon=True)
             threads[name].start()
     try:
         yield members
