@@ -27,7 +27,7 @@ test-browser: .venv/dev
 # A deployed tree at length: every case over sockets, a million hostile streams.
 test-deployed: export COVEY_TEST_ALL := 1
 test-deployed: .venv/dev
-	$(BIN)/python -m pytest -n 2 -q tests/deployed $(wildcard tests/laws/test_deployed.py)
+	$(BIN)/python -m pytest -n 2 -q tests/deployed $(wildcard tests/laws/test_deployed.py) tests/laws/test_sockets.py
 	$(BIN)/python -m fuzz.stream --random 1000000 1
 
 lint: .venv/dev

@@ -11,7 +11,9 @@ import sys
 import time
 from collections import Counter
 
+from covey.deployed.admit import Doorkeeper, Refusal
 from covey.deployed.frames import Assembler, Message, cut
+from covey.deployed.owed import Owed
 from covey.deployed.transport import AskKey
 from covey.deployed.wire import Hello, Key, Part, Reply, Request, Taken, Welcome
 from covey.errors import DecodeError
@@ -49,7 +51,7 @@ def _check_message(message: Message) -> None:
 def _messages() -> list[Message]:
     """Good messages of every kind."""
     out = [
-        Message(Hello(1, "print", b"i", b"n", (Taken("device0", "key"), Taken("d1")))),
+        Message(Hello(1, "print", b"i", b"n" * 16, (Taken("device0", "key"), Taken("d1")))),
         Message(Welcome(1, "print", b"c", b"s")),
     ]
     for blob in (b"", b"a", bytes(range(40))):
@@ -94,6 +96,39 @@ def changed(frames: list[bytes], draw: random.Random) -> list[bytes]:
     return out
 
 
+def check_parent(frames: list[bytes], draw: random.Random) -> str:
+    """Give the frames to what a parent checks with: nothing is believed that was not asked."""
+    keeper = Doorkeeper({"device0": 0, "d1": 300}, "print")
+    owed = Owed()
+    asked = [AskKey("run", 3, "train", 7, "algorithm.device", "ab", number) for number in (0, 1)]
+    for key in asked[: draw.randint(0, 2)]:
+        owed.ask(2**20, key)
+    assembler = Assembler(limit=LIMIT)
+    taken: Counter[AskKey] = Counter()
+    state = "nothing"
+    for frame in frames:
+        begins = not assembler.within
+        try:
+            message = assembler.take(frame)
+            head = assembler.head if message is None else message.head
+            if isinstance(head, Hello) and begins:
+                assert set(keeper.check(head, None)) <= {"device0", "d1"}
+                continue
+            if begins and owed.lie(head, {0, 2**20}) is not None:
+                state = "lie"
+                if message is None:
+                    assembler.discard()
+            elif message is not None and message.kept and isinstance(head, Reply):
+                owed.settle(head.seat, head.key.asked())
+                taken[head.key.asked()] += 1
+                state = "answer"
+        except (DecodeError, Refusal):
+            return "refused"
+    assert set(taken) <= set(asked)
+    assert all(times == 1 for times in taken.values())
+    return state
+
+
 def fuzz(count: int, seed: int) -> Counter[str]:
     """Try random inputs; how many were taken, refused, or wait for more."""
     draw = random.Random(seed)
@@ -103,6 +138,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         for _ in range(draw.randint(0, 2)):
             frames = changed(frames, draw)
         counts[check(frames)] += 1
+        counts[f"parent: {check_parent(frames, draw)}"] += 1
     return counts
 
 

@@ -55,7 +55,8 @@ def options(limits: Limits) -> list[Option]:
         ("grpc.keepalive_timeout_ms", int(1000 * limits.keepalive_timeout)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", milliseconds // 2),
+        ("grpc.http2.ping_timeout_ms", int(1000 * limits.keepalive_timeout)),
+        ("grpc.http2.max_ping_strikes", 0),  # both ends ping, and gRPC pings after data too
     ]
 
 

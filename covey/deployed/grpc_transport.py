@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError as Cancelled
 from contextlib import suppress
@@ -29,12 +29,12 @@ from covey.deployed.grpc_options import (
     server_options,
     shared_loop,
 )
+from covey.deployed.owed import Owed
 from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
-from covey.deployed.wire import PROTOCOL, Hello, Key, Part, Reply, Request, Welcome
+from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
-_REMEMBERED = 64  # keys of a seat
 
 
 @dataclass(eq=False)
@@ -167,7 +167,7 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
-        self._asked: dict[Seat, OrderedDict[AskKey, bool]] = {}
+        self._owed = Owed()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._loop = shared_loop()
@@ -183,6 +183,10 @@ class GrpcTransport:
         patience: Patience | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
+        try:
+            write(Key.of(key))
+        except ValueError as error:
+            raise TransportError(f"{key} cannot be sent: {error}.") from None
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
@@ -287,7 +291,7 @@ class GrpcTransport:
         ask = _Ask(key, common, own)
         self._asks[key] = ask
         for seat in own:
-            self._remember(seat, key)
+            self._owed.ask(seat, key)
         for stream in self._open_streams():
             stream.queue(ask)
         try:
@@ -312,14 +316,6 @@ class GrpcTransport:
                     left = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(ask.changed.wait(), left)
-
-    def _remember(self, seat: Seat, key: AskKey) -> None:
-        """Remember that a seat owes an answer to this key."""
-        keys = self._asked.setdefault(seat, OrderedDict())
-        keys[key] = False
-        keys.move_to_end(key)
-        while len(keys) > _REMEMBERED:
-            keys.popitem(last=False)
 
     # A process dials in
 
@@ -497,19 +493,10 @@ class GrpcTransport:
             self._strike(stream, str(error))
             raise Refusal("INVALID_ARGUMENT", str(error)) from None
 
-    def _wanted(self, stream: _Stream, head: Any) -> bool:
+    def _wanted(self, stream: _Stream, head: Head | None) -> bool:
         """Whether a reply is the answer to a key that was asked of its seat."""
-        if not isinstance(head, Reply):
-            raise DecodeError(f"a {type(head).__name__} where a Reply should come.")
-        key = head.key.asked()
-        if head.seat not in stream.seats.values():
-            return self._lie(stream, f"an answer for the seat {head.seat}")
-        answered = self._asked.get(head.seat, OrderedDict()).get(key)
-        if answered is None:
-            return self._lie(stream, f"an answer to {key}, which was not asked")
-        if answered:
-            return self._lie(stream, f"a second answer to {key}")
-        return True
+        lie = self._owed.lie(head, stream.seats.values())
+        return lie is None or self._lie(stream, lie)
 
     def _lie(self, stream: _Stream, text: str) -> bool:
         """Drop a message and count it; evict the sender of too many."""
@@ -528,7 +515,7 @@ class GrpcTransport:
     def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
         """Hand an answer to its ask, if that still waits."""
         key = head.key.asked()
-        self._asked[head.seat][key] = True
+        self._owed.settle(head.seat, key)
         if stream.unanswered[head.seat]:
             stream.unanswered[head.seat] -= 1
         stream.wake.set()

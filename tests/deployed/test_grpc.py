@@ -18,6 +18,7 @@ from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport import Answer, AskKey, Patience
 from covey.errors import ConfigError, TransportError
+from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
 
 
@@ -209,6 +210,28 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
     assert not served.errors
 
 
+def test_a_partition_is_found_and_mended(tmp_path: Path) -> None:
+    """Nothing is closed: packets are lost. Both ends find out by their pings."""
+    with family(tmp_path, count=2) as tree:
+        proxy = Proxy(tree.parent.address)
+        try:
+            tree.dial(0)
+            lost = tree.dial(1, address=proxy.address)
+            tree.wait(0, 1)
+            began = time.monotonic()
+            proxy.cut()
+            own = dict.fromkeys(range(2), b"")
+            answers = tree.parent.ask(key(1), b"", own, Patience(0.1, 1))
+            assert [answers[seat].status for seat in range(2)] == ["answered", "late"]
+            tree.wait(0)
+            assert time.monotonic() - began < 8  # a ping every second, a second for its answer
+            proxy.mend()
+            assert tree.parent.ask(key(2), b"", own)[1].status == "answered"
+            assert lost.port.joined >= 2
+        finally:
+            proxy.close()
+
+
 def test_a_closed_transport_ends_its_asks(plain: Family) -> None:
     timer = threading.Timer(0.1, plain.parent.close)
     timer.start()
@@ -305,6 +328,8 @@ def test_a_certificate_of_other_seats_is_refused_before_dialling(tmp_path: Path)
             tree.dial(1, identity=tree.identity("device0"))
         with pytest.raises(TransportError, match="asks the seat 7, which is not listed"):
             tree.parent.ask(key(), b"", {7: b""})
+        with pytest.raises(TransportError, match="does not fit into 64 bits"):
+            tree.parent.ask(key(2**64), b"", {0: b""})
 
 
 def test_handlers_must_be_of_the_seats(plain: Family) -> None:

@@ -31,7 +31,7 @@ from covey.errors import DecodeError
 from fuzz import stream
 
 PROTO = (Path(covey.__file__).parent / "deployed" / "wire.proto").read_text(encoding="utf-8")
-KEY = AskKey("run-1", 3, "train", 7, "algorithm.device", "ab12", 2)
+KEY = AskKey("run-1", 3, "train", 2**64 - 7, "algorithm.device", "ab12", 2)
 HEADS: list[Head] = [
     Hello(1, "f" * 32, b"i" * 16, b"n" * 32, (Taken("device0", "k"), Taken("device1"))),
     Welcome(1, "f" * 32, b"certificate", b"signature"),
@@ -57,7 +57,7 @@ def test_a_key_arrives_as_it_was() -> None:
 def test_bytes_by_hand() -> None:
     assert write(Frame(number=1, head=b"ab", pieces=(b"c",))) == b"\x08\x01\x12\x02ab\x1a\x01c"
     assert write_head(Reply(seat=3)) == b"\x22\x04\x0a\x00\x10\x03"
-    assert write(Key(round=-1, path=1)) == b"\x10\x01\x20\x02"
+    assert write(Key(round=-1, path=1)) == b"\x10\x01\x20\x01"
 
 
 def test_the_proto_file_has_the_same_fields() -> None:
@@ -236,3 +236,4 @@ def test_fuzz() -> None:
     counts = stream.fuzz(2_000, seed=5)
     assert counts["refused"] > 500
     assert counts["taken"] > 100
+    assert min(counts[f"parent: {end}"] for end in ("answer", "lie", "refused")) > 20

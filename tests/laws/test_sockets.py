@@ -1,0 +1,63 @@
+"""Over gRPC, with certificates, nodes do what they do in the simulator, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import covey
+from tests.deployed.socket_tree import SocketTree
+from tests.laws.cases import CASES, PLAIN, Case, differences, experiment, state, whole
+from tests.laws.test_loopback import ALL, WIRED, drained, nodes
+
+VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
+SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[2::9], *VARIED[5::24]]
+"""The cases that CI tries; `make test-deployed` tries every one."""
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("certs")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is one."""
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=where) as path:
+        yield Path(path)
+
+
+def everything(run: covey.Run) -> dict[str, Any]:
+    return state(run) | nodes(run)
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_every_case_is_the_simulators(case: Case, folder: Path, certificates: Path) -> None:
+    tree = SocketTree(folder, certificates)
+    try:
+        run = drained(covey.run(experiment(case), runtime=tree))
+        assert differences(everything(whole(case.name)), everything(run)) == []
+        assert not tree.errors
+    finally:
+        tree.close()
+
+
+@pytest.mark.parametrize("name", ["SFedHP", "Scaffold-sample"] if ALL else ["SFedHP"])
+def test_several_seats_in_a_process(name: str, folder: Path, certificates: Path) -> None:
+    tree = SocketTree(folder, certificates, host=3)
+    try:
+        run = drained(covey.run(experiment(CASES[name]), runtime=tree))
+        assert differences(everything(whole(name)), everything(run)) == []
+        assert len(tree.ports) < len(tree.nodes) - 1
+    finally:
+        tree.close()
