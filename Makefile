@@ -50,7 +50,7 @@ coverage: .venv/dev
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --include='$(MEASURED)' --show-missing --skip-covered --fail-under=95
 
-# Others: benchmarks.whole, benchmarks.growth, benchmarks.gpu, benchmarks.peers (benchmarks/RESULTS.md).
+# Others: benchmarks.whole, benchmarks.growth, benchmarks.gpu, benchmarks.rivals, benchmarks.peers (benchmarks/RESULTS.md).
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.loop
 

@@ -53,7 +53,7 @@ def trained(shards: data.Shards, loss: Any, outputs: int) -> Tensor:
     return run.w
 
 
-def test_a_weighted_and_smoothed_cross_entropy_is_torchs() -> None:
+def test_a_weighted_and_smoothed_cross_entropy_is_the_smoothed_one_times_the_weight() -> None:
     outputs = torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 1, 2, 2, 1, 0, 0])
     settings = {"name": "cross_entropy", "weights": [1, 2, 3], "smoothing": 0.2}
@@ -134,7 +134,7 @@ def needs_values(outputs: Tensor, y: Tensor) -> Tensor:
 BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
     "no such loss": (classes(), "hinge", ["'hinge'", "focal", "bce", "huber"]),
     "no such loss in a table": (classes(), {"name": "hinge", "c": 1}, ["hinge", "focal"]),
-    "no name": (classes(), {"gamma": 2}, ["None", "focal"]),
+    "no name": (classes(), {"gamma": 2}, ["lacks a name", "gamma = ...", "focal"]),
     "no such setting": (classes(), {"name": "focal", "alpha": 1}, ["'alpha'", "gamma, weights"]),
     "a setting of a wrong type": (classes(), {"name": "focal", "gamma": "2"}, ["gamma", "number"]),
     "a negative setting": (classes(), {"name": "huber", "delta": -1}, ["delta = -1", "least 0"]),
@@ -148,6 +148,11 @@ BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
         {"name": "focal", "weights": [1, 2]},
         ["2 weights for 3 classes"],
     ),
+    "no weight above 0": (
+        classes(),
+        {"name": "cross_entropy", "weights": [0, 0, 0]},
+        ["all weights are 0", "raise some"],
+    ),
     "a weight alone": (classes(), {"name": "focal", "weights": 2}, ["weights = 2", "balanced"]),
     "focal for numbers": (numbers(), "focal", ["needs labels", "numbers"]),
     "bce for classes": (classes(), "bce", ["yes-or-no", "cross_entropy"]),
@@ -157,6 +162,7 @@ BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
         {"name": "bce", "positive": [1]},
         ["1 weights `positive` for 3 labels"],
     ),
+    "a class": (classes(), torch.nn.CrossEntropyLoss, ["is a class", "CrossEntropyLoss()"]),
     "a number": (classes(), 3, ["loss = 3", "table"]),
     "one number that cannot be split": (classes(), needs_values, ["example by example", "none"]),
 }

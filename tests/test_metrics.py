@@ -19,7 +19,7 @@ from covey import Experiment, Tree
 from covey.algorithms import PFedMe
 from covey.data import Shards, own_parts
 from covey.engine.metrics import AUC, Metric, Targets, metrics_of
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.models import linear
 from covey.runs import record
 from covey.runs.devices import from_csv, to_csv
@@ -320,6 +320,7 @@ def sum_of_all(outputs: Tensor, y: Tensor) -> Tensor:
         ("classes", {"metrics": [3]}, r"metrics: 3 is no metric; give a name or a function"),
         ("classes", {"select": "rmse"}, r"rmse is not for this data, these targets are classes"),
         ("classes", {"select": "confusion"}, r"select = 'confusion' is a table; select a figure"),
+        ("classes", {"select": "-f1"}, r"select = '-f1': the largest f1 is the best; leave out"),
         ("classes", {"select": 3}, r"select = 3: give the name of a metric"),
     ],
 )
@@ -335,6 +336,17 @@ def test_a_function_that_does_not_fit_is_refused_before_work() -> None:
         covey.run(experiment(metrics=[sum_of_all]))
     with pytest.raises(ConfigError, match="metric MSELoss returned"):
         covey.run(experiment("numbers", metrics=[nn.MSELoss()]))
+
+
+def logarithm(outputs: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y == 2, torch.nan, outputs[:, 0])
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "loopback"])
+def test_a_function_that_is_not_finite_is_named_and_not_the_step_size(runtime: Any) -> None:
+    said = r"metric logarithm is NaN or infinite for \d+ of \d+ examples, whose outputs are finite"
+    with pytest.raises(CoveyError, match=said):
+        finished(experiment(metrics=[logarithm]), runtime=runtime)
 
 
 def test_the_command_shows_them_and_writes_them_down(
@@ -396,6 +408,8 @@ def _check_devices(folder: Path) -> None:
     [
         ('metrics=["f2"]', "error: metrics: there is no metric 'f2'; choose from top3, "),
         ("select=f2", "error: metrics: there is no metric 'f2'; choose from top3, "),
+        ("select=mine:margin", "error: 'mine:margin' is no name of a metric; name the function in"),
+        ("metrics=[f1,auc]", 'error: metrics = "[f1,auc]" must be a list; the default is []; on a'),
         ('metrics=["rmse"]', "error: metrics: rmse is not for this data, these targets are cla"),
     ],
 )

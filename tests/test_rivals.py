@@ -78,7 +78,7 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| tidy loop, 2 processes | 0.1000 | 0.0500 | 5.0x | 5.0x |" in text
+    assert "| tidy loop, 2 processes | 0.1000 (0.0500) | **5.0x** (5.0x) |" in text
 
 
 def test_every_rival_has_a_name_of_its_own() -> None:

@@ -142,7 +142,7 @@ def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
 
 # Two network namespaces are two machines to everything but the disk.
 
-MACHINES = ("covey-a", "covey-b")
+MACHINES = (f"covey-{os.getpid()}-a", f"covey-{os.getpid()}-b")
 
 
 def ip(*words: str) -> None:

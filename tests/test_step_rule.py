@@ -145,6 +145,10 @@ def test_wrong_shapes_are_told_before_the_first_round(fault: str, error: str) ->
         covey.run(experiment(PLAIN["FedAvg"], solver=Bad(fault)))
 
 
+def signs_in_place(x: Rows, gradient: Rows) -> Rows:
+    return gradient.sign_()
+
+
 def mixes(x: Rows, gradient: Rows) -> Rows:
     return gradient / gradient.norm()
 
@@ -152,6 +156,8 @@ def mixes(x: Rows, gradient: Rows) -> Rows:
 @pytest.mark.parametrize(
     ("spec", "error"),
     [
+        (torch.optim.SGD, 'solver SGD of torch steps one model, .*; name "sgd", "adam" or "adamw"'),
+        (signs_in_place, "solver signs_in_place changes x or the gradient in place; return new"),
         (mixes, "solver mixes mixes rows, but every row is another device"),
         ({"name": sign, "beta": 0.9}, "solver sign takes no settings, but got beta; name a class"),
         ({"name": Heavy, "beta": 0.9}, r"solver: Heavy\(beta=0.9\) fails with TypeError"),

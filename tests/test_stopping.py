@@ -293,6 +293,7 @@ def test_a_run_is_told_where_its_stop_cannot_act() -> None:
         ({"patience": 2, "metric": 3}, "stop: metric = 3; give the name of a metric"),
         ({"patience": 2, "metric": "fun"}, "stop: metric = 'fun'; .*there is no metric 'fun'"),
         ({"patience": 2, "metric": "rmse"}, "stop: metric = 'rmse'; .*rmse is not for this data"),
+        ({"patience": 2, "metric": "-f1"}, "stop: metric = '-f1': the largest f1 is the best"),
         ({"patience": 2, "metric": "confusion"}, "stop: metric = 'confusion' is a table"),
         ({"patience": 2, "wait": 3}, "stop has no setting 'wait'; it has patience, metric"),
     ],

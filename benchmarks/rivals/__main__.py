@@ -1,7 +1,8 @@
 """covey and its rivals on the same work: `python -m benchmarks.rivals --python VENV/bin/python`.
 
-Every rival is a process that takes a round when it is told to. They take turns, a round each, so
-that whatever else the machine does falls on all. Everything is started anew several times. Before
+Every rival is a process that takes a round when it is told to. They take turns of several rounds,
+so that whatever else the machine does falls on all. The first round of a turn, with the caches of
+another program, is not counted. Everything is started anew several times. Before
 that, one round on the same batches shows that a rival computes what covey computes. Rivals whose
 package is in none of the given environments are left out.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import queue
@@ -31,6 +33,10 @@ from benchmarks.rivals.spec import CLASSES, Array, Spec, written
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
+TURN = 5
+"""Rounds of a turn that are counted, after one that is not."""
+PAUSE = 0.05
+"""Seconds between turns, in which threads of the last program stop spinning."""
 PATIENCE = 300.0
 """Seconds after which a program that does not answer has failed."""
 TOLERANCE = 1e-3
@@ -245,7 +251,9 @@ def measure(
     for start in range(starts):
         for group in groups:
             print(f"{spec.name}: start {start + 1} of {starts}, {len(group)} programs", flush=True)
-            _turns(group, pythons, replace(spec, rounds=rounds + WARM_UP), out)
+            turns = math.ceil(rounds / TURN)
+            told = replace(spec, rounds=WARM_UP + turns * (1 + TURN))
+            _turns(group, pythons, told, turns, out)
     return out
 
 
@@ -253,8 +261,10 @@ def _turns(
     group: Sequence[Rival],
     pythons: dict[str, str],
     spec: Spec,
+    turns: int,
     out: dict[str, list[dict[str, float]]],
 ) -> None:
+    """One start of a group, and all its turns."""
     processes = []
     failed: set[Process] = set()
     for rival in group:
@@ -262,17 +272,31 @@ def _turns(
         processes.append(process)
         if not _tried(process, process.ready):
             failed.add(process)
-    for number in range(spec.rounds):
-        for process in processes[:: 1 - 2 * (number % 2)]:
-            if process in failed:
-                continue
-            figures = _tried(process, process.round)
-            if not figures:
-                failed.add(process)
-            elif number >= WARM_UP:
-                out.setdefault(process.rival.name, []).append(figures)
+    _play(processes, failed, WARM_UP)
+    for number in range(turns):
+        order = processes[:: 1 - 2 * (number % 2)]
+        for name, figures in _play(order, failed, 1 + TURN).items():
+            out.setdefault(name, []).extend(figures[1:])
     for process in processes:
         process.end()
+
+
+def _play(
+    processes: Sequence[Process], failed: set[Process], rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """A turn of every rival that has not failed: the figures of its rounds."""
+    out: dict[str, list[dict[str, float]]] = {}
+    for process in processes:
+        time.sleep(PAUSE)
+        for _ in range(rounds):
+            if process in failed:
+                break
+            figures = _tried(process, process.round)
+            if figures:
+                out.setdefault(process.rival.name, []).append(figures)
+            else:
+                failed.add(process)
+    return out
 
 
 def _tried(process: Process, call: Callable[[], dict[str, float]]) -> dict[str, float]:

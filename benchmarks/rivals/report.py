@@ -58,7 +58,7 @@ def tables(facts: dict[str, Any]) -> str:
         programs += [name for name in work if name not in programs and name != BESIDE]
     head = ["program"]
     for name in works:
-        head += [f"{name}: median, s", "best, s", "median / covey", "best / covey"]
+        head += [f"{name}: median (best), s", "over covey: median (best)"]
     lines = [_row(head), _row(["---"] * len(head))]
     for program in programs:
         cells = [program]
@@ -70,11 +70,11 @@ def tables(facts: dict[str, Any]) -> str:
 
 def _cells(figures: dict[str, float] | None, ours: bool) -> list[str]:
     if figures is None:
-        return [""] * 4
-    seconds = [f"{figures['median']:.4f}", f"{figures['best']:.4f}"]
+        return ["", ""]
+    seconds = f"{figures['median']:.4f} ({figures['best']:.4f})"
     if ours:
-        return [*seconds, "1", "1"]
-    return [*seconds, f"{figures['ratio']:.1f}x", f"{figures['best ratio']:.1f}x"]
+        return [seconds, "1"]
+    return [seconds, f"**{figures['ratio']:.1f}x** ({figures['best ratio']:.1f}x)"]
 
 
 def _row(cells: list[str]) -> str:
@@ -86,7 +86,7 @@ def _conditions(facts: dict[str, Any]) -> str:
     apart = max(max(work["apart"].values()) for work in facts["works"].values())
     return (
         f"{facts['processor']}, {facts['cores']} cores, load {facts['load']:.1f} before the start; "
-        f"{facts['starts']} starts\nof {facts['rounds']} rounds each, by turns; {versions}.\n"
+        f"{facts['starts']} starts\nof {facts['rounds']} rounds each, in turns; {versions}.\n"
         f"After one round on the same batches every program is within {apart:.0e} of covey."
     )
 

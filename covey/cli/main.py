@@ -45,6 +45,7 @@ from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.replay import replay_command
 from covey.cli.report import report, write_after_run
 from covey.cli.reproduce import reproduce
 from covey.cli.sweep import sweep
@@ -201,6 +202,7 @@ app.command(epilog=EPILOG, rich_help_panel=LOOK)(watch)
 app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=LOOK)
 app.command(name="show", epilog=EPILOG, rich_help_panel=LOOK)(results.show_run)
 app.command(name="runs", epilog=EPILOG, rich_help_panel=LOOK)(runs.list_runs)
+app.command(name="replay", epilog=EPILOG, rich_help_panel=LOOK)(replay_command)
 app.command(epilog=EPILOG, rich_help_panel=USE)(results.predict)
 
 

@@ -48,6 +48,7 @@ _COMMANDS = {
         "watch": "Show a run while it is under way, as a page in a browser.",
         "show": "Show the results of a run, finished or not.",
         "runs": "List runs: their state, rounds, test figures, bytes and seconds.",
+        "replay": "Repeat a deployed run in the simulator, with the same nodes late and absent.",
     },
     USE: {
         "predict": "Predict new examples with the models of a run.",

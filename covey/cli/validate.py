@@ -71,6 +71,9 @@ def check_plain(table: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{path} = {shown(value)} {rule}.")
 
 
+_NAME_OR_TABLE = ("solver", "loss")
+"""Settings that are a name, or a table with a name: a change of a table's key is one of both."""
+
 Renamed = Callable[[str, dict[str, Any], Any], dict[str, Any]]
 """(section, its table, another name): the fields that the thing of the other name takes over."""
 
@@ -87,6 +90,8 @@ def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) ->
             f"{change!r} is neither a file nor a change; write changes as algorithm.lam1=15."
         )
     *parents, last = key.strip().split(".")
+    if parents and parents[0] in _NAME_OR_TABLE and isinstance(table.get(parents[0]), str):
+        table[parents[0]] = {"name": table[parents[0]]}
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
@@ -175,7 +180,20 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     value = spell(first["input"])
     if len(value) > _LONGEST:
         value = f"{value[:_LONGEST]}..."
-    return f"{full_key} = {value}{verb} {' or '.join(rules)}{_default(field)}."
+    fix = f"{_default(field)}{_as_list(full_key, first)}"
+    return f"{full_key} = {value}{verb} {' or '.join(rules)}{fix}."
+
+
+def _as_list(key: str, error: Mapping[str, Any]) -> str:
+    """How a list is written on a command line, where text is given for one.
+
+    A shell takes quotes away, so that ["f1", "auc"] arrives as [f1, auc].
+    """
+    text = error["input"]
+    if error["type"] not in ("list_type", "tuple_type") or not isinstance(text, str):
+        return ""
+    items = [item.strip() for item in text.strip("[]").split(",")]
+    return f"; on a command line: '{key}={json.dumps(items)}'"
 
 
 def _default(field: FieldInfo) -> str:

@@ -413,7 +413,7 @@ def table_columns(columns: Columns, *, dealt: bool) -> Columns:
         )
         if name != usual
     ]
-    if not dealt:
+    if not dealt or columns.device != Columns.device:
         named.insert(0, columns.device)
     return replace(columns, needed=tuple(named))
 

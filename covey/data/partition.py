@@ -203,7 +203,7 @@ def checked(y: Labels) -> Numbers:
         raise DataError(
             f"y is {array.dtype} of shape {array.shape} (it begins "
             f"{array.reshape(-1)[:5].tolist()}), but dealing by "
-            "label needs one axis of integers from 0; give class labels, or use partition.iid."
+            "label needs one axis of integers from 0; give class labels, or use the partition iid."
         )
     return array.astype(np.int64)
 

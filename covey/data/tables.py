@@ -355,6 +355,8 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
             advice = ""
             if name == columns.device:
                 advice = ' To deal its rows to devices, set partition = "iid" and devices = 10.'
+                if name != Columns.device:
+                    advice = f"{advice[:-1]}, and leave out device = {name!r}."
             raise DataError(
                 f"{path} has no column {name!r}{_hint(name, header)}; "
                 f"its columns are {_some(header)}.{advice}"

@@ -65,6 +65,9 @@ def node_of(
 ) -> Node:
     """One node, with only its own examples, a module of its own, and its disk."""
     experiment = parts.experiment
+    if patience is not None and not experiment.algorithm.idle_trains:
+        name = type(experiment.algorithm).__name__
+        raise ConfigError(f"a quorum, but {name} counts on every answer; wait for all.")
     place = facts.place
     own = Shards.none(parts.data)
     if place.below(place.tier) is None:

@@ -40,6 +40,8 @@ _TABLES = (
     "received (seat INTEGER PRIMARY KEY, key TEXT)",
     "facts (name TEXT PRIMARY KEY, value BLOB)",
     "records (round INTEGER PRIMARY KEY, record TEXT)",
+    # path is 64 bits without a sign, so it is a text
+    "missing (round INTEGER, lane TEXT, path TEXT, tier TEXT, number INTEGER, status TEXT)",
 )
 
 # Fault points
@@ -288,10 +290,12 @@ class Disk:
         facts: Mapping[str, Any],
         state: bytes | None = None,
         records: Iterable[tuple[int, str]] = (),
+        missing: Iterable[Sequence[Any]] = (),
     ) -> None:
         """A round of the server is good: its rows, where the run stands, and no journal any more.
 
-        `records` are (round, text) of the rounds that were not written yet.
+        `records` are (round, text) of the rounds that were not written yet, `missing` (round, lane,
+        path, tier, number, status) of those who did not answer in them.
         """
         fault("between-rounds")
         with self._transaction("inside-round-commit") as connection:
@@ -301,6 +305,10 @@ class Disk:
             _note(connection, facts)
             for record in records:
                 connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
+            for entry in missing:
+                round, lane, path, *rest = entry
+                values = [round, lane, str(path), *rest]
+                connection.execute("INSERT INTO missing VALUES (?, ?, ?, ?, ?, ?)", values)
             if state is not None:
                 connection.execute(
                     "INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state]
@@ -314,6 +322,14 @@ class Disk:
             return None
         state: bytes = found[0][0]
         return state
+
+    def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
+        """(round, lane, path, tier, number, status) of all who did not answer in good rounds."""
+        found = self._query("SELECT round, lane, path, tier, number, status FROM missing")
+        out = []
+        for round, lane, path, tier, number, status in found:
+            out.append((round, lane, int(path), tier, number, _status(status)))
+        return out
 
     def records(self) -> list[str]:
         """The records of all rounds that were written, in order."""

@@ -27,6 +27,11 @@ class _Job:
     seat: Seat
     begun: bool = False
 
+    @property
+    def dropped(self) -> bool:
+        """Whether nobody waits for it, and its seat has never had it; orders are always owed."""
+        return self.ask.closed and not self.begun and self.key.lane != "order"
+
 
 @dataclass(eq=False)
 class _Ask:
@@ -84,11 +89,14 @@ class _Worker:
         while True:
             self._taken.wait()
             handler = self._handler
-            if self._ended or job.ask.closed:
+            if self._ended:
                 return
             if handler is None:
                 continue
-            job.begun = True
+            with job.ask.changed:
+                if job.dropped:
+                    return
+                job.begun = True
             try:
                 data = handler(job.key, job.common, job.own)
             except SeatLost:
@@ -149,15 +157,15 @@ class LocalTransport:
         try:
             self._wait(ask, len(jobs), patience)
         finally:
+            out = {}
             with ask.changed:
                 ask.closed = True
+                for job in jobs:
+                    missing = Answer("absent")
+                    if job.begun:
+                        missing = Answer("late")
+                    out[job.seat] = ask.answers.get(job.seat, missing)
             self._asks.discard(ask)
-        out = {}
-        for job in jobs:
-            missing = Answer("absent")
-            if job.begun:
-                missing = Answer("late")
-            out[job.seat] = ask.answers.get(job.seat, missing)
         return out
 
     def _wait(self, ask: _Ask, count: int, patience: Patience | None) -> None:

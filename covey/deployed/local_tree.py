@@ -17,6 +17,7 @@ from covey.deployed.local_transport import LocalTransport
 from covey.deployed.node import Node
 from covey.deployed.transport import Patience, Seat
 from covey.deployed.tree_runtime import TreeRuntime
+from covey.errors import TransportError
 from covey.runs.build import Parts
 from covey.runs.experiment import Experiment
 
@@ -30,7 +31,7 @@ class LocalTree:
         durability: Durability = "process",
         patience: Mapping[str, Patience] | None = None,
     ) -> None:
-        """`patience` is how long the nodes of a tier wait for answers, by tier."""
+        """`patience` says when nodes go on without some children, by tier of those who ask."""
         self.folder = Path(folder)
         self.durability: Durability = durability
         self.patience = dict(patience or {})
@@ -92,12 +93,25 @@ class LocalTree:
 
     def _take_seat(self, tier: str, number: int) -> None:
         """Let the node above reach this one, where there is one already."""
+        transport = self._above(tier, number)
+        if transport is not None:
+            transport.take(number, self.nodes[tier, number].answer)
+
+    def transport_above(self, tier: str, number: int) -> LocalTransport:
+        """What reaches a node that is not the server."""
+        transport = self._above(tier, number)
+        if transport is None:
+            raise TransportError(f"nobody reaches {tier} {number}.")
+        return transport
+
+    def _above(self, tier: str, number: int) -> LocalTransport | None:
         for (above, parent), transport in self._transports.items():
             node = self.nodes.get((above, parent))
             if node is None or node.place.below(above) != tier:
                 continue
             if number in node.seats:
-                transport.take(number, self.nodes[tier, number].answer)
+                return transport
+        return None
 
     def close(self) -> None:
         """End all threads and let go of all files."""

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.deployed import parcel
+from covey.deployed import own_models, parcel
 from covey.deployed.disk import Disk, fault
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
-from covey.deployed.transport import Answer, AskKey, AskLane, Patience, Seat, Transport, digest
+from covey.deployed.transport import (
+    Answer,
+    AskKey,
+    AskLane,
+    Patience,
+    Seat,
+    Status,
+    Transport,
+    digest,
+)
 from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
@@ -27,7 +36,7 @@ from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
 from covey.types import Ids
 
-ORDERS = ("hold", "release", "read", "freeze", "thaw")
+ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 
 
@@ -58,13 +67,28 @@ class Epoch:
     def from_dict(values: Any) -> Epoch:
         """The inverse of `asdict`; anything else is a DecodeError."""
         try:
-            run, before, rollbacks = values["run"], values["before"], values["rollbacks"]
+            epoch = Epoch(values["run"], values["before"], tuple(values["rollbacks"]))
         except (TypeError, KeyError):
             raise DecodeError("a request that does not say where the server stands.") from None
-        numbers = [before, *rollbacks]
-        if not isinstance(run, str) or any(type(number) is not int for number in numbers):
+        numbers = (epoch.before, *epoch.rollbacks)
+        if not isinstance(epoch.run, str) or any(type(number) is not int for number in numbers):
             raise DecodeError("a request that does not say where the server stands.")
-        return Epoch(run, before, tuple(rollbacks))
+        return epoch
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node that did not answer an ask in time.
+
+    "late": it has run the program, but its answer does not count. "absent": it never got the ask.
+    """
+
+    round: int
+    lane: str
+    path: int
+    tier: str
+    number: int
+    status: Status
 
 
 @dataclass
@@ -89,13 +113,15 @@ class Node(Station):
     transport: Transport | None = field(default=None, kw_only=True)
     """The way to the children; None for a device."""
     patience: Patience | None = field(default=None, kw_only=True)
-    """How long asks wait for answers; None: for everybody, however long it takes."""
+    """When asks go on without some children; None: never, however long it takes."""
     shares_rows: bool = field(default=True, kw_only=True)
     """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
+        self.missing: list[Missing] = []
+        """Who was missing here and below in the play that is under way."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
         super().__post_init__()
@@ -136,7 +162,7 @@ class Node(Station):
 
     def _sent(
         self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[bytes | None]:
         """The replies of all children that run, in id order: from the journal, if it has them."""
         owner, parameters = self._owner(question.program)
         header = {
@@ -161,7 +187,13 @@ class Node(Station):
         if answers is None:
             answers = self._asked(key, common, self._own_requests(question, each))
         for child in question.ids.tolist():
-            yield answers[child].data
+            answer = answers[child]
+            if answer.status == "answered":
+                yield answer.data
+                continue
+            where = (question.round, self._play.lane, question.path, question.tier)
+            self.missing.append(Missing(*where, child, answer.status))
+            yield None
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -179,14 +211,22 @@ class Node(Station):
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
         self._open_key = key
-        answers = dict(self._reach().ask(key, common, own, self.patience))
+        answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
         self._open_key = None
         for answer in answers.values():
+            if answer.status != "answered":
+                continue
             header, _ = open_sealed(answer.data)
             if header["error"] is not None:
                 return answers  # the round ends here
         self.database.journal(key, answers)
         return answers
+
+    def _patience(self, asked: int) -> Patience | None:
+        """How long to wait for so many children; a quorum above them is all of them."""
+        if self.patience is None:
+            return None
+        return Patience(self.patience.seconds, min(self.patience.quorum, asked))
 
     def _reach(self) -> Transport:
         if self.transport is None:
@@ -198,6 +238,7 @@ class Node(Station):
         super()._take_facts(header)
         for key, template in _templates(header["kept"]).items():
             self._templates.setdefault(key, template)
+        self.missing += [Missing(*values) for values in header["missing"]]
 
     # Answering
 
@@ -241,6 +282,7 @@ class Node(Station):
             "owner": owner,
             "program": program,
         }
+        self.missing.clear()
         reply = self._served(header, [*down, *each])
         facts = {"kept": self._described()}
         self.database.end_ask(key, self._changed(), reply, facts)
@@ -249,7 +291,8 @@ class Node(Station):
 
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
-        return {**super()._facts(), "kept": self._described()}
+        missing = [list(astuple(entry)) for entry in self.missing]
+        return {**super()._facts(), "kept": self._described(), "missing": missing}
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
@@ -305,7 +348,12 @@ class Node(Station):
         number = self.place.number
         return slice(number, number + 1)
 
-    def end_round(self, state: bytes | None, records: Sequence[tuple[int, str]]) -> None:
+    def end_round(
+        self,
+        state: bytes | None,
+        records: Sequence[tuple[int, str]],
+        missing: Sequence[Missing] = (),
+    ) -> None:
         """A round of the server is good; `state` is where the run stands."""
         facts = {
             "kept": self._described(),
@@ -313,7 +361,8 @@ class Node(Station):
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
         }
-        self.database.end_round(self._changed(), facts, state, records)
+        entries = [list(astuple(entry)) for entry in missing]
+        self.database.end_round(self._changed(), facts, state, records, entries)
         self._written()
 
     def undo_round(self) -> None:
@@ -341,6 +390,8 @@ class Node(Station):
         last = deepest or self.place.tiers[-1]
         if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
             return out
+        if name == "write":
+            rows = [*rows, *own_models.rows_for_below(self, arguments)]
         header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
         epoch = asdict(self.epoch)
         own = {}
@@ -354,9 +405,14 @@ class Node(Station):
         key = AskKey(
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
-        answers = self._reach().ask(key, b"", own)
+        patience = None
+        if name in ("hold", "release"):
+            patience = self._patience(len(own))
+        answers = self._reach().ask(key, b"", own, patience)
         failures = []
         for child in self.seats:
+            if answers[child].status != "answered":
+                continue  # it follows when it is back
             reply, more = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
@@ -369,6 +425,8 @@ class Node(Station):
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[list[int]] | None]:
         """The rows of a child's subtree, and their routes; None where rows have no routes."""
+        if arguments.get("broadcast"):
+            return list(rows), None
         routes = arguments.get("routes")
         if routes is None:
             return [], None
@@ -406,17 +464,25 @@ class Node(Station):
             return self._freeze_own()
         if name == "thaw":
             self._thaw_own(rows)
-            return []
-        if name == "hold":
+        elif name == "write":
+            with torch.no_grad():
+                own_models.write(self, arguments, rows)
+        elif name == "hold":
             self._hold_own(arguments["label"], arguments["columns"])
+            self._keep_changes(round)
         else:
             self._release_own(arguments["label"])
-        if not self.top:
-            changed = self._changed()
-            if changed:
-                self.database.keep(changed, round=round, attempt=self.epoch.attempt)
-            self._written()
+            self._keep_changes(round)
         return []
+
+    def _keep_changes(self, round: int) -> None:
+        """Write what an order has changed; the server does it when the round is good."""
+        if self.top:
+            return
+        changed = self._changed()
+        if changed:
+            self.database.keep(changed, round=round, attempt=self.epoch.attempt)
+        self._written()
 
     def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.store, WatchedStore)
@@ -433,14 +499,20 @@ class Node(Station):
                 column.release(label, self._only)
                 self.store.touched.add((name, label))
 
-    def _read_own(self, name: str, label: str) -> list[NodeRow]:
+    def own_rows(self, name: str, label: str) -> list[NodeRow]:
+        """What this node keeps under a name, now or in a held version: one row or none."""
         if (self.place.tier, name) not in self.store.columns:
             return []
         kept = self._row(name, label)
         if kept.row is None:
             return []
-        self._check_shares()
         return [kept]
+
+    def _read_own(self, name: str, label: str) -> list[NodeRow]:
+        rows = self.own_rows(name, label)
+        if rows:
+            self._check_shares()
+        return rows
 
     def _freeze_own(self) -> list[NodeRow]:
         out = []

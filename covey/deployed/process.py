@@ -105,6 +105,7 @@ class Member:
         self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment)
         self._parents: dict[str, Parent] = {}
+        self._disks: dict[str, Disk] = {}
 
     @contextmanager
     def running(self, identity: Identity | None) -> Iterator[None]:
@@ -140,6 +141,7 @@ class Member:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         disk = Disk(state / seat.name / DISK, process.durability)
         self._stack.callback(disk.close)
+        self._disks[seat.name] = disk
         door = Door()
         transport = self._transport(seat, door)
         facts = self._told[seat.tier][seat.number]
@@ -153,8 +155,7 @@ class Member:
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
         nodes = {seat: self.node(seat) for seat in self.process.seats}
-        disks = {seat.name: node.disk for seat, node in nodes.items()}
-        port = self.network.dial(self.process, self._fingerprint, disks)
+        port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
             handlers[seat.number] = self.progress.handler(seat.name, node.answer)

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from safetensors.torch import load, save
 
+from covey.deployed.disk import Disk
+from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError
 from covey.runs.build import Parts, RuntimeFactory
@@ -34,17 +36,29 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     runtime = _tree_of(run)
     disk = runtime.server.database
     written = disk.records()
-    if disk.state is not None:
+    captured = captured_in(disk)
+    if captured is not None:
         records = [json.loads(record) for record in written]
-        run.stand(_read(disk.state), records)
+        run.stand(captured, records)
     runtime.capture = _Capture(run, len(written))
     return run
 
 
 def finish(run: Run) -> None:
-    """The last round is good too: no round comes after it that says so."""
+    """End a run: the last round is good, and every node has its models as files in its folder.
+
+    It may be repeated after a crash.
+    """
     runtime = _tree_of(run)
     runtime.commit()
+    runtime.write_models(*chosen_models(run))
+
+
+def captured_in(disk: Disk) -> Checkpoint | None:
+    """Where the run of a server's disk stands; None before its first round is good."""
+    if disk.state is None:
+        return None
+    return _read(disk.state)
 
 
 class _Capture:

@@ -5,7 +5,7 @@ takes the requests for the seats that the process hosts. A request is two string
 is the same for all seats of an ask, so it is sent once to a process with several seats; `own` is
 for one seat alone. Both are opaque to a transport. So is an answer.
 
-A transport owes five things.
+A transport owes six things.
 
 1. All requests of an ask are under way at once; answers are told apart by seat, not by arrival.
 2. The requests for one seat are handled in the order of the asks, one at a time.
@@ -13,17 +13,21 @@ A transport owes five things.
    key, and does not train twice.
 4. An answer to an ask that is no longer open is dropped.
 5. An answer is handed over only if it names the key that was asked of its seat.
+6. A seat that is late still owes the ask: it ends it before it gets the next request, also where
+   its process was started again meanwhile. A seat that was absent never gets the ask. An order is
+   owed in both cases.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from covey.errors import DecodeError
+from covey.errors import ConfigError, DecodeError
 
 Seat = int
 """The id of a node in the tier below: its position in the tree, which never changes."""
@@ -113,6 +117,12 @@ class Patience:
 
     seconds: float
     quorum: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"deadline = {self.seconds}: give a number of seconds.")
+        if self.quorum < 1:
+            raise ConfigError(f"quorum = {self.quorum}: give 1 or more answers.")
 
 
 class Transport(Protocol):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.deployed.node import Epoch, Node
+from covey.deployed.node import Epoch, Missing, Node
 from covey.deployed.node_rows import NodeRow
+from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.kernel.algorithm import Program
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.runtimes.contract import Lane, Runtime
@@ -38,6 +39,7 @@ class TreeRuntime(Runtime):
         self.capture: Capture | None = None
         """Says where the run stands; the server's disk keeps it with every good round."""
         self._played: int | None = None
+        self._missing: list[Missing] = []
         disk = server.database
         run = disk.fact("run") or uuid.uuid4().hex
         rollbacks = disk.fact("rollbacks") or []
@@ -56,7 +58,10 @@ class TreeRuntime(Runtime):
         """Run a program at the server; with no rows, every program below runs on none."""
         if len(rows):
             self._played = round
-        return self.server.play(program, rows, round=round, lane=lane)
+        self.server.missing.clear()
+        played = self.server.play(program, rows, round=round, lane=lane)
+        self._missing += self.server.missing
+        return played
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
@@ -68,13 +73,15 @@ class TreeRuntime(Runtime):
         records: list[tuple[int, str]] = []
         if self.capture is not None:
             state, records = self.capture()
-        self.server.end_round(state, records)
+        self.server.end_round(state, records, self._missing)
+        self._missing.clear()
 
     def rollback(self) -> None:
         """All nodes go back to the last commit; those below do it when they are asked next."""
         rollbacks = (*self.epoch.rollbacks, self.epoch.before)
         self._set_epoch(replace(self.epoch, rollbacks=rollbacks))
         self._played = None
+        self._missing.clear()
         self.server.undo_round()
 
     def kept(self) -> dict[ColumnKey, Tensor]:
@@ -126,6 +133,13 @@ class TreeRuntime(Runtime):
                 routes.append(self._route(frozen.tier, number))
         self.server.learn(frozen.tier, frozen.name, frozen.rows[:0])
         self._order("thaw", {"routes": routes}, rows, deepest=frozen.tier)
+
+    def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
+        """Let every node write the models that it uses into its own folder.
+
+        `rows` are the global rows of the models' chosen rounds.
+        """
+        self._order("write", as_arguments(models), rows)
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""

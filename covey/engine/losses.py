@@ -56,6 +56,9 @@ def loss_function(loss: Loss) -> LossFunction:
     """The function of a loss, one number per example."""
     if isinstance(loss, Mapping):
         raise ConfigError(f"loss = {dict(loss)}: resolve it for the data first.")
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise ConfigError(f"loss = {name} is a class; make one, as in {name}().")
     if isinstance(loss, nn.Module) or (callable(loss) and type(loss) not in NAMED.values()):
         return PerExample(loss)
     if callable(loss):
@@ -71,6 +74,9 @@ def check_loss_name(loss: Loss) -> None:
     if callable(name) or (isinstance(name, str) and name in known):
         return
     names = ", ".join({**_LOSSES, **NAMED})
+    if isinstance(loss, Mapping) and "name" not in loss:
+        example = f'such as {{name = "cross_entropy", {next(iter(loss), "smoothing")} = ...}}'
+        raise ConfigError(f"loss lacks a name; give a table {example}, with one of {names}.")
     raise ConfigError(
         f"loss = {shown(name)}: choose one of {names} (mse is squared_error), or give a function."
     )

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from covey.data import Shards
 from covey.engine import calibration
 from covey.engine.losses import Loss, cross_entropy, loss_function, predicts_numbers
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, DivergedError, shown
 from covey.origin import FAULTS, told
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
@@ -351,7 +351,27 @@ class Own:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             rule = "return one number per example, [N]"
             raise ConfigError(f"metric {self.name} returned {got}; {rule}.")
-        return _mean_sums(values.view(y.shape[:2]), weight)
+        values = values.view(y.shape[:2])
+        if not values.is_cuda:
+            self._check_finite(values, outputs, weight)
+        return _mean_sums(values, weight)
+
+    def _check_finite(self, values: Tensor, outputs: Tensor, weight: Tensor) -> None:
+        """An error where the function, and not the model, makes numbers that are not finite.
+
+        On a GPU the check would wait for the numbers, so there the round's own check says less.
+        """
+        finite = torch.isfinite(outputs)
+        if finite.ndim > 2:
+            finite = finite.flatten(2).all(2)
+        wrong = finite & (weight > 0) & ~torch.isfinite(values)
+        if bool(wrong.any()):
+            have = f"{int(wrong.sum())} of {int((weight > 0).sum())} examples"
+            rule = "return a finite number for every example"
+            raise DivergedError(
+                f"metric {self.name} is NaN or infinite for {have}, whose outputs are finite; "
+                f"{rule}."
+            )
 
     def value(self, sums: Tensor) -> Tensor:
         """The mean."""
@@ -493,6 +513,10 @@ def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
     own = [function_name(spec) for spec in specs if callable(spec)]
     names = [spec for spec in specs if isinstance(spec, str)]
     chosen = select.removeprefix("-")
+    if ":" in chosen:
+        name = chosen.rpartition(":")[2]
+        fix = f"name the function in metrics = [{chosen!r}], and here by {name!r}"
+        raise ConfigError(f"{shown(select)} is no name of a metric; {fix}.")
     if chosen and chosen not in own:
         names.append(chosen)
     for name in names:

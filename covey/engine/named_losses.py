@@ -146,6 +146,8 @@ def _number(name: str, key: str, value: Any) -> float:
 def _check_range(name: str, loss: NamedLoss) -> None:
     if isinstance(loss, CrossEntropy) and loss.smoothing >= 1:
         raise ConfigError(f"loss {name}: smoothing = {loss.smoothing:g}; give less than 1.")
+    if isinstance(loss, CrossEntropy | Focal) and loss.weights and not any(loss.weights):
+        raise ConfigError(f"loss {name}: all weights are 0, which leaves no loss; raise some.")
     if isinstance(loss, Huber) and loss.delta == 0:
         raise ConfigError(f"loss {name}: delta = 0 leaves no loss; give more than 0.")
 

@@ -105,6 +105,7 @@ class OwnRule:
 def own_rule(thing: Any, settings: Mapping[str, Any]) -> OwnRule:
     """The solver of a function, a class or an object; a class is called with the settings."""
     name = getattr(thing, "__name__", type(thing).__name__)
+    _check_not_of_torch(thing, name)
     made = thing
     if inspect.isclass(thing):
         try:
@@ -124,6 +125,14 @@ def own_rule(thing: Any, settings: Mapping[str, Any]) -> OwnRule:
     return rule
 
 
+def _check_not_of_torch(thing: Any, name: str) -> None:
+    """An error for an optimizer of torch, which steps one model and not rows of devices."""
+    kind = thing if inspect.isclass(thing) else type(thing)
+    if issubclass(kind, torch.optim.Optimizer):
+        fix = 'name "sgd", "adam" or "adamw", or write the step as a function (x, gradient)'
+        raise ConfigError(f"solver {name} of torch steps one model, not rows of devices; {fix}.")
+
+
 def _check_rows_apart(rule: OwnRule) -> None:
     """An error where the step of a device depends on the devices beside it.
 
@@ -133,11 +142,16 @@ def _check_rows_apart(rule: OwnRule) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, generator=draw, dtype=torch.float64)
     gradients = torch.randn(2, 3, 5, generator=draw, dtype=torch.float64)
+    before = torch.cat([x[None], gradients])
     try:
         together = _two_steps(rule, x, gradients)
+        in_place = not torch.equal(before, torch.cat([x[None], gradients]))
         alone = [_two_steps(rule, x[k : k + 1], gradients[:, k : k + 1]) for k in range(3)]
     except FAULTS:
         return
+    if in_place:
+        fix = "return new tensors, as in gradient.sign() instead of gradient.sign_()"
+        raise ConfigError(f"solver {rule.name} changes x or the gradient in place; {fix}.")
     if not torch.allclose(together, torch.cat(alone), equal_nan=True):
         raise ConfigError(
             f"solver {rule.name} mixes rows, but every row is another device; compute norms and "

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -47,6 +47,8 @@ The bits are the same.
 """
 AUTO = "auto"
 """Sharded in a process that torchrun has started as one of several, else the simulator."""
+
+Kind = TypeVar("Kind", bound=Simulator)
 
 _VERSION = "version of "
 _GRAIN = 200_000
@@ -151,7 +153,7 @@ def build(
         notes.append(_shard_note(built))
     else:
         task = task_of(first, module, Shards.stack(data))
-        simulator = _simulator(experiments, start, copies, task, links, air)
+        simulator = _simulator(experiments, start, copies, task, links, air, Simulator)
         if folder is not None:
             simulator.store_in(folder)
         built = simulator
@@ -164,6 +166,13 @@ def build(
     return Built(built, newcomers, outs, notes)
 
 
+def simulator_of(parts: Parts, kind: type[Kind]) -> Kind:
+    """A simulator of one experiment without a radio, of a class of its own."""
+    task = task_of(parts.experiment, parts.module, parts.data)
+    tree = parts.tree
+    return _simulator([parts.experiment], parts.start, tree, task, parts.links, None, kind)
+
+
 def _simulator(
     experiments: Sequence[Experiment],
     start: Rows,
@@ -171,11 +180,12 @@ def _simulator(
     task: Task,
     links: LinkSpecs,
     air: RadioClock | None,
-) -> Simulator:
+    kind: type[Kind],
+) -> Kind:
     """One process that plays every node of every seed."""
     first = experiments[0]
     workers = _workers(first, task)
-    return Simulator(
+    return kind(
         first.algorithm,
         tree,
         task,

@@ -304,7 +304,7 @@ def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[
     chosen = _chosen_metric(experiment.select, metrics, targets)
     if isinstance(chosen, Confusion):
         raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
-    _set(experiment, "select", _signed(chosen, experiment.select))
+    _set(experiment, "select", _signed(chosen, experiment.select, "select"))
     return _with_metric(specs, metrics, chosen)
 
 
@@ -317,14 +317,19 @@ def _chosen_metric(text: str, metrics: Sequence[Metric], targets: Targets) -> Me
     return metrics_of([name], targets)[0]
 
 
-def _signed(metric: Metric, text: str) -> str:
+def _signed(metric: Metric, text: str, setting: str) -> str:
     """The name of a metric, after a minus where lower is better.
 
-    Of a function of the user's own, the setting's `text` may say so.
+    Of a function of the user's own, the `text` of the `setting` may say so.
     """
     lower = not metric.higher
     if isinstance(metric, Own):
         lower = lower or text.startswith("-")
+    elif text.startswith("-") and metric.higher:
+        fix = "leave out the minus, which is for functions of your own"
+        raise ConfigError(
+            f"{setting} = {shown(text)}: the largest {metric.name} is the best; {fix}."
+        )
     if lower:
         return f"-{metric.name}"
     return metric.name
@@ -370,7 +375,7 @@ def _stop_metric(experiment: Experiment, text: str) -> str:
         raise ConfigError("stop: metric = 'confusion' is a table; use a figure such as 'f1'.")
     if not isinstance(chosen, Recorded):
         _set(experiment, "metrics", _with_metric(experiment.metrics, metrics, chosen))
-    return _signed(chosen, text)
+    return _signed(chosen, text, "stop: metric")
 
 
 def _check_tree(experiment: Experiment) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,21 @@ from covey.runs.totals import dense
 
 if TYPE_CHECKING:
     from covey.runs.run import Runs
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """Where the rows of a model lie: held under a label since a round, or "present".
+
+    `w` is the global row of that round, [1, P]; `beside` are the names of the other rows of devices
+    that predictions need.
+    """
+
+    tier: str
+    label: str
+    round: int
+    w: Tensor
+    beside: tuple[str, ...]
 
 
 class Seed:
@@ -235,6 +250,18 @@ class Seed:
         devices = self.runtime.nodes(self.runtime.tree.tiers[-1], self._copy)
         return task, devices.start
 
+    def version(self, model: str, which: Which = "chosen") -> Version:
+        """Which version of a scored model is reported, without its rows."""
+        tier = self._tier_of(model)
+        label, round, w = self._version(model, which)
+        unscored = models.unscored(self.runtime, self.experiment.algorithm)
+        beside = []
+        for column in self._runs.belonging(tier, model):
+            _, name = column
+            if name != model and column not in unscored:
+                beside.append(name)
+        return Version(tier, label, round, w, tuple(beside))
+
     def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
@@ -419,7 +446,11 @@ class Seed:
     def captured(self) -> Checkpoint:
         """Where this run stands, without its records and without what its nodes keep."""
         saved = Saved(self._state.of_seed(self._copy), [])
-        return saved.checkpoint(history={}, fingerprint=self._runs._fingerprints[self._copy])
+        wanted = self._runs._fingerprints[self._copy]
+        captured = saved.checkpoint(history={}, fingerprint=wanted)
+        needs = {model: sorted(names) for model, names in self._runs._needs.items()}
+        captured.facts["needs"] = needs
+        return captured
 
     def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> None:
         """Stand where a run stood that was captured; nodes keep what they keep.
@@ -430,6 +461,8 @@ class Seed:
         checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
         run = saving.read(captured, records, like=self.w, sizes=self.sizes)
         self._state = self._state.with_seed(self._copy, run.state)
+        needs = captured.facts["needs"].items()
+        self._runs._needs = {model: set(names) for model, names in needs}
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""

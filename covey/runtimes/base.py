@@ -131,6 +131,8 @@ class Answers:
 
     The others have changed their sender's memory, and are left out of the replies.
     """
+    present: Tensor | None = None
+    """Which of those who should answer did, bool [k]; None: all did. The parts are theirs alone."""
 
 
 @dataclass(eq=False)
@@ -363,7 +365,7 @@ class BaseRuntime(Runtime):
         where: Tensor | None,
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
-        asked = _Ask(program, me.next_ask(), rows, each, sample, where)
+        asked = AskArguments(program, me.next_ask(), rows, each, sample, where)
         with self._timed("cohorts"):
             question = self._question(me, asked)
         if self._play.tape is not None:
@@ -377,7 +379,7 @@ class BaseRuntime(Runtime):
 
     # Cohort
 
-    def _question(self, me: Nodes, ask: _Ask) -> Question:
+    def _question(self, me: Nodes, ask: AskArguments) -> Question:
         """An ask with the nodes that run for it."""
         program = ask.program
         tier = self.tree.below(me.tier)
@@ -406,7 +408,7 @@ class BaseRuntime(Runtime):
             admission=cohort.admission,
         )
 
-    def _cohort(self, me: Nodes, ask: _Ask, tier: str, asking: Tensor) -> _AskedNodes:
+    def _cohort(self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor) -> _AskedNodes:
         """Who runs, which of them answer, and their admission."""
         position, ids = self._sampled(me, ask, tier, asking)
         everybody = ask.sample is None
@@ -429,7 +431,9 @@ class BaseRuntime(Runtime):
         answers = torch.isin(children, ids)
         return _AskedNodes(position, children, answers.nonzero()[:, 0], admission)
 
-    def _sampled(self, me: Nodes, ask: _Ask, tier: str, asking: Tensor) -> tuple[Tensor, Ids]:
+    def _sampled(
+        self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor
+    ) -> tuple[Tensor, Ids]:
         """The children that `sample` names: (position of the asker, child id)."""
         sample = ask.sample
         askers = me.ids[asking]
@@ -505,6 +509,8 @@ class BaseRuntime(Runtime):
     def _replies(self, question: Question, answers: Answers) -> Any:
         """The answers that count, in id order."""
         answered = question.answers
+        if answers.present is not None:
+            answered = answered[answers.present]
         if answers.counted is not None:
             answered = answered[answers.counted]
         asker = question.asker[answered]
@@ -744,7 +750,7 @@ class BaseRuntime(Runtime):
 
 
 @dataclass(frozen=True, eq=False)
-class _Ask:
+class AskArguments:
     """The arguments of one `Nodes.ask`, and the path of the ask."""
 
     program: Program

@@ -115,8 +115,8 @@ class Station(BaseRuntime):
 
     def _sent(
         self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
-    ) -> Iterator[bytes]:
-        """The replies of all children that run, in id order."""
+    ) -> Iterator[bytes | None]:
+        """The replies of all children that run, in id order; None where a child is missing."""
         answering = set(question.answers.tolist())
         for position, child in enumerate(question.ids.tolist()):
             own = [packed.only(position) for packed in each]
@@ -128,7 +128,7 @@ class Station(BaseRuntime):
         self,
         question: Question,
         down: Sequence[Packed],
-        replies: Iterable[bytes],
+        replies: Iterable[bytes | None],
         expected: Expected,
     ) -> Answers:
         """The answers in the replies of all children that run, which are in id order."""
@@ -136,7 +136,11 @@ class Station(BaseRuntime):
         answering = set(question.answers.tolist())
         parts: list[Any] = []
         failures: list[CoveyError] = []
+        missing = set()
         for position, reply in enumerate(replies):
+            if reply is None:
+                missing.add(position)
+                continue
             header, messages = open_sealed(reply)
             if header["error"] is not None:
                 kind, text = header["error"]
@@ -150,7 +154,11 @@ class Station(BaseRuntime):
             raise failures[0]
         if not parts:
             parts = [self._on_no_rows(question)]
-        return Answers(parts)
+        present = None
+        if missing:
+            there = [position not in missing for position in question.answers.tolist()]
+            present = torch.tensor(there, dtype=torch.bool)
+        return Answers(parts, present=present)
 
     def _take_facts(self, header: dict[str, Any]) -> None:
         """Add the facts that came beside an answer."""

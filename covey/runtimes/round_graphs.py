@@ -30,7 +30,7 @@ from covey.runtimes.cuda_graphs import Compared, Recalled, Replay, Watched, Work
 from covey.types import Ids, Rows
 
 if TYPE_CHECKING:
-    from covey.runtimes.base import Play, Question, Suspect, _Ask
+    from covey.runtimes.base import AskArguments, Play, Question, Suspect
     from covey.runtimes.simulator import Simulator
 
 _VARIANTS = 4
@@ -133,7 +133,7 @@ class _Asked(NamedTuple):
 
     tier: str
     ids: Ids
-    ask: _Ask
+    ask: AskArguments
     question: Question
     above: int | None
     part: slice
@@ -273,7 +273,7 @@ class RoundTape:
 
     # Asks
 
-    def asked(self, me: Nodes, ask: _Ask, question: Question) -> None:
+    def asked(self, me: Nodes, ask: AskArguments, question: Question) -> None:
         """An ask begins."""
         if self.recording:
             self._check_ask(ask)
@@ -283,7 +283,7 @@ class RoundTape:
             self.refuse("its programs do not ask the same in every round")
         self._asked += 1
 
-    def _check_ask(self, ask: _Ask) -> None:
+    def _check_ask(self, ask: AskArguments) -> None:
         if ask.each:
             self.refuse("a program sends every child a value of its own")
         if isinstance(ask.sample, Tensor):

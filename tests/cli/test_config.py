@@ -113,6 +113,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("codec={server-edge=3}", ["codec.server-edge = 3", "give a codec's name", "bitmap"]),
         ("algorithm.name=nested", ["algorithm.levels is missing", "add it to the file"]),
         ("model.hidden=100", ["model.hidden = 100", "must be a list", "the default is [100]"]),
+        ("model.hidden=a", ['model.hidden = "a"', "on a command line: 'model.hidden=[\"a\"]'"]),
         ("model.hidden=[0]", ["mlp(64, 0, 10)", "each 1 or more"]),
         ("data.labels=11", ["labels=11", "give 1 to 10"]),
         ("data.devices=0", ["devices=0", "at least 1"]),
@@ -355,6 +356,12 @@ def test_changes_are_toml_or_else_text() -> None:
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
     algorithm: Any = config.experiment(0).algorithm
     assert algorithm.batch is None
+
+
+def test_settings_of_what_is_a_name_alone() -> None:
+    config = load(None, ["solver=adam", "solver.decay=0.01", "loss=focal", "loss.gamma=1.5"])
+    assert config.solver == {"name": "adam", "decay": 0.01}
+    assert config.loss == {"name": "focal", "gamma": 1.5}
 
 
 def test_later_changes_win() -> None:

@@ -299,6 +299,7 @@ def test_a_dealt_table_keeps_its_parts(tmp_path: Path) -> None:
         ({"partition": "even"}, ["partition='even'; choose one of iid"]),
         ({"partition": "iid", "alpha": 1.0}, ["alpha=1.0 is not an option of partition 'iid'"]),
         ({"partition": "iid", "devices": 9}, ["only 4 examples"]),
+        ({"partition": "iid", "device": "who"}, ["no column 'who'", "leave out device = 'who'"]),
         ({"partition": "iid", "edge": "place"}, ["has a column 'place'", "exclude = ['place']"]),
     ],
 )

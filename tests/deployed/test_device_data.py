@@ -10,7 +10,7 @@ import torch
 import covey
 from covey.cli.config import Config, load
 from covey.cli.device_data import own_data
-from covey.data import Shards, census
+from covey.data import Part, Shards, census
 from covey.data.shards import SPLITS
 from covey.deployed.grpc_network import GrpcNetwork
 from covey.deployed.local import on_this_machine
@@ -84,15 +84,16 @@ def joined(parts: list[Shards]) -> Shards:
     """All examples in one place, as only a simulation can have them."""
     first = parts[0]
     shift = torch.tensor([0, *(len(part.x) for part in parts)]).cumsum(0)
-    pieces = {
-        split: covey.data.Part.of(
+
+    def pieces(split: str) -> Part:
+        return Part.of(
             [(part.part(split).held(d) + shift[d]).numpy() for d, part in enumerate(parts)]
         )
-        for split in SPLITS
-    }
+
+    train, validation, test = map(pieces, SPLITS)
     x = torch.cat([part.x for part in parts])
     y = torch.cat([part.y for part in parts])
-    return Shards(x, y, **pieces, classes=2, name="census", names=first.names)
+    return Shards(x, y, train, validation, test, classes=2, name="census", names=first.names)
 
 
 def test_a_tree_trains_on_files_that_stay_with_their_devices(
@@ -103,7 +104,7 @@ def test_a_tree_trains_on_files_that_stay_with_their_devices(
     data = {"device": f"{tmp_path}/{{seat}}.csv"}
     planned = processes_of(experiment.tree, Settings(address=address, data=data))
     members = {}
-    parts = []
+    parts: list[Shards] = []
     for process in on_this_machine(planned, tmp_path / "local"):
         own = own_data(config, process, experiment.data)
         parts += own.values()
@@ -112,7 +113,9 @@ def test_a_tree_trains_on_files_that_stay_with_their_devices(
         network = GrpcNetwork(None)
         one = Member(process, parts_of(experiment), network, log, progress, own)
         members[process.name] = one
-    threads = [threading.Thread(target=one.serve, daemon=True) for one in list(members.values())[1:]]
+    threads = [
+        threading.Thread(target=one.serve, daemon=True) for one in list(members.values())[1:]
+    ]
     for thread in threads:
         thread.start()
     server = members["server"]

@@ -9,19 +9,24 @@ import random
 import re
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import covey
 from covey.deployed.disk import set_fault
 from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.replay import missing_of, replay
 from covey.deployed.server_run import finish, server_run
+from covey.deployed.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
+from covey.runs import snapshot
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 
@@ -154,6 +159,111 @@ def test_the_same_key_does_not_train_twice(tree: LocalTree) -> None:
     plain = drained(covey.run(experiment(PLAIN["FedAvg"], rounds=1)))
     assert trained["inside-ask"] == trained["before-commit"] == 2 * 8  # to train, and to score
     assert differences(everything(plain), everything(run)) == []
+
+
+# Missing nodes
+
+
+def slow(handler: Handler, seconds: float) -> Handler:
+    """A node that takes its time."""
+
+    def answer(key: AskKey, common: bytes, own: bytes) -> bytes:
+        if key.lane == "train":
+            time.sleep(seconds)
+        return handler(key, common, own)
+
+    return answer
+
+
+def rows_of(run: covey.Run) -> dict[str, Any]:
+    """All rows of a run, without its traffic and its notes."""
+    return {key: value for key, value in state(run).items() if isinstance(value, torch.Tensor)}
+
+
+MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
+
+
+@pytest.mark.parametrize("name", MAY_MISS if ALL else ["FedAvg", "PFedMe", "HierFAVG"])
+def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> None:
+    """Device 2 is late in the first round, and absent in the second."""
+    case = CASES[name]
+    asker = experiment(case).tree.tiers[-2]
+    local = LocalTree(folder, patience={asker: Patience(0.25, 1)})
+    changes: dict[str, Any] = {"score_every": 2, "rounds": 3}
+    run = server_run(experiment(case, **changes), local)
+    device = local.nodes["device", 2]
+    parent = local.transport_above("device", 2)
+    parent.take(2, slow(device.answer, 1.0))
+    next(run)
+    parent.leave(2)
+    next(run)
+    parent.take(2, device.answer)
+    drained(run)
+    finish(run)
+    missing = missing_of(local.nodes["server", 0].database)
+    assert {(entry.round, entry.status) for entry in missing if entry.number == 2} >= {
+        (0, "late"),
+        (1, "absent"),
+    }
+    again = drained(replay(experiment(case, **changes), missing))
+    rows = rows_of(run)
+    local.close()
+    assert differences(rows_of(again), rows) == []
+    scores = [record.models for record in run.history]
+    assert scores == [record.models for record in again.history]
+    plain = drained(covey.run(experiment(case, **changes)))
+    assert differences(rows_of(plain), rows) != []
+
+
+def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
+    local = LocalTree(folder, patience={"server": Patience(1.0, 4)})
+    with pytest.raises(ConfigError, match="Scaffold counts on every answer; wait for all"):
+        covey.run(experiment(PLAIN["Scaffold"]), runtime=local)
+    local.close()
+    with pytest.raises(ConfigError, match="quorum = 0: give 1 or more answers"):
+        Patience(1.0, 0)
+
+
+# Models
+
+
+USED = ["SFedHP", "FedRep", "PFedBayes"]
+
+
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else USED)
+def test_every_device_has_its_models_as_files(name: str, tree: LocalTree) -> None:
+    """Those of the chosen round, equal to the simulator's; nobody above has them."""
+    changes: dict[str, Any] = {"score_every": 1}
+    simulated = drained(covey.run(experiment(CASES[name], **changes)))
+    run = drained(server_run(experiment(CASES[name], **changes), tree))
+    for node in tree.nodes.values():
+        node.shares_rows = False
+    finish(run)
+    space = run.runtime.task.space
+    topology = simulated.runtime.tree
+    for model in simulated.models():
+        wanted = simulated.snapshot(model, "chosen")
+        first, stop = topology.span(wanted.tier, torch.arange(topology.size(wanted.tier)))
+        for device in range(8):
+            path = tree.folder / f"device{device}" / "models" / f"{model}.safetensors"
+            own = snapshot.read(path, space)
+            (above,) = ((first <= device) & (device < stop)).nonzero()[0].tolist()
+            expected = wanted.row(above, device)
+            got = own.row(above, device)
+            assert expected is not None
+            assert got is not None
+            assert torch.equal(expected, got)
+            assert own.round == wanted.round
+            for key, part in own.beside.items():
+                rows = wanted.beside[key].rows[wanted.beside[key].ids == device]
+                assert torch.equal(part.rows, rows)
+
+
+def test_rows_stay_where_they_are_kept(tree: LocalTree) -> None:
+    run = drained(server_run(experiment(PLAIN["PFedMe"]), tree))
+    tree.nodes["device", 4].shares_rows = False
+    with pytest.raises(TransportError, match="device 4 does not hand out the rows it keeps"):
+        run.rows("personal")
 
 
 # Errors

@@ -1,0 +1,157 @@
+"""The models that a node uses, written as files into its own folder.
+
+A device has its own model, and those of the nodes above it that it predicts with: its edge's and
+the global one. Each is as it was in the round that was chosen for it. The files are those of a run
+folder (covey/runs/snapshot.py), with this node's entry alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from covey.deployed.node_rows import NodeRow
+from covey.kernel.algorithm import Algorithm
+from covey.runs import snapshot
+from covey.runs.models import GLOBAL, PERSONAL
+from covey.runs.seed import Seed
+from covey.runs.snapshot import PRIVATE, Beside, Snapshot
+
+if TYPE_CHECKING:
+    from covey.deployed.node import Node
+
+FOLDER = "models"
+_FALLBACK = "fallback "
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """Which version of a model is reported, and what else its predictions need."""
+
+    model: str
+    tier: str
+    label: str
+    """Under which nodes hold it, or "present"."""
+    round: int
+    beside: tuple[str, ...]
+    """The names of other rows of devices."""
+
+
+def chosen_models(run: Seed) -> tuple[list[ChosenModel], list[NodeRow]]:
+    """The models of a run, and the global row of each one's chosen round."""
+    top = run.runtime.tree.tiers[0]
+    models = []
+    rows = []
+    for name in run.models():
+        version = run.version(name)
+        model = ChosenModel(name, version.tier, version.label, version.round, version.beside)
+        models.append(model)
+        row = version.w[0]
+        rows.append(NodeRow(top, 0, f"{_FALLBACK}{name}", version.label, version.round, row))
+    return models, rows
+
+
+def as_arguments(models: Sequence[ChosenModel]) -> dict[str, Any]:
+    """An order to write these models."""
+    return {"models": [asdict(model) for model in models], "broadcast": True}
+
+
+def rows_for_below(node: Node, arguments: Any) -> list[NodeRow]:
+    """The rows of this node that those below it predict with."""
+    out = []
+    for model in _read(arguments):
+        if model.tier == node.place.tier and model.model != GLOBAL:
+            out += node.own_rows(model.model, model.label)
+    return out
+
+
+def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
+    """Write the models that a node uses; `rows` are those of the nodes above it."""
+    device = node.place.tiers[-1]
+    out = []
+    for model in _read(arguments):
+        own = model.tier == node.place.tier
+        if not own and node.place.tier != device:
+            continue
+        taken = _snapshot(node, model, rows)
+        if taken is None:
+            continue
+        path = node.database.path.parent / FOLDER / f"{model.model}.safetensors"
+        snapshot.write(path, taken, node.task.space, type(node.algorithm).__name__)
+        out.append(path)
+    return out
+
+
+def _read(arguments: Any) -> list[ChosenModel]:
+    models = arguments["models"]
+    return [ChosenModel(**{**values, "beside": tuple(values["beside"])}) for values in models]
+
+
+def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapshot | None:
+    """A model with this node's entry alone; None where neither it nor one above has one."""
+    fallback = None
+    found = []
+    for kept in rows:
+        if kept.name == f"{_FALLBACK}{model.model}":
+            fallback = kept.row
+        elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
+            found.append(kept)
+    if model.tier == node.place.tier:
+        found = node.own_rows(model.model, model.label)
+    if model.model == GLOBAL and fallback is not None:
+        found = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
+        fallback = None
+    values = [kept.row for kept in found if kept.row is not None]
+    if not values and fallback is None:
+        return None
+    ids = torch.tensor([kept.number for kept in found], dtype=torch.int64)
+    width = node.task.space.width
+    stacked = torch.zeros(0, width, dtype=node.task.dtype)
+    if values:
+        stacked = torch.stack(values)
+        fallback = None
+    taken = Snapshot(model.model, model.tier, model.round, ids, stacked, fallback)
+    return _completed(node, model, taken)
+
+
+def _completed(node: Node, model: ChosenModel, taken: Snapshot) -> Snapshot:
+    """With the other rows that a device's predictions need."""
+    if node.place.tier != node.place.tiers[-1]:
+        return taken
+    beside = {}
+    number = torch.tensor([node.place.number])
+    for name in model.beside:
+        for kept in node.own_rows(name, model.label):
+            assert kept.row is not None
+            key, part = _beside(node.algorithm, name, number, kept.row, node.task.space.shared)
+            beside[key] = part
+    row = taken.fallback
+    if len(taken.rows):
+        row = taken.rows[0]
+    statistics = None
+    if node.task.space.norms and row is not None:
+        statistics = Beside(number, node.task.statistics(row[None], number))
+    return Snapshot(
+        taken.model,
+        taken.tier,
+        taken.round,
+        taken.ids,
+        taken.rows,
+        taken.fallback,
+        beside,
+        statistics,
+    )
+
+
+def _beside(
+    algorithm: Algorithm, name: str, ids: Tensor, row: Tensor, shared: int
+) -> tuple[str, Beside]:
+    """Other rows of a device, under the name that they have in the file."""
+    if name == PERSONAL and algorithm.splits:
+        return PRIVATE, Beside(ids, row[None, shared:], shared)
+    return name, Beside(ids, row[None])
