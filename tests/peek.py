@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Replies, _Total
+from covey.kernel.replies import Replies, Total
 from covey.kernel.store import Store
 from covey.runs.experiment import Experiment
 from covey.runs.run import Runs
@@ -62,7 +62,7 @@ def runtime_of(me: Nodes) -> Any:
 
 def total_on_gpu(replies: Replies, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The sums per asker as a GPU computes them: after the last part, in the order of answers."""
-    total = _Total(replies, parts[0][0])
+    total = Total(replies, parts[0][0])
     total._sum = None
     for rows, asker in parts:
         total.add(rows, asker)

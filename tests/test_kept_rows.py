@@ -148,6 +148,21 @@ def test_checkpoints_in_several_places_stay_as_they_were(
         assert same(bits(ran(resumed)), whole)
 
 
+def test_a_run_that_goes_on_beside_the_first(tmp_path: Path) -> None:
+    """A run resumes from a checkpoint of one that goes on and writes over rows out of its use."""
+    work = experiment(rounds=24, score_every=24)
+    first = covey.run(work, store=tmp_path / "live")
+    path = tmp_path / "run.safetensors"
+    ran(first, 3).save(path)
+    second = covey.run(work, resume=path, store=tmp_path / "live")
+    _, before = second.rows("personal")
+    for round in range(4, 25):
+        ran(first, round).save(path)
+    _, after = second.rows("personal")
+    assert torch.equal(before, after)
+    assert same(bits(ran(second)), bits(first))
+
+
 def test_a_checkpoint_in_memory_goes_on_in_files(whole: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     ran(covey.run(experiment()), 5).save(path)
@@ -186,6 +201,17 @@ def test_a_save_writes_what_changed(tmp_path: Path) -> None:
     assert log.stat().st_size - before < 12_000
     for file in log.parent.glob("*.rows"):
         assert file.stat().st_nlink == 2
+
+
+def test_rows_out_of_use_are_written_again(tmp_path: Path) -> None:
+    """The files of many saves hold few rows more than those of two checkpoints."""
+    run = covey.run(experiment(rounds=60, score_every=60), store=tmp_path / "live")
+    path = tmp_path / "run.safetensors"
+    while not run.done:
+        next(run)
+        run.save(path)
+    column = peek.store(run).columns["device", "personal"]
+    assert column.capacity <= DEVICES + 5 * 12 + 8
 
 
 def facts_of(path: Path) -> Any:

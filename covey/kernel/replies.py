@@ -76,7 +76,7 @@ class Deferred:
 _MIXED = "some of the answers have masks and others have none; give all of them one, or none."
 
 
-class _Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """Answers of consecutive children, as a reduction meets them."""
 
     rows: Rows
@@ -128,7 +128,7 @@ class Replies:
     def cover(self) -> Rows:
         """How many answers to each asker hold each coordinate, [n, width]."""
 
-        def held(part: _Part) -> tuple[Rows]:
+        def held(part: AnswerPart) -> tuple[Rows]:
             if part.mask is None:
                 return (torch.ones_like(part.rows),)
             mask = part.mask.to(part.rows)
@@ -168,7 +168,7 @@ class Replies:
         if weight is not None:
             weights = weight._weights(len(self._asker))
 
-        def weighted(part: _Part) -> tuple[Rows, Rows]:
+        def weighted(part: AnswerPart) -> tuple[Rows, Rows]:
             scale = part.rows.new_ones(len(part.rows), 1)
             if weights is not None:
                 scale = weights[part.where].to(part.rows)
@@ -249,7 +249,7 @@ class Replies:
             raise ProgramError(f"{have}; answer one number per node, [n, 1].")
         return rows
 
-    def _read_parts(self) -> Iterator[_Part]:
+    def _read_parts(self) -> Iterator[AnswerPart]:
         """The parts in id order, each read when it is its turn."""
         asked = len(self._asker)
         stop = 0
@@ -262,7 +262,7 @@ class Replies:
             where = slice(start, stop)
             if self._mask is not None:
                 mask = self._mask_of(where)
-            yield _Part(rows, mask, where)
+            yield AnswerPart(rows, mask, where)
             del rows, mask  # before the next one is read
         if stop != asked:
             raise ProgramError(f"at least {stop} answers, but {asked} children were asked.")
@@ -273,28 +273,28 @@ class Replies:
             return self._mask
         return self._mask[where]
 
-    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
+    def _totals(self, terms: Callable[[AnswerPart], tuple[Rows, ...]]) -> tuple[Rows, ...]:
         """Sums per asker of the values that `terms` computes from each part.
 
         They are added in id order, so that the bits do not depend on who else was asked, nor on
         the parts the answers came in.
         """
         self._check_answers()
-        totals: list[_Total] = []
+        totals: list[Total] = []
         for part in self._read_parts():
             self._add(totals, terms(part), self._asker[part.where])
             del part  # before the next one is read
         return tuple(total.value() for total in totals)
 
-    def _add(self, totals: list[_Total], values: tuple[Rows, ...], asker: Tensor) -> None:
+    def _add(self, totals: list[Total], values: tuple[Rows, ...], asker: Tensor) -> None:
         """Add the values of a part; those of the first part say how wide the sums are."""
         if not totals:
-            totals += [_Total(self, like) for like in values]
+            totals += [Total(self, like) for like in values]
         for total, rows in zip(totals, values, strict=True):
             total.add(rows, asker)
 
 
-class _Total:
+class Total:
     """One sum per asker, to which parts are added one after the other."""
 
     def __init__(self, replies: Replies, like: Rows) -> None:

@@ -54,6 +54,8 @@ class Segments:
         self.capacity = 0
         self.dirty: set[Path] = set()
         """Files that were written since they were last synced."""
+        self.links: dict[Path, set[Path]] = {}
+        """Other names that this process gave its files."""
         self._ends = torch.empty(0, dtype=torch.int64)
         row = self.template[0:0].new_empty((1, *self.template.shape[1:]))
         self.row_bytes = max(1, row.nbytes)
@@ -120,6 +122,21 @@ class Segments:
         for segment, positions, offsets in self._by_segment(slots):
             out[positions] = segment.sums(offsets)
         return out
+
+    def shared(self, slots: Tensor) -> Tensor:
+        """Which slots lie in files that somebody else has given a name too, bool [n].
+
+        It may be a run that goes on from a checkpoint of this one, or a copy that a user made.
+        """
+        numbers = self.number_of(slots)
+        others = [self._has_other_names(segment) for segment in self.segments]
+        return torch.tensor(others, dtype=torch.bool)[numbers]
+
+    def _has_other_names(self, segment: Segment) -> bool:
+        if segment.path is None:
+            return False
+        own = 1 + sum(name.exists() for name in self.links.get(segment.path, ()))
+        return segment.path.stat().st_nlink > own
 
     def starts(self) -> list[int]:
         """The first slot of every segment."""

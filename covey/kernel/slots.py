@@ -5,7 +5,7 @@ A slot is free when no version refers to it and no checkpoint on the disk does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -86,13 +86,16 @@ class Slots:
             self._free.append(slots)
             self.available += len(slots)
 
-    def saved(self, checkpoints: Collection[int]) -> None:
-        """A save happened; these are the numbers of all checkpoints that may be read again."""
+    def saved(self, checkpoints: Collection[int], shared: Callable[[Tensor], Tensor]) -> None:
+        """A save happened; these are the numbers of all checkpoints that may be read again.
+
+        `shared` says which slots others may read too, bool [n].
+        """
         self.saves += 1
         waiting = self._waiting
         self._waiting = []
         for slots, dropped in waiting:
-            self._wait(slots, dropped, checkpoints)
+            self._wait(slots, dropped, checkpoints, shared)
 
     def _unused(self, slots: Tensor) -> None:
         """No version refers to these slots any more; those that were never saved are free."""
@@ -101,10 +104,16 @@ class Slots:
         if not bool(unsaved.all()):
             self._waiting.append((slots[~unsaved], self.saves))
 
-    def _wait(self, slots: Tensor, dropped: int, checkpoints: Collection[int]) -> None:
+    def _wait(
+        self,
+        slots: Tensor,
+        dropped: int,
+        checkpoints: Collection[int],
+        shared: Callable[[Tensor], Tensor],
+    ) -> None:
         """Free those of the slots that are part of none of these checkpoints."""
         taken = self._taken[slots]
-        needed = torch.zeros(len(slots), dtype=torch.bool)
+        needed = shared(slots)
         for number in checkpoints:
             if number < dropped:
                 needed |= taken <= number

@@ -447,7 +447,7 @@ class Store:
         """A checkpoint was made; these are the numbers of all that may be read again."""
         self.saves += 1
         for column in self.columns.values():
-            column.slots.saved(checkpoints)
+            column.slots.saved(checkpoints, column.segments.shared)
 
     def sync(self) -> None:
         """Wait until all rows are on the disk."""

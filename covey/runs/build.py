@@ -277,7 +277,7 @@ def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
 def _shard_note(runtime: Sharded) -> str:
     """How the nodes are dealt to the ranks."""
     facts = runtime.report()
-    shares = ", ".join(map(str, facts["nodes by rank"]))
+    shares = ", ".join(map(str, facts["nodes_by_rank"]))
     return (
         f"{facts['ranks']} ranks have {shares} nodes of tier {facts['cut']}; "
         f"sums of models across ranks are {facts['sums']}."

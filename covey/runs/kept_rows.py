@@ -127,7 +127,9 @@ class RowsFolder:
         for start, segment in zip(own.starts(), own.segments, strict=True):
             if segment.path is None or (not segment.writable and not column.slots.borrowed):
                 continue
-            _link(segment.path, self.path / segment.path.name)
+            link = self.path / segment.path.name
+            _link(segment.path, link)
+            own.links.setdefault(segment.path, set()).add(link)
             listed.append([start, len(segment.rows), segment.path.name])
         return {
             "tier": tier,
@@ -289,17 +291,18 @@ class ReadColumn:
 
 
 def read(
-    path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int]
+    path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int], live: Path | None
 ) -> tuple[list[ReadColumn], dict[NodeKey, NodeTotals]]:
     """The columns and totals of a checkpoint; an error where they are damaged.
 
-    `sizes` are the nodes of each tier.
+    `sizes` are the nodes of each tier. `live` is the folder of a run that goes on with the files:
+    a name there tells the process that writes them not to use rows again.
     """
     folder = path.with_name(_file_name(facts["folder"]))
     by_key = _Replay(sizes)
     for record, tensors in _records(folder, facts):
         by_key.add(record, tensors)
-    columns = [_read_column(folder, column, by_key) for column in facts["columns"]]
+    columns = [_read_column(folder, column, by_key, live) for column in facts["columns"]]
     totals = {key: NodeTotals(values) for key, values in by_key.totals.items()}
     return columns, totals
 
@@ -363,13 +366,18 @@ def _records(
         yield json.loads(metadata["record"]), load(blob)
 
 
-def _read_column(folder: Path, facts: Mapping[str, Any], replay: _Replay) -> ReadColumn:
+def _read_column(
+    folder: Path, facts: Mapping[str, Any], replay: _Replay, live: Path | None
+) -> ReadColumn:
     tier = facts["tier"]
     name = facts["name"]
     template = torch.empty((0, *facts["shape"]), dtype=_DTYPES[facts["dtype"]])
     parts = []
     for start, count, file in facts["segments"]:
         path = folder / _file_name(file)
+        if live is not None and path.exists():
+            _link(path, live / file)
+            path = live / file
         try:
             parts.append((int(start), segments.opened(template, path, count)))
         except (OSError, ValueError) as error:

@@ -466,7 +466,10 @@ class Seed:
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""
-        columns, totals = kept_rows.read(path, facts[checkpoint.ROWS], self.sizes)
+        live = None
+        if self.runtime.disk is not None:
+            live = self.runtime.disk.folder
+        columns, totals = kept_rows.read(path, facts[checkpoint.ROWS], self.sizes, live)
         for column in columns:
             if self.runtime.disk is None:
                 self.runtime.thaw(column.frozen(), self._copy)

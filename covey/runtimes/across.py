@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.kernel.replies import Gathered, Replies, _Part, _Total
+from covey.kernel.replies import AnswerPart, Gathered, Replies, Total
 from covey.runtimes.ranks import Ranks
 from covey.types import Rows
 
@@ -75,7 +75,7 @@ class Across(Replies):
         rows = self._gathered(self._all_rows())
         return Gathered(rows, self._everyone.asker, self._everyone.child)
 
-    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
+    def _totals(self, terms: Callable[[AnswerPart], tuple[Rows, ...]]) -> tuple[Rows, ...]:
         """Sums per asker, over the answers of all ranks."""
         self._check_answers()
         if not self._all_gathered(terms):
@@ -86,18 +86,18 @@ class Across(Replies):
         by_number = zip(*values, strict=True)
         return tuple(self._in_id_order(torch.cat(parts)) for parts in by_number)
 
-    def _all_gathered(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> bool:
+    def _all_gathered(self, terms: Callable[[AnswerPart], tuple[Rows, ...]]) -> bool:
         """Whether the values of these terms are narrow enough to be gathered."""
         first = next(self._read_parts())
         mask = first.mask
         if mask is not None and mask.ndim > 1:
             mask = mask[:0]
-        nothing = _Part(first.rows[:0], mask, slice(0, 0))
+        nothing = AnswerPart(first.rows[:0], mask, slice(0, 0))
         return all(self._gathers(rows) for rows in terms(nothing))
 
     def _in_id_order(self, own: Rows) -> Rows:
         """The sums of gathered values."""
-        total = _Total(self, own)
+        total = Total(self, own)
         total.add(self._gathered(own), self._everyone.asker)
         return total.value()
 

@@ -237,7 +237,7 @@ class Sharded(Simulator):
             **super().report(),
             "ranks": self.ranks.world,
             "cut": self.shares.tier,
-            "nodes by rank": bounds.diff().tolist(),
+            "nodes_by_rank": bounds.diff().tolist(),
             "sums": self.sums(),
         }
 

@@ -22,6 +22,7 @@ from covey.runtimes import ranks as processes
 from covey.runtimes.sharded import Sharded
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state
 from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
+from tests.laws.test_receivers import among
 
 Found = list[str]
 """What differs; empty where a law holds."""
@@ -216,6 +217,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "new devices": ("PerMFL", {"holdout_devices": 2}),
     "a sample is scored": ("PFedMe", {"score_sample": 3}),
     "four tiers": ("Nested-four-tiers", {"tree": TREES[4]}),
+    "devices without training examples": ("FedAvg-sample", {"data": among()}),
+    "an edge without training examples": ("PerMFL-stale", {"data": among()}),
+    "a table of the others' models": ("FedAMP", {"data": among()}),
 }
 
 

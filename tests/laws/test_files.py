@@ -1,0 +1,32 @@
+"""A run whose rows lie in files, resumed from its checkpoints there, has the bits of one in memory:
+with all that is kept, metered and recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey.kernel import segments
+from tests.laws.cases import CASES, Case, differences, every, experiment, state, whole
+
+STEP = 1 if os.environ.get("COVEY_TEST_ALL") else 12  # every case, or every twelfth
+
+
+@every(dict(list(CASES.items())[::STEP]))
+def test_rows_in_files_have_the_bits_of_rows_in_memory(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT", 2**10)  # a few rows
+    path = tmp_path / "run.safetensors"
+    run = covey.run(experiment(case), store=tmp_path / "live")
+    for _ in range(2):
+        next(run)
+        run.save(path)
+        run = covey.run(experiment(case), resume=path, store=tmp_path / "live")
+    for _ in run:
+        pass
+    assert differences(state(whole(case.name)), state(run)) == []
