@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from covey.deployed import certificates
 from covey.deployed.plan import Process
 from covey.errors import ConfigError
@@ -75,7 +73,7 @@ def node_file(process: Process) -> str:
     """The text of node.toml."""
     command = f"covey node {CONFIG_FOLDER}/{process.name}/{NODE}"
     head = f"# The process {process.name}. Start it: {command}\n"
-    return head + tomli_w.dumps({"node": process.as_dict()})
+    return head + toml_text("node", process.as_dict())
 
 
 def unit_name(process: Process) -> str:
@@ -176,6 +174,25 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def toml_text(name: str, table: Mapping[str, Any]) -> str:
+    """A table as TOML: numbers, texts and lists of texts as JSON has them, then tables inside it.
+
+    >>> print(toml_text("node", {"seats": ["a"], "data": {"a": "x.csv"}}), end="")
+    [node]
+    seats = ["a"]
+    [node.data]
+    a = "x.csv"
+    """
+    lines = [f"[{name}]"]
+    inside = ""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            inside += toml_text(f"{name}.{key}", value)
+        else:
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n" + inside
 
 
 def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
