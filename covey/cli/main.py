@@ -195,11 +195,8 @@ app.command(epilog=EPILOG, rich_help_panel=TRAIN)(sweep)
 app.command(epilog=EPILOG, rich_help_panel=TRAIN)(reproduce)
 app.command(epilog=EPILOG, rich_help_panel=TRAIN)(advise)
 app.command(epilog=EPILOG, rich_help_panel=TRAIN)(plan)
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(node)
-app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=TRAIN)
 app.command(epilog=EPILOG, rich_help_panel=LOOK)(report)
 app.command(epilog=EPILOG, rich_help_panel=LOOK)(watch)
-app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=LOOK)
 app.command(name="show", epilog=EPILOG, rich_help_panel=LOOK)(results.show_run)
 app.command(name="runs", epilog=EPILOG, rich_help_panel=LOOK)(runs.list_runs)
 app.command(name="replay", epilog=EPILOG, rich_help_panel=LOOK)(replay_command)
@@ -260,6 +257,8 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=DEPLOY)
+app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
 
 
@@ -370,6 +369,9 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
             text = ", ".join(f"{key} {fact}" for key, fact in value.items())
         table.add_row(name, escape(text))
     Console().print(table)
+
+
+app.command(epilog=EPILOG, rich_help_panel=DEPLOY)(node)
 
 
 def main() -> None:
