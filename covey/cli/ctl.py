@@ -143,7 +143,23 @@ def merged(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
             else:
                 asks = seat["asks"] | seats[seat["seat"]]["asks"]
                 seats[seat["seat"]]["asks"] = asks
-    return list(seats.values())
+    tiers = list(dict.fromkeys(_tier_and_number(name)[0] for name in seats))
+
+    def order(seat: dict[str, Any]) -> tuple[int, int]:
+        tier, number = _tier_and_number(seat["seat"])
+        return tiers.index(tier), number
+
+    return sorted(seats.values(), key=order)
+
+
+def _tier_and_number(seat: str) -> tuple[str, int]:
+    """The tier and the number in the name of a seat.
+
+    >>> _tier_and_number("device17"), _tier_and_number("server")
+    (('device', 17), ('server', 0))
+    """
+    tier = seat.rstrip("0123456789")
+    return tier, int(seat[len(tier) :] or 0)
 
 
 def _of_process(status: dict[str, Any]) -> dict[str, Any]:

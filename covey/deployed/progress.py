@@ -13,6 +13,7 @@ from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Tr
 State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
 Clock = Callable[[], float]
+_SHOWN = 4  # digits of a path
 
 
 @dataclass
@@ -297,8 +298,9 @@ class _Metrics:
 
 
 def short(key: AskKey) -> str:
-    """A key as a screen shows it: round, lane, number of the ask, program."""
-    return f"{key.round}/{key.lane}/{key.path}/{key.program}"
+    """A key as a screen shows it: round, lane, the end of the path, program."""
+    path = f"{key.path:x}"[-_SHOWN:]
+    return f"{key.round}/{key.lane}/{path}/{key.program}"
 
 
 def _escaped(text: str) -> str:
