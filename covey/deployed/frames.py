@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 
 from covey.deployed.wire import Frame, Head, read_frame, read_head, write, write_head
 from covey.errors import DecodeError
@@ -78,7 +79,8 @@ class Assembler:
     _head: Head | None = None
     _sizes: list[int] = field(default_factory=list)
     _blobs: list[bytes] = field(default_factory=list)
-    _pieces: list[bytes] = field(default_factory=list)
+    _begun: BytesIO | None = None
+    """The bytes of a blob that has begun and not ended; it hands them over without a copy."""
     _missing: int = 0
     _keeps: bool = True
 
@@ -95,7 +97,8 @@ class Assembler:
         """Keep no bytes of the message that has begun; its end is still found."""
         self._keeps = False
         self._blobs = [b""] * len(self._blobs)
-        self._pieces = [b""] * len(self._pieces)
+        if self._begun is not None:
+            self._begun = BytesIO()
 
     @property
     def within(self) -> bool:
@@ -105,7 +108,8 @@ class Assembler:
     @property
     def kept(self) -> int:
         """How many bytes of blobs are held now."""
-        return sum(map(len, self._blobs)) + sum(map(len, self._pieces))
+        begun = self._begun.getbuffer().nbytes if self._begun is not None else 0
+        return sum(map(len, self._blobs)) + begun
 
     def take(self, data: bytes) -> Message | None:
         """Take a frame; return the message that it ends, if any. A bad frame is a DecodeError."""
@@ -119,7 +123,7 @@ class Assembler:
         elif not frame.pieces:
             raise DecodeError("a frame without a head and without bytes.")
         for position, piece in enumerate(frame.pieces):
-            if position and self._pieces:
+            if position and self._begun is not None:
                 raise DecodeError("a frame with two pieces of one blob.")
             self._append(piece)
         self._check_full(frame.pieces)
@@ -146,7 +150,7 @@ class Assembler:
 
     def _next_blob(self) -> None:
         """Go on to the next blob that has bytes."""
-        self._pieces = []
+        self._begun = None
         self._missing = 0
         while len(self._blobs) < len(self._sizes):
             self._missing = self._sizes[len(self._blobs)]
@@ -158,10 +162,18 @@ class Assembler:
         """Take a piece of the current blob."""
         if not piece or len(piece) > self._missing:
             raise DecodeError(f"a piece of {len(piece)} bytes where {self._missing} are missing.")
-        self._pieces.append(piece if self._keeps else b"")
         self._missing -= len(piece)
+        if not self._keeps:
+            piece = b""
+        if self._begun is None and self._missing == 0:
+            self._blobs.append(piece)
+            self._next_blob()
+            return
+        if self._begun is None:
+            self._begun = BytesIO()
+        self._begun.write(piece)
         if self._missing == 0:
-            self._blobs.append(self._joined())
+            self._blobs.append(self._begun.getvalue())
             self._next_blob()
 
     def _check_full(self, pieces: Sequence[bytes]) -> None:
@@ -169,13 +181,8 @@ class Assembler:
         total = sum(map(len, pieces))
         if total > CHUNK:
             raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
-        if self._pieces and total < CHUNK:
+        if self._begun is not None and total < CHUNK:
             raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
-
-    def _joined(self) -> bytes:
-        if len(self._pieces) == 1:
-            return self._pieces[0]
-        return b"".join(self._pieces)
 
     def _ended(self) -> Message | None:
         """The message, if it has all its bytes."""

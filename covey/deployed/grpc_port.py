@@ -102,6 +102,7 @@ class GrpcPort:
         self._instance = os.urandom(16)
         self._session: _Session | None = None
         self._busy = 0
+        self._said = ""
         self._loop = shared_loop()
         self._closing = asyncio.Event()
         self._served: Future[None] | None = None
@@ -159,14 +160,15 @@ class GrpcPort:
 
     def _judge(self, error: Any) -> None:
         """Log why a stream ended; raise it where dialling again would not help."""
-        if isinstance(error, CoveyError):
-            LOG.warning("%s at %s: %s", self.parent, self.address, error)
-            return
-        code = error.code().name
-        text = f"{self.parent} at {self.address}: {code}: {error.details()}"
-        if code in _FINAL:
-            raise TransportError(f"{text}.")
-        LOG.warning("%s", text)
+        text = f"{self.parent} at {self.address}: {error}"
+        if not isinstance(error, CoveyError):
+            code = error.code().name
+            text = f"{self.parent} at {self.address}: {code}: {error.details()}"
+            if code in _FINAL:
+                raise TransportError(f"{text}.")
+        if text != self._said:  # a parent that is away for hours is one line
+            LOG.warning("%s", text)
+        self._said = text
 
     def _channel(self) -> Any:
         """A channel with the certificate that lies in the folder now."""
@@ -186,6 +188,7 @@ class GrpcPort:
             try:
                 await self._greet(session)
                 self.joined += 1
+                self._said = ""
                 self._session = session
                 LOG.info("joined %s at %s", self.parent, self.address)
                 await self._converse(session, works)
@@ -247,16 +250,18 @@ class GrpcPort:
         end = grpc().aio.EOF
         assembler = Assembler(limit=self._limits.message)
         assembler.skip_to(2)  # the welcome was the first message
-        while not self._closing.is_set():
+        while True:
             limit = self._limits.stall_seconds if assembler.within else None
             try:
                 data = await asyncio.wait_for(session.call.read(), limit)
             except TimeoutError:
                 raise _Ended("a message stalls") from None
+            if data is end and self._closing.is_set():
+                return
             if data is end:
                 raise _Ended("the parent closes the stream")
             message = assembler.take(data)
-            if message is not None:
+            if message is not None and not self._closing.is_set():
                 await self._queue(message, works)
 
     async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
@@ -320,12 +325,17 @@ class GrpcPort:
                 raise _Ended(refusal)
 
     async def _drain(self, session: _Session) -> None:
-        """Once this port closes, wait for the requests being handled and send their replies."""
+        """Once this port closes, wait for the requests being handled and send their replies.
+
+        The parent ends the stream when it has read them.
+        """
         await self._closing.wait()
         while self._busy:
             await asyncio.sleep(0.01)
         await session.replies.join()
         await session.call.done_writing()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(session.call.code(), self._limits.stall_seconds)
 
 
 def _check_held(certificate: Certificate, seats: Mapping[str, Seat]) -> None:

@@ -35,6 +35,7 @@ from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request
 from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
+_HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 
 
 @dataclass(eq=False)
@@ -341,8 +342,11 @@ class GrpcTransport:
 
     async def _refuse(self, context: Any, peer: str, refusal: Refusal) -> None:
         """End a stream with a reason, which is logged."""
-        self.refused[refusal.code] += 1
-        LOG.warning("refused %s: %s", peer, refusal)
+        if refusal.code in _HARMLESS:
+            LOG.info("closed %s: %s", peer, refusal)
+        else:
+            self.refused[refusal.code] += 1
+            LOG.warning("refused %s: %s", peer, refusal)
         await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal))
 
     def _authenticated(self, context: Any) -> Certificate | None:

@@ -1,10 +1,13 @@
 """The gRPC transport over real sockets: order, retries, limits, renewal, and the end of a stream."""
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -20,6 +23,8 @@ from covey.deployed.transport import Answer, AskKey, Patience
 from covey.errors import ConfigError, TransportError
 from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plain"])
@@ -173,6 +178,49 @@ def test_a_process_that_returns_gets_the_open_ask(plain: Family) -> None:
     assert out == {0: Answer("answered", b"0:c+o")}
 
 
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from covey.deployed.certificates import Identity
+from covey.deployed.grpc_port import GrpcPort
+from tests.deployed.tree import FAST, FINGERPRINT, echo
+
+def handler(key, common, own):
+    if not Path(sys.argv[3]).exists():
+        Path(sys.argv[3]).touch()
+        time.sleep(60)
+    return echo(key, common, own)
+
+port = GrpcPort(sys.argv[1], "server", {"device0": 0}, fingerprint=FINGERPRINT,
+                identity=Identity(Path(sys.argv[2])), limits=FAST)
+port.serve({0: handler})
+"""
+
+
+def test_a_process_that_is_killed_returns(tmp_path: Path) -> None:
+    """SIGKILL while it handles a request; the next process of the seat is asked again."""
+    with family(tmp_path, count=1) as tree:
+        flag = tmp_path / "begun"
+        folder = tmp_path / "certs" / "device0"
+        command = [sys.executable, "-c", CHILD, tree.parent.address, str(folder), str(flag)]
+        out: dict[int, Answer] = {}
+        thread = Thread(target=lambda: out.update(tree.parent.ask(key(4), b"c", {0: b"o"})))
+        first = subprocess.Popen(command, cwd=ROOT)
+        try:
+            thread.start()
+            until(flag.exists, 30)
+        finally:
+            first.kill()
+            first.wait()
+        second = subprocess.Popen(command, cwd=ROOT)
+        try:
+            thread.join(30)
+            assert out == {0: Answer("answered", b"4:c+o")}
+        finally:
+            second.kill()
+            second.wait()
+
+
 def test_a_second_process_on_a_seat_is_refused(
     tree: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,7 +241,7 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
     def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
         begun.set()
         time.sleep(0.2)
-        return b"done"
+        return bytes(7 * CHUNK)
 
     served = plain.dial(0, handler=slow)
     plain.wait(0)
@@ -204,7 +252,8 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
 
     closing = threading.Thread(target=close)
     closing.start()
-    assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
+    answer = plain.parent.ask(key(), b"", {0: b""}, Patience(5, 0))[0]
+    assert answer == Answer("answered", bytes(7 * CHUNK))  # also what was still under way
     closing.join(10)
     plain.wait()
     assert not served.errors
