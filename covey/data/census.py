@@ -89,11 +89,13 @@ def census(
     y: Tensor = torch.zeros(1)
     if classes is not None:
         y = torch.arange(kinds)
-    parts = {name: _part(devices, name) for name in SPLITS}
+    train, validation, test = (_part(devices, name) for name in SPLITS)
     return Shards(
         torch.zeros(len(y), *devices[0].shape),
         y,
-        **parts,
+        train,
+        validation,
+        test,
         classes=None if classes is None else kinds,
         name="census",
         names=Names(classes=tuple(classes or ()), features=tuple(features)),
@@ -128,8 +130,8 @@ def own_part(
         raise DataError(f"{path}: {have}; {want}. Describe it again: covey deploy describe.")
     present = torch.zeros(described.devices, dtype=torch.bool)
     present[device] = True
-    parts = {name: _placed(own.part(name), device, present) for name in SPLITS}
-    return replace(described, x=own.x, y=own.y, **parts)
+    train, validation, test = (_placed(own.part(name), device, present) for name in SPLITS)
+    return replace(described, x=own.x, y=own.y, train=train, validation=validation, test=test)
 
 
 def device_shards(
