@@ -17,11 +17,12 @@ from typing import Any
 
 from covey.deployed.plan import Process
 from covey.deployed.plan_files import NODE
-from covey.errors import CoveyError
+from covey.errors import CoveyError, DivergedError
 
 LOG = "log.jsonl"
 _HOST = "127.0.0.1"
 _POLL = 0.1  # s between two looks at the processes
+_DIVERGED = 3  # the exit code of a run that diverged
 _GRACE = 20.0  # s that processes have to end by themselves
 
 
@@ -118,7 +119,8 @@ class LocalProcesses:
             if code is not None and (code != 0 or name != self._names[0]):
                 path = self._folder / name / LOG
                 text = f"{name} ended with code {code}: {last_words(path)}"
-                raise ProcessFailed(f"{text} (all processes are stopped; its log: {path}).")
+                kind = DivergedError if code == _DIVERGED else ProcessFailed
+                raise kind(f"{text} (all processes are stopped; its log: {path}).")
 
     def stop(self) -> None:
         """Let all processes drain, children first; end those that take too long."""
