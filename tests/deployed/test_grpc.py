@@ -119,9 +119,11 @@ def test_a_seat_has_a_window(plain: Family) -> None:
         return b""
 
     plain.dial(0, handler=slow)
-    plain.wait(0)
-    patience = Patience(seconds=0.05, quorum=0)
-    states = [plain.parent.ask(key(n), b"", {0: b""}, patience)[0].status for n in range(4)]
+    plain.dial(1, handler=lambda asked, common, own: b"")
+    plain.wait(0, 1)
+    patience = Patience(seconds=0.05, quorum=1)
+    both = {0: b"", 1: b""}
+    states = [plain.parent.ask(key(n), b"", both, patience)[0].status for n in range(4)]
     assert states == ["late", "late", "absent", "absent"]
     gate.set()
     plain.parent.ask(key(9), b"", {0: b""})
