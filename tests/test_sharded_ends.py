@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+import covey
+from tests.laws.cases import CASES, differences, experiment, state, whole
+
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "base.toml"
 SETTINGS = ("checkpoint_every=5", "score_every=5")
@@ -115,6 +118,21 @@ def test_a_dead_rank_ends_all_within_a_minute(
     resumed = torchrun(5 - ranks, "-m", "covey", "run", "--resume", str(folder), "rounds=20")
     succeed(resumed)
     assert same_files(uninterrupted, folder) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_kill_inside_a_save_leaves_the_checkpoint_before(rank: int, tmp_path: Path) -> None:
+    """Rank 0 dies when all parts are written, rank 1 before it has written its own."""
+    path = tmp_path / "run.safetensors"
+    process = torchrun(2, "-m", "tests.killed_save", str(path), str(rank))
+    text, _ = process.communicate(timeout=2 * LIMIT)
+    assert "SIGKILL" in text, text[-2000:]
+    assert len(list(tmp_path.glob("run.part-*"))) == 4 - rank
+    run = covey.run(experiment(CASES["PerMFL"]), resume=path)
+    assert run.round == 1
+    for _ in run:
+        pass
+    assert differences(state(whole("PerMFL")), state(run)) == []
 
 
 def test_a_signal_stops_all_ranks_after_the_same_round(tmp_path: Path, uninterrupted: Path) -> None:

@@ -11,6 +11,7 @@ Every file is replaced whole or not at all, or only grows.
     trackers.json               how many rounds each tracker of --log has
     checkpoint.safetensors      everything needed to go on, bit for bit
     checkpoint.history.jsonl    the records of the rounds up to it
+    checkpoint.part-R-of-N...   the rows of rank R, where N ranks wrote the checkpoint
     checkpoint.previous...      the checkpoint before it
     models/NAME.safetensors     the parameters of every node that keeps this model, in the round
                                 that the table reports

@@ -17,7 +17,7 @@ import covey
 from covey.cli.config import Config
 from covey.cli.folder import Folder, refused
 from covey.errors import CheckpointError, ConfigError
-from covey.runs import checkpoint
+from covey.runs import checkpoint, rank_parts
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.stopping import Patience
@@ -96,6 +96,7 @@ def finished(folder: Folder, experiment: Experiment) -> bool:
     if not folder.checkpoint.exists():
         return False
     facts = checkpoint.read(folder.checkpoint).facts
+    rank_parts.check(folder.checkpoint, facts)
     return bool(facts["round"] >= experiment.rounds) or _stopped_by(facts, experiment)
 
 
@@ -146,8 +147,9 @@ def mend(folder: Folder, console: Console) -> None:
 
 
 def _check_whole(saved: Path) -> None:
-    """An error unless a checkpoint and its records can be read."""
-    checkpoint.read(saved)
+    """An error unless a checkpoint, its parts and its records can be read."""
+    facts = checkpoint.read(saved).facts
+    rank_parts.check(saved, facts)
     covey.history(saved)
 
 

@@ -29,6 +29,10 @@ ROWS_FORMAT = "covey-checkpoint-4"
 """The format of a checkpoint whose rows lie in files of their own (covey/runs/kept_rows.py)."""
 ROWS = "rows"
 """The fact that says where these files are."""
+PARTS_FORMAT = "covey-checkpoint-5"
+"""The format of a checkpoint whose rows several processes wrote (covey/runs/rank_parts.py)."""
+PARTS = "parts"
+"""The fact that lists their files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +49,7 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     Whatever goes wrong, a good file there stays.
     """
     target = Path(path)
-    tensors = {}
-    for name, tensor in checkpoint.tensors.items():
-        tensors[name] = tensor.detach().cpu().contiguous()
-    facts = json.dumps(checkpoint.facts)
-    metadata = {
-        "format": _format(checkpoint.facts),
-        "facts": facts,
-        "facts_sum": _digest(facts.encode()),
-        "sum": _sum(tensors),
-    }
+    tensors, metadata = as_file(checkpoint, _format(checkpoint.facts))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(target, tensors, metadata, keep=previous(target))
@@ -64,10 +59,27 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         ) from error
 
 
+def as_file(checkpoint: Checkpoint, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the header of a file that holds these tensors and facts."""
+    tensors = {}
+    for name, tensor in checkpoint.tensors.items():
+        tensors[name] = tensor.detach().cpu().contiguous()
+    facts = json.dumps(checkpoint.facts)
+    header = {
+        "format": format,
+        "facts": facts,
+        "facts_sum": _digest(facts.encode()),
+        "sum": _sum(tensors),
+    }
+    return tensors, header
+
+
 def _format(facts: Mapping[str, Any]) -> str:
     """The format of a checkpoint with these facts."""
     if ROWS in facts:
         return ROWS_FORMAT
+    if PARTS in facts:
+        return PARTS_FORMAT
     return FORMAT
 
 
@@ -139,13 +151,13 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
         return _read(path, tensors)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint at {path}.") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint: {error}{older(path)}."
         ) from error
 
 
-_DAMAGE = (
+DAMAGE = (
     OSError,
     SafetensorError,
     KeyError,
@@ -186,7 +198,7 @@ def tensors_of(file: Any) -> dict[str, Tensor]:
 
 
 def _check_metadata(path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
-    if metadata.get("format") not in (FORMAT, ROWS_FORMAT):
+    if metadata.get("format") not in (FORMAT, ROWS_FORMAT, PARTS_FORMAT):
         has = metadata.get("format", "none")
         raise CheckpointError(
             f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}."

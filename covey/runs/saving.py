@@ -40,6 +40,8 @@ class Saved:
     columns: Sequence[Frozen]
     rows: Mapping[str, Any] | None = None
     """Where columns and sums of nodes are, if they lie in files of their own."""
+    parts: Sequence[Mapping[str, Any]] = ()
+    """The files in which several processes wrote the columns."""
 
     def in_main_memory(self) -> Saved:
         """The same with all rows in main memory, where no later round changes them."""
@@ -61,7 +63,6 @@ class Saved:
 
         `stopped` is the rule that stopped the run early, where one did.
         """
-        columns = [[column.tier, column.name, list(column.entries)] for column in self.columns]
         chosen = []
         for label, choice in self.state.chosen[0].items():
             chosen.append([label, choice.round, choice.quality])
@@ -70,7 +71,7 @@ class Saved:
             scored.append([model, round])
         facts = {
             "round": self.state.round,
-            "columns": columns,
+            "columns": _column_facts(self.columns),
             "chosen": chosen,
             "scored": scored,
             "meter": self.state.meters[0].state(),
@@ -83,6 +84,8 @@ class Saved:
             facts["stopped"] = stopped
         if self.rows is not None:
             facts[checkpoint.ROWS] = self.rows
+        if self.parts:
+            facts[checkpoint.PARTS] = list(self.parts)
         return Checkpoint(self._tensors(), facts)
 
     def _totals(self) -> dict[str, Any]:
@@ -99,17 +102,33 @@ class Saved:
         tensors = {"server": self.state.w}
         if self.rows is None:
             tensors |= dict(totals.tensors(self.state.totals[0] or {}))
-        for number, column in enumerate(self.columns):
-            tensors[f"{number}.rows"] = column.rows
-            for k, entry in enumerate(column.entries.values()):
-                for part, value in vars(entry).items():
-                    tensors[f"{number}.{k}.{part}"] = value
+        tensors |= _column_tensors(self.columns)
         for label, choice in self.state.chosen[0].items():
             tensors[f"chosen.{choice.round}"] = choice.w
             tensors |= _sums_tensors(label, choice.sums)
         for model, (_, parts) in self.state.scored[0].items():
             tensors |= _sums_tensors(f"{_LAST}{model}", parts)
         return tensors
+
+
+def columns_alone(columns: Sequence[Frozen], round: int) -> Checkpoint:
+    """The columns of a run that stands at a round, without its state."""
+    facts = {"round": round, "columns": _column_facts(columns)}
+    return Checkpoint(_column_tensors(columns), facts)
+
+
+def _column_facts(columns: Sequence[Frozen]) -> list[list[Any]]:
+    return [[column.tier, column.name, list(column.entries)] for column in columns]
+
+
+def _column_tensors(columns: Sequence[Frozen]) -> dict[str, Tensor]:
+    tensors = {}
+    for number, column in enumerate(columns):
+        tensors[f"{number}.rows"] = column.rows
+        for k, entry in enumerate(column.entries.values()):
+            for part, value in vars(entry).items():
+                tensors[f"{number}.{k}.{part}"] = value
+    return tensors
 
 
 def _sums_tensors(label: str, parts: Sums) -> dict[str, Tensor]:
@@ -144,7 +163,6 @@ def read(
     if len(records) != round:
         raise ValueError(f"{len(records)} records of {round} rounds")
     history = tuple(record.read(values) for values in records)
-    columns = [_column(saved, number, round) for number in range(len(facts["columns"]))]
     state = State(
         w=w.to(like.device),
         round=round,
@@ -155,7 +173,13 @@ def read(
         totals=(_read_totals(saved, sizes),),
         observed=(None,),
     )
-    return Saved(state, [_on_device(column, like) for column in columns])
+    return Saved(state, read_columns(saved, round, like))
+
+
+def read_columns(saved: Checkpoint, round: int, like: Tensor) -> list[Frozen]:
+    """The columns of a checkpoint of a run that stands at a round, or of a part of one."""
+    columns = [_column(saved, number, round) for number in range(len(saved.facts["columns"]))]
+    return [_on_device(column, like) for column in columns]
 
 
 def going_on(state: State, experiment: Experiment) -> tuple[State, int]:

@@ -21,7 +21,7 @@ from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import PRESENT, Store
 from covey.links.meter import Meter
 from covey.links.node_bytes import NodeKey
-from covey.runs import build, checkpoint, kept_rows, models, saving
+from covey.runs import build, checkpoint, kept_rows, models, rank_parts, saving
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen, Which, label_in
 from covey.runs.devices import PARTS, DeviceScore, Sums, table
@@ -356,10 +356,11 @@ class Seed:
             state = self._state.of_seed(self._copy)
             if self.runtime.disk is not None:
                 self._write_rows(target, state, self.runtime.disk)
+            elif self.runtime.world > 1:
+                self._write_part(target, state)
             else:
                 columns = list(self.runtime.freeze(self._copy))
-                if self.runtime.leads:
-                    self._begin_writing(target, Saved(state, columns), wait)
+                self._begin_writing(target, Saved(state, columns), wait)
             self._runs._saving += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -386,6 +387,21 @@ class Seed:
             stopped=stopped,
         )
         checkpoint.write(target, contents)
+        rank_parts.clean(target, run.parts)
+
+    def _write_part(self, target: Path, state: State) -> None:
+        """Write the rows of this process; once all have, rank 0 writes the checkpoint."""
+        columns = list(self.runtime.freeze(self._copy))
+        part = rank_parts.write(
+            target,
+            saving.columns_alone(columns, state.round),
+            rank=self.runtime.rank,
+            world=self.runtime.world,
+        )
+        parts = self.runtime.gather_json("write the parts of a checkpoint", part)
+        if self.runtime.leads:
+            rank_parts.check_visible(target, parts)
+            self._write(target, Saved(state, [], parts=parts), self._runs.stopping_rule)
 
     def _write_rows(self, target: Path, state: State, store: Store) -> None:
         """Write a checkpoint whose rows stay where they are."""
@@ -429,9 +445,12 @@ class Seed:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
         run = saving.read(saved, records, like=self.w, sizes=self.sizes)
-        for column in run.columns:
-            self.runtime.thaw(column, self._copy)
         state: State = run.state
+        columns = list(run.columns)
+        for part in rank_parts.read(path, saved.facts):
+            columns += saving.read_columns(part, state.round, self.w)
+        for column in columns:
+            self.runtime.thaw(column, self._copy)
         if checkpoint.ROWS in saved.facts:
             state = self._load_rows(path, saved.facts, state)
         if state.round < self.experiment.rounds:

@@ -79,13 +79,16 @@ class Runtime(ABC):
 
     @abstractmethod
     def freeze(self, copy: int) -> Iterator[Frozen]:
-        """Everything that one seed's nodes keep and hold, for a checkpoint."""
+        """Everything that one seed's nodes keep and hold, for a checkpoint.
+
+        Of several processes, each yields the rows of its own nodes.
+        """
 
     @abstractmethod
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Take over one entry of `freeze`, of this runtime or of another.
 
-        An invalid entry is a ValueError.
+        Entries of the same column with other nodes add to it. An invalid entry is a ValueError.
         """
 
     @abstractmethod
@@ -96,6 +99,23 @@ class Runtime(ABC):
     def leads(self) -> bool:
         """Whether this process prints and writes files; of several, one does."""
         return True
+
+    @property
+    def world(self) -> int:
+        """The number of processes that run the programs together."""
+        return 1
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among them."""
+        return 0
+
+    def gather_json(self, what: str, value: Any) -> list[Any]:
+        """The value of every process, as JSON can hold it.
+
+        `what` says what all of them are about to do.
+        """
+        return [value]
 
     def together(self, done: str) -> AbstractContextManager[None]:
         """Do something in all processes of the runtime; an error of one is an error of all.

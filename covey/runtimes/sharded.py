@@ -21,12 +21,12 @@ from covey.errors import RankError
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Masked, Replies
-from covey.kernel.store import Entry, Frozen, KeptRows
+from covey.kernel.store import Frozen, KeptRows
 from covey.runtimes.across import GATHERED, Across, Everyone
 from covey.runtimes.base import Answers, Question
 from covey.runtimes.contract import Lane
 from covey.runtimes.facts import Facts, Played
-from covey.runtimes.frozen import joined, part_of
+from covey.runtimes.frozen import part_of
 from covey.runtimes.ranks import Ranks
 from covey.runtimes.shares import Shares
 from covey.runtimes.simulator import Simulator
@@ -54,6 +54,20 @@ class Sharded(Simulator):
     def leads(self) -> bool:
         """Whether this is rank 0, which prints and writes files."""
         return self.ranks.leads
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self.ranks.world
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self.ranks.rank
+
+    def gather_json(self, what: str, value: Any) -> list[Any]:
+        """The value of every rank, as JSON can hold it, in the order of ranks."""
+        return self.ranks.gather_json(what, value)
 
     def together(self, done: str) -> AbstractContextManager[None]:
         """Do something on all ranks; an error of one is an error of all."""
@@ -190,35 +204,13 @@ class Sharded(Simulator):
             )
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
-        """Everything that nodes keep and hold, for a checkpoint: of all ranks, on rank 0.
+        """Everything that the nodes of this rank keep and hold, for its part of a checkpoint.
 
-        The other ranks yield nothing.
+        What nodes above the cut keep is the same on all ranks, and rank 0 yields it.
         """
         for frozen in super().freeze(copy):
-            whole = frozen
-            if frozen.tier not in self.shares.above and self.ranks.world > 1:
-                whole = self._whole(frozen)
-            if self.leads:
-                yield whole
-
-    def _whole(self, frozen: Frozen) -> Frozen:
-        """A column of all ranks, on rank 0."""
-        what = f"save {frozen.tier} {frozen.name}"
-        sizes = {label: len(entry.ids) for label, entry in frozen.entries.items()}
-        own = {"rows": len(frozen.rows), "entries": sizes}
-        everyone = self.ranks.gather_json(what, own)
-        counts = [facts["rows"] for facts in everyone]
-        rows = self.ranks.gather(frozen.rows, counts, everyone=False)
-        first_place = sum(counts[: self.ranks.rank])
-        labels = dict.fromkeys(label for facts in everyone for label in facts["entries"])
-        entries = {}
-        for label in labels:
-            entry = frozen.entries.get(label) or joined([])
-            lengths = [facts["entries"].get(label, 0) for facts in everyone]
-            table = torch.stack([entry.ids, entry.rounds, entry.places + first_place], dim=1)
-            ids, rounds, places = self.ranks.gather(table, lengths, everyone=False).unbind(1)
-            entries[label] = Entry(ids.clone(), rounds.clone(), places.clone())
-        return Frozen(frozen.tier, frozen.name, rows, entries)
+            if self.leads or frozen.tier not in self.shares.above:
+                yield frozen
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Take over this rank's rows of one entry of `freeze`, of any runtime."""

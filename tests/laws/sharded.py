@@ -12,17 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 
 import covey
 from covey import Algorithm, Nodes, Rows, Tree
-from covey.errors import CoveyError
+from covey.errors import CheckpointError, CoveyError
+from covey.runs import checkpoint
 from covey.runtimes import ranks as processes
 from covey.runtimes.sharded import Sharded
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state
 from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
 from tests.laws.test_receivers import among
+from tests.test_rank_parts import save_as_ranks
 
 Found = list[str]
 """What differs; empty where a law holds."""
@@ -114,14 +117,71 @@ def resumed(folder: Path, name: str) -> Found:
     next(half)
     next(half)
     half.save(folder / f"{name}-ranks")
-    found = goes_on(folder / f"{name}-ranks", "simulator", case, changes, expected)
+    found = parts(folder / f"{name}-ranks")
+    found += goes_on(folder / f"{name}-ranks", "simulator", case, changes, expected)
     found += goes_on(folder / f"{name}-ranks", "sharded", case, changes, expected)
     with RANKS.together("save"):
         if RANKS.leads:
             alone = covey.run(experiment(case, **changes), runtime="simulator")
             next(alone)
             alone.save(folder / f"{name}-alone")
-    return found + goes_on(folder / f"{name}-alone", "sharded", case, changes, expected)
+            save_as_ranks(alone, folder / f"{name}-others", 5 - RANKS.world)
+    for written in ("alone", "others"):
+        found += goes_on(folder / f"{name}-{written}", "sharded", case, changes, expected)
+    return found
+
+
+def parts(path: Path) -> Found:
+    """What is wrong with the files of a checkpoint that the ranks have just written."""
+    facts = checkpoint.read(path, tensors=False).facts
+    names = [part["file"] for part in facts[checkpoint.PARTS]]
+    found = []
+    for rank, name in enumerate(names):
+        if not name.startswith(f"{path.stem}.part-{rank}-of-{RANKS.world}.{facts['round']}."):
+            found.append(f"rank {rank} wrote {name}")
+    if facts["columns"] or len(names) != RANKS.world:
+        found.append(f"columns {facts['columns']}, parts {names}")
+    if {file.name for file in path.parent.glob(f"{path.stem}.part-*")} != set(names):
+        found.append("other files")
+    return found
+
+
+def unsaved(folder: Path) -> dict[str, Any]:
+    """Rank 0 fails once all have written their parts, and so do all; the last checkpoint stays."""
+    case = CASES["SFedHP"]
+    path = folder / "unsaved"
+    expected = everything(ran(case, "simulator"))
+    run = covey.run(experiment(case), runtime="sharded")
+    next(run)
+    run.save(path)
+    next(run)
+    with patch.object(checkpoint, "write", full_disk):
+        texts = RANKS.gather_json("compare", error_of(lambda: run.save(path)))
+    written = len(list(path.parent.glob("unsaved.part-*")))
+    found = goes_on(path, "sharded", case, {}, expected)
+    run.save(path)
+    found += unnamed(path)
+    with RANKS.together("compare"):
+        if RANKS.rank == 1:
+            file = sorted(path.parent.glob("unsaved.part-1-*.2.*"))[0]
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+    damaged = error_of(lambda: covey.run(experiment(case), resume=path, runtime="sharded"))
+    damages = RANKS.gather_json("compare", damaged)
+    return {"texts": texts, "written": written, "found": found, "damaged": damages}
+
+
+def unnamed(path: Path) -> Found:
+    """Files that neither the last checkpoint nor the one before names, or that are missing."""
+    named = set()
+    for saved in (path, checkpoint.previous(path)):
+        facts = checkpoint.read(saved, tensors=False).facts
+        named |= {part["file"] for part in facts[checkpoint.PARTS]}
+    there = {file.name for file in path.parent.glob(f"{path.stem}.part-*")}
+    return sorted(named ^ there)
+
+
+def full_disk(*_: Any) -> None:
+    raise CheckpointError("the disk is full")
 
 
 def goes_on(
@@ -247,6 +307,7 @@ def main(folder: Path, thorough: bool) -> dict[str, Any]:
             for k, (name, link) in enumerate(links)
         },
         "resumed": {name: resumed(folder, name) for name in ("SFedHP", "PFedBayes")},
+        "unsaved": unsaved(folder),
         "errors": errors(),
     }
     return out

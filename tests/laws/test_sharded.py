@@ -67,6 +67,17 @@ def test_ranks_have_the_bits_of_one_process(law: str, found: dict[str, Any]) -> 
     assert {name: lines for name, lines in found[law].items() if lines} == {}
 
 
+def test_a_save_that_fails_leaves_the_checkpoint_before(found: dict[str, Any]) -> None:
+    """All ranks had written their parts, which the next save removes or uses."""
+    unsaved = found["unsaved"]
+    ranks = len(unsaved["texts"])
+    assert unsaved["texts"] == ["CheckpointError: the disk is full"] * ranks
+    assert unsaved["written"] == 2 * ranks
+    assert unsaved["found"] == []
+    for text in unsaved["damaged"]:
+        assert re.search(r"unsaved\.part-1-of-.* is damaged: it is not what was written with", text)
+
+
 ERRORS = {
     "other experiments": "the seed of rank 1 is not that of rank 0 (1 and 0)",
     "other data": "the data of rank 1 is not that of rank 0",
