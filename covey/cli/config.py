@@ -22,7 +22,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, Field
 
-from covey.cli import assemble, modules, named, scenario, tree_config
+from covey.cli import assemble, deploy_config, modules, named, scenario, tree_config
 from covey.cli.named import SECTIONS, defaults, explain
 from covey.cli.takeover import taken_over
 from covey.cli.tree_config import TreeConfig
@@ -95,6 +95,7 @@ class Config(BaseModel):
     model: dict[str, Any] = {}
     tree: TreeConfig = TreeConfig()
     radio: dict[str, Any] | None = None
+    deploy: dict[str, Any] | None = None
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
@@ -171,6 +172,10 @@ class Config(BaseModel):
             del out["radio"]
         else:
             out["radio"] = scenario.radio_file(self.radio).model_dump(exclude_none=True)
+        if self.deploy is None:
+            del out["deploy"]
+        else:
+            out["deploy"] = deploy_config.read(self.deploy).model_dump()
         return typing.cast(dict[str, Any], named.without_null(out))
 
     def text(self) -> str:
@@ -216,6 +221,8 @@ def read(table: dict[str, Any]) -> Config:
     _check_stop(config)
     if config.radio is not None:
         scenario.radio_file(config.radio)
+    if config.deploy is not None:
+        deploy_config.read(config.deploy)
     return config
 
 

@@ -20,7 +20,19 @@ from rich.table import Table
 
 from covey import native
 from covey.advice import Advice
-from covey.cli import certs, data, export, new, registry, results, runs, show, trackers
+from covey.cli import (
+    certs,
+    ctl,
+    data,
+    deploy,
+    export,
+    new,
+    registry,
+    results,
+    runs,
+    show,
+    trackers,
+)
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -28,6 +40,7 @@ from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
+from covey.cli.node import node
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
 from covey.cli.plan import plan
@@ -244,6 +257,8 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=DEPLOY)
+app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
 
 
@@ -354,6 +369,9 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
             text = ", ".join(f"{key} {fact}" for key, fact in value.items())
         table.add_row(name, escape(text))
     Console().print(table)
+
+
+app.command(epilog=EPILOG, rich_help_panel=DEPLOY)(node)
 
 
 def main() -> None:

@@ -62,6 +62,9 @@ _COMMANDS = {
         "new": "Write the files of something new, to start from.",
     },
     DEPLOY: {
+        "node": "Run one node of a deployed tree: a device, an edge, or the server.",
+        "deploy": "Run a tree on real machines.",
+        "ctl": "Look at running nodes, and pause, resume, stop or evict them.",
         "certs": "Make, renew and revoke the certificates of a tree.",
     },
 }

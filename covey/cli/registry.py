@@ -118,6 +118,7 @@ REGISTRY: dict[str, dict[str, Listed]] = {
             "files": data.files,
             "images": data.images,
             "arrow": data.arrow,
+            "census": data.census,
             "mnist": data.mnist,
             "fashion_mnist": data.fashion_mnist,
             "emnist": data.emnist,

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from covey.cli.options import AsJson, load_and_note
 from covey.deployed.disk import Disk
-from covey.deployed.replay import missing_of, replay
+from covey.deployed.replay import by_ask, missing_of, replay
 from covey.deployed.server_run import captured_in
 from covey.errors import ConfigError
 from covey.runs.run import Run
@@ -65,7 +65,8 @@ def _compared(console: Console, file: Path, path: Path) -> dict[str, Any]:
     run = replay(config.experiment(config.seed), missing)
     differing = _differing_rounds(run, records)
     same_model = torch.equal(run.w, captured.tensors["server"])
-    statuses = Counter(entry.status for entry in missing)
+    asks = by_ask(missing).values()
+    statuses = Counter(status for by_node in asks for status in by_node.values())
     return {
         "rounds": len(records),
         "late": statuses["late"],

@@ -205,7 +205,8 @@ def _default(field: FieldInfo) -> str:
 
 
 _LONGEST = 200  # characters of a wrong value that are shown
-_NOISE = {"int", "float", "str", "bool", "none", "constrained-str"}
+_NOISE = {"int", "float", "str", "bool", "none"}
+_NOISE |= {"constrained-str", "constrained-int", "constrained-float"}
 _WORDS = {
     "Input should be ": "",
     "Value error, ": "",

@@ -5,6 +5,7 @@ They are the user's arrays or files, the papers' data sets, or synthetic data.
 
 from covey.data import edges, partition, recipes
 from covey.data.arrow import arrow
+from covey.data.census import census
 from covey.data.digits import digits
 from covey.data.files import device_file, files
 from covey.data.frames import frame
@@ -40,6 +41,7 @@ __all__ = [
     "Scaling",
     "Shards",
     "arrow",
+    "census",
     "cifar10",
     "cifar100",
     "deal",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +62,10 @@ def node_of(
     transport: Transport | None = None,
     patience: Patience | None = None,
 ) -> Node:
-    """One node, with only its own examples, a module of its own, and its disk."""
+    """One node, with only its own examples and its disk.
+
+    Nodes of one process share the frozen parameters of the module, and nothing else.
+    """
     experiment = parts.experiment
     if patience is not None and not experiment.algorithm.idle_trains:
         name = type(experiment.algorithm).__name__
@@ -72,8 +74,7 @@ def node_of(
     own = Shards.none(parts.data)
     if place.below(place.tier) is None:
         own = parts.data.only([place.number])
-    module = copy.deepcopy(parts.module)  # threads of one process do not share it
-    task = task_of(experiment, module, own, facts.population)
+    task = task_of(experiment, parts.module, own, facts.population)
     scorer = partial(Scorer.made, experiment.algorithm)
     return Node(
         experiment.algorithm,

@@ -291,8 +291,13 @@ class Disk:
         state: bytes | None = None,
         records: Iterable[tuple[int, str]] = (),
         missing: Iterable[Sequence[Any]] = (),
+        *,
+        played: bool = True,
     ) -> None:
         """A round of the server is good: its rows, where the run stands, and no journal any more.
+
+        The journal stays where nothing was played: it is that of a round which a crash has
+        interrupted.
 
         `records` are (round, text) of the rounds that were not written yet, `missing` (round, lane,
         path, tier, number, status) of those who did not answer in them.
@@ -301,7 +306,8 @@ class Disk:
         with self._transaction("inside-round-commit") as connection:
             _put(connection, rows, good=True)
             connection.execute("DELETE FROM rows WHERE data IS NULL")
-            connection.execute("DELETE FROM journal")
+            if played:
+                connection.execute("DELETE FROM journal")
             _note(connection, facts)
             for record in records:
                 connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
@@ -324,8 +330,12 @@ class Disk:
         return state
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
-        """(round, lane, path, tier, number, status) of all who did not answer in good rounds."""
-        found = self._query("SELECT round, lane, path, tier, number, status FROM missing")
+        """(round, lane, path, tier, number, status) of all who did not answer in good rounds.
+
+        A later entry of the same node and ask corrects an earlier one.
+        """
+        columns = "round, lane, path, tier, number, status"
+        found = self._query(f"SELECT {columns} FROM missing ORDER BY rowid")
         out = []
         for round, lane, path, tier, number, status in found:
             out.append((round, lane, int(path), tier, number, _status(status)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,13 +31,15 @@ from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
 from covey.runtimes.base import Question
-from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.envelope import header_of, open_sealed, seal
 from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
 from covey.types import Ids
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+_ENDED = 32
+"""How many trainings a node remembers to have ended."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ class Node(Station):
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
+        self._ended: list[str] = []
+        """The keys of the last trainings that ended before the ask that is under way."""
+        self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
+        """The keys of the asks that each child was late for since it last answered."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.epoch = Epoch("", 0)
@@ -143,6 +149,10 @@ class Node(Station):
         by_name: dict[str, list[NodeRow]] = {}
         for kept in self.database.rows(self.place.tier, self.place.number):
             by_name.setdefault(kept.name, []).append(kept)
+        self._owed = {}
+        for key, values in self.database.fact("owed") or []:
+            entry = Missing(*values)
+            self._owed.setdefault(entry.number, []).append((key, entry))
         everyone = slice(0, self.place.size(self.place.tier))
         for rows in by_name.values():
             store.thaw(_frozen(rows), everyone)
@@ -189,11 +199,25 @@ class Node(Station):
         for child in question.ids.tolist():
             answer = answers[child]
             if answer.status == "answered":
+                self._correct(child, answer.data)
                 yield answer.data
                 continue
             where = (question.round, self._play.lane, question.path, question.tier)
-            self.missing.append(Missing(*where, child, answer.status))
+            entry = Missing(*where, child, answer.status)
+            self.missing.append(entry)
+            if answer.status == "late" and key.lane == "train":
+                self._owed.setdefault(child, []).append((str(key), entry))
             yield None
+
+    def _correct(self, child: Seat, reply: bytes) -> None:
+        """A child that was late says which asks it ended: perhaps it lost the late one."""
+        owed = self._owed.pop(child, None)
+        if owed is None:
+            return
+        ended = header_of(reply).get("ended", [])
+        for key, entry in owed:
+            if key not in ended:
+                self.missing.append(replace(entry, status="absent"))
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -216,8 +240,7 @@ class Node(Station):
         for answer in answers.values():
             if answer.status != "answered":
                 continue
-            header, _ = open_sealed(answer.data)
-            if header["error"] is not None:
+            if header_of(answer.data).get("error") is not None:
                 return answers  # the round ends here
         self.database.journal(key, answers)
         return answers
@@ -283,8 +306,11 @@ class Node(Station):
             "program": program,
         }
         self.missing.clear()
+        self._ended = self.database.fact("ended") or []
         reply = self._served(header, [*down, *each])
-        facts = {"kept": self._described()}
+        facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
+        if key.lane == "train":
+            facts["ended"] = [*self._ended, str(key)][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
         self._written()
         return reply
@@ -292,7 +318,17 @@ class Node(Station):
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
         missing = [list(astuple(entry)) for entry in self.missing]
-        return {**super()._facts(), "kept": self._described(), "missing": missing}
+        return {
+            **super()._facts(),
+            "kept": self._described(),
+            "missing": missing,
+            "ended": self._ended,
+        }
+
+    def _owed_facts(self) -> list[Any]:
+        """The asks that children were late for, as JSON can hold them."""
+        entries = [pair for pairs in self._owed.values() for pair in pairs]
+        return [[key, list(astuple(entry))] for key, entry in entries]
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
@@ -353,16 +389,20 @@ class Node(Station):
         state: bytes | None,
         records: Sequence[tuple[int, str]],
         missing: Sequence[Missing] = (),
+        *,
+        played: bool = True,
     ) -> None:
         """A round of the server is good; `state` is where the run stands."""
         facts = {
             "kept": self._described(),
+            "owed": self._owed_facts(),
             "run": self.epoch.run,
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
         }
         entries = [list(astuple(entry)) for entry in missing]
-        self.database.end_round(self._changed(), facts, state, records, entries)
+        changed = self._changed()
+        self.database.end_round(changed, facts, state, records, entries, played=played)
         self._written()
 
     def undo_round(self) -> None:

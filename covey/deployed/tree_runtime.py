@@ -65,6 +65,7 @@ class TreeRuntime(Runtime):
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
+        played = self._played is not None
         if self._played is not None:
             before = max(self.epoch.before, self._played + 1)
             self._set_epoch(replace(self.epoch, before=before))
@@ -73,7 +74,7 @@ class TreeRuntime(Runtime):
         records: list[tuple[int, str]] = []
         if self.capture is not None:
             state, records = self.capture()
-        self.server.end_round(state, records, self._missing)
+        self.server.end_round(state, records, self._missing, played=played)
         self._missing.clear()
 
     def rollback(self) -> None:

@@ -33,19 +33,39 @@ def seal(header: dict[str, Any], messages: Sequence[Packed]) -> bytes:
     return b"".join([length, head, *rows])
 
 
+def header_of(data: bytes) -> dict[str, Any]:
+    """The header alone; bytes without one are a DecodeError.
+
+    >>> header_of(seal({"round": 3}, []))["round"]
+    3
+    """
+    length = _header_length(data)
+    try:
+        header = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    except ValueError as error:
+        raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
+    if not isinstance(header, dict):
+        raise DecodeError("an envelope whose header is no table.")
+    return header
+
+
+def _header_length(data: bytes) -> int:
+    if len(data) < _LENGTH.size:
+        raise DecodeError(f"an envelope of {len(data)} bytes, expected at least {_LENGTH.size}.")
+    (length,) = _LENGTH.unpack_from(data)
+    if length > min(_LIMIT, len(data) - _LENGTH.size):
+        raise DecodeError(f"an envelope with a header of {length} bytes in {len(data)} bytes.")
+    return int(length)
+
+
 def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     """The header and the packed messages; invalid bytes are a DecodeError.
 
     >>> open_sealed(seal({"round": 3}, []))
     ({'round': 3}, [])
     """
-    if len(data) < _LENGTH.size:
-        raise DecodeError(f"an envelope of {len(data)} bytes, expected at least {_LENGTH.size}.")
-    (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size
-    if length > min(_LIMIT, len(data) - start):
-        raise DecodeError(f"an envelope with a header of {length} bytes in {len(data)} bytes.")
-    position = start + length
+    position = start + _header_length(data)
     messages = []
     try:
         header = json.loads(data[start:position])

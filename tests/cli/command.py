@@ -20,6 +20,7 @@ SPEECH = ROOT / "examples" / "speech.toml"  # which has tests and an experiment 
 EXAMPLES = sorted(
     set((ROOT / "examples").rglob("*.toml"))
     - set((ROOT / "examples" / "plan").rglob("*.toml"))
+    - set((ROOT / "examples" / "deploy").rglob("*.toml"))  # tests/deployed
     - {FASHION, SPEECH}
 )
 DEMO = ROOT / "covey" / "cli" / "demo.toml"

@@ -222,5 +222,5 @@ def test_refuses_impossible_splits(share: Any) -> None:
     "y", [np.array([0.5, 1.5]), np.array([[0], [1]]), np.array([-1, 0]), np.array([], dtype=int)]
 )
 def test_refuses_labels_that_are_not_labels(y: Any) -> None:
-    with refused(str(y.dtype), str(y.shape), str(y.reshape(-1).tolist()), "partition.iid"):
+    with refused(str(y.dtype), str(y.shape), str(y.reshape(-1).tolist()), "partition iid"):
         partition.by_labels(y, devices=1, labels=1)

@@ -31,7 +31,7 @@ from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experi
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 
 VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
-SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[::3], *VARIED[::8]]
+SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[::4], *VARIED[::12]]
 """The cases that CI tries; test-all tries every one."""
 
 
@@ -117,7 +117,7 @@ def test_nodes_that_are_killed_go_on(name: str, tree: LocalTree) -> None:
     assert differences(everything(simulated), everything(run)) == []
 
 
-@pytest.mark.parametrize("name", list(PLAIN) if ALL else CRASHED[:2])
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else ["Scaffold-sample", "DemLearn"])
 def test_a_server_that_is_killed_goes_on(name: str, tree: LocalTree) -> None:
     """With it all others: every object is made again from its disk."""
     changes: dict[str, Any] = {"codec": FEEDBACK, "score_every": 1}
@@ -183,7 +183,7 @@ def rows_of(run: covey.Run) -> dict[str, Any]:
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
 
 
-@pytest.mark.parametrize("name", MAY_MISS if ALL else ["FedAvg", "PFedMe", "HierFAVG"])
+@pytest.mark.parametrize("name", MAY_MISS if ALL else ["PFedMe", "HierFAVG"])
 def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> None:
     """Device 2 is late in the first round, and absent in the second."""
     case = CASES[name]
@@ -215,6 +215,38 @@ def test_a_quorum_goes_on_and_its_replay_is_equal(name: str, folder: Path) -> No
     assert differences(rows_of(plain), rows) != []
 
 
+def test_a_late_node_that_lost_the_ask_was_absent(folder: Path) -> None:
+    """Its next answer tells: the record is corrected, and the replay equals."""
+    case = CASES["PFedMe"]
+    local = LocalTree(folder, patience={"server": Patience(0.25, 1)})
+    changes: dict[str, Any] = {"score_every": 3, "rounds": 3}
+    run = server_run(experiment(case, **changes), local)
+    device = local.nodes["device", 2]
+    parent = local.transport_above("device", 2)
+
+    over = threading.Event()
+
+    def loses(key: AskKey, common: bytes, own: bytes) -> bytes:
+        over.wait()
+        return b""
+
+    parent.take(2, loses)
+    next(run)
+    parent.take(2, device.answer)
+    over.set()
+    server = local.nodes["server", 0]
+    server.patience = None
+    drained(run)
+    finish(run)
+    missing = missing_of(server.database)
+    first = [entry.status for entry in missing if entry.number == 2 and entry.round == 0]
+    assert first == ["late", "absent"]
+    rows = rows_of(run)
+    local.close()
+    again = drained(replay(experiment(case, **changes), missing))
+    assert differences(rows_of(again), rows) == []
+
+
 def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
     local = LocalTree(folder, patience={"server": Patience(1.0, 4)})
     with pytest.raises(ConfigError, match="Scaffold counts on every answer; wait for all"):
@@ -230,7 +262,7 @@ def test_a_quorum_is_refused_where_every_answer_counts(folder: Path) -> None:
 USED = ["SFedHP", "FedRep", "PFedBayes"]
 
 
-@pytest.mark.parametrize("name", list(PLAIN) if ALL else USED)
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else USED[1:])
 def test_every_device_has_its_models_as_files(name: str, tree: LocalTree) -> None:
     """Those of the chosen round, equal to the simulator's; nobody above has them."""
     changes: dict[str, Any] = {"score_every": 1}

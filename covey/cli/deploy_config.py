@@ -1,0 +1,107 @@
+"""The table [deploy] of a file: where the nodes of a tree run, and what each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from covey.cli.validate import STRICT, check
+from covey.deployed.plan import SOURCE, Settings
+from covey.errors import ConfigError
+from covey.kernel.algorithm import Algorithm
+from covey.runs.experiment import Experiment
+from covey.tree import Tree
+
+if TYPE_CHECKING:
+    from covey.cli.config import Config
+
+Quorum = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+SCORE_EVERY = 10
+"""Rounds between two scores where a file does not say: scores cost as many messages as training."""
+
+
+class DeployFile(BaseModel):
+    """Where the nodes of a tree run. The tables are by tier, or by the name of a seat.
+
+    `address` says where a node with children is reached. `data` are files of devices on their own
+    machines; with "source", each device takes its own part of the experiment's data. `quorum` and
+    `deadline` say how many children are enough after how many seconds. `processes` names devices
+    that share a process; `devices_per_process` puts neighbours together. `state` is the folder of a
+    node's disk on its machine.
+    """
+
+    model_config = STRICT
+    address: dict[str, Text] = {}
+    data: Literal["source"] | dict[str, Text] = "source"
+    quorum: dict[str, Quorum] = {}
+    deadline: dict[str, Seconds] = {}
+    processes: dict[str, list[str]] = {}
+    devices_per_process: int = Field(1, ge=1)
+    port: int = Field(8443, ge=1, le=65535)
+    control_port: int = Field(9443, ge=1, le=65535)
+    state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
+    durability: Literal["process", "power"] = "process"
+    image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
+
+    def settings(self) -> Settings:
+        """The table as the plan of a tree takes it."""
+        fields = self.model_dump(exclude={"image", "data"})
+        data = self.data
+        if isinstance(data, str):
+            data = {}
+        return Settings(data=data, **fields)
+
+    @property
+    def from_source(self) -> bool:
+        """Whether every device takes its own part of the experiment's data."""
+        if isinstance(self.data, str):
+            return True
+        return all(text == SOURCE for text in self.data.values())
+
+
+def read(table: Mapping[str, Any]) -> DeployFile:
+    """The table, checked."""
+    return check(DeployFile, table, "deploy.")
+
+
+def deployable(config: Config) -> Config:
+    """The experiment as a deployed tree runs it; an error that says what such a tree cannot do."""
+    if config.deploy is None:
+        why = "has no table [deploy], which says where the nodes run"
+        raise ConfigError(f"the file {why}; docs/deploy.md has an example.")
+    reason = None
+    if config.seeds > 1:
+        reason = f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1"
+    elif config.radio is not None:
+        reason = "[radio] is a model of a network, and a deployed tree has a real one; leave it out"
+    elif config.holdout_devices:
+        reason = "holdout_devices: a device of a deployed tree is in the tree or not; leave it out"
+    elif config.compare:
+        reason = (
+            "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out"
+        )
+    elif config.device != "cpu":
+        reason = f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"'
+    if reason is not None:
+        raise ConfigError(f"{reason}.")
+    if "score_every" not in config.model_fields_set:
+        return config.model_copy(update={"score_every": SCORE_EVERY})
+    return config
+
+
+def check_quorum(deploy: DeployFile, algorithm: Algorithm) -> None:
+    """Refuse a quorum where the algorithm counts on every answer."""
+    if deploy.quorum and not algorithm.idle_trains:
+        name = type(algorithm).__name__
+        keys = ", ".join(f"deploy.quorum.{key}" for key in deploy.quorum)
+        raise ConfigError(f"{keys}: {name} counts on every answer; leave out quorum and deadline.")
+
+
+def tree_of(experiment: Experiment) -> Tree:
+    """The tree that the algorithm runs on: one of two tiers puts all devices under the server."""
+    tree, _ = experiment.algorithm.fit(experiment.tree)
+    return tree

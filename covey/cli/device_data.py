@@ -1,0 +1,80 @@
+"""Data that stay with their devices: describing them, and reading a device's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from covey.cli import named
+from covey.cli.config import Config
+from covey.data import Shards
+from covey.data.census import DeviceFacts, device_shards, own_part
+from covey.deployed.plan import Process
+from covey.errors import ConfigError
+
+CENSUS = "census"
+CENSUS_FILE = "census.json"
+_FORM = ("label", "decimal", "split")
+"""Settings of a census that say how a device's own file is read."""
+
+
+def is_census(config: Config) -> bool:
+    """Whether every device has a file of its own."""
+    return config.data.get("name") == CENSUS
+
+
+def described(config: Config, file: Path) -> dict[str, Any]:
+    """What a device tells of its file: counts and shapes, and no example."""
+    if not is_census(config):
+        name = config.data.get("name")
+        raise ConfigError(f'data.name = "{name}": only the devices of a "census" have own files.')
+    settings = named.resolved("data", config.data)
+    shards = device_shards(
+        file,
+        features=settings["features"],
+        classes=_classes(settings),
+        seed=config.seed,
+        **_form(settings),
+    )
+    return DeviceFacts.of(shards).as_dict()
+
+
+def check_files(config: Config, processes: list[Process]) -> None:
+    """Refuse devices of a census without a file, and files where there is no census."""
+    for process in processes:
+        for seat in process.seats:
+            has_file = seat.name in process.data
+            if is_census(config) and not seat.children and not has_file:
+                fix = f'give deploy.data.{seat.tier} = "/srv/covey/{{seat}}.csv"'
+                raise ConfigError(f"{seat.name} has no file; {fix}.")
+            if has_file and not is_census(config):
+                fix = 'use data.name = "census", or leave it out'
+                raise ConfigError(f"deploy.data: {seat.name} has a file of its own; {fix}.")
+    if is_census(config) and config.protocol == "paper":
+        raise ConfigError('protocol = "paper" is for shared data; with a census, leave it out.')
+
+
+def own_data(config: Config, process: Process, described: Shards) -> dict[str, Shards]:
+    """The examples of every device of a process, from its own file; by seat."""
+    check_files(config, [process])
+    out: dict[str, Shards] = {}
+    settings = named.resolved("data", config.data)
+    for seat in process.seats:
+        if seat.name in process.data:
+            out[seat.name] = own_part(
+                Path(process.data[seat.name]),
+                described,
+                seat.number,
+                seed=config.seed,
+                **_form(settings),
+            )
+    return out
+
+
+def _form(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in _FORM}
+
+
+def _classes(settings: dict[str, Any]) -> list[str] | None:
+    classes: list[str] | None = settings["classes"]
+    return classes

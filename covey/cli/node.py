@@ -1,0 +1,158 @@
+"""`covey node`: one process of a deployed tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from covey.cli import config, node_config
+from covey.cli.deploy_config import check_quorum, deployable, tree_of
+from covey.cli.deploy_config import read as read_deploy
+from covey.cli.device_data import own_data
+from covey.cli.folder import Folder
+from covey.cli.node_config import NodeFile
+from covey.deployed.certificates import CERTIFICATE, Identity
+from covey.deployed.events import EventLog
+from covey.deployed.grpc_network import GrpcNetwork
+from covey.deployed.plan import SOURCE
+from covey.deployed.plan_files import EXPERIMENT
+from covey.deployed.process import Member, parts_of
+from covey.deployed.progress import Progress
+from covey.errors import ConfigError
+from covey.runs.run import Run
+
+RUN = "run"
+"""The folder below the server's state that holds its metrics and models."""
+
+
+def node(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[NODE.toml]", help="A file that covey deploy plan has written."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The seat, such as device17; the top is server.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The parent's address.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where children dial this node."),
+    ] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="The experiment. Default: that beside NODE.toml."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The device's own file. Default: its part of the source."
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the node's disk.")
+    ] = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Its certificate and key. Default: beside NODE.toml."),
+    ] = None,
+    control_port: Annotated[
+        int | None, typer.Option(help="The port of covey ctl on loopback.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
+    ] = False,
+) -> None:
+    """Run one node of a deployed tree: a device, an edge, or the server.
+
+    A node with children listens, a node with a parent dials it, and the server runs the rounds. It
+    goes on from its disk. SIGTERM or Ctrl-C ends it after what is under way.
+
+    Examples:
+
+      covey node /etc/covey/edge3/node.toml
+
+      covey node --name device17 --parent edge3.example:8443 --experiment tree.toml --data 17.csv
+    """
+    given = {
+        "name": name,
+        "parent": parent,
+        "listen": listen,
+        "state": None if state is None else str(state),
+        "control_port": control_port,
+    }
+    folder = Path() if file is None else file.parent
+    settings = _settings(file, {key: value for key, value in given.items() if value is not None})
+    settings = _with_data(settings, data)
+    identity = None
+    if not insecure:
+        identity = _identity(certs or folder)
+    _run(settings, experiment or folder / EXPERIMENT, identity)
+
+
+def _settings(file: Path | None, given: dict[str, Any]) -> NodeFile:
+    """The file of the process with what the command line says instead."""
+    if file is not None:
+        table = node_config.load(file).model_dump(exclude_none=True)
+        if given.get("name", table["name"]) != table["name"]:
+            raise ConfigError(f"{file} is of {table['name']}; leave out --name {given['name']}.")
+        return node_config.read(table | given)
+    if "name" not in given:
+        raise ConfigError("give a file NODE.toml, or --name with the seat of this node.")
+    name = given["name"]
+    return node_config.read({"seats": [name], "state": f"state/{name}"} | given)
+
+
+def _with_data(settings: NodeFile, data: str | None) -> NodeFile:
+    """The settings with the file that the command line names for the one device."""
+    if data is None or data == SOURCE:
+        return settings
+    if len(settings.seats) > 1:
+        fix = "name the file of each in node.toml"
+        raise ConfigError(f"--data {data}: this process has {len(settings.seats)} seats; {fix}.")
+    return settings.model_copy(update={"data": {settings.seats[0]: data}})
+
+
+def _identity(folder: Path) -> Identity:
+    if not (folder / CERTIFICATE).exists():
+        fix = "give --certs, or --insecure on one machine"
+        raise ConfigError(f"{folder} has no {CERTIFICATE}; {fix}.")
+    identity = Identity(folder)
+    identity.check()
+    return identity
+
+
+def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
+    """Start the process, and return when it has ended."""
+    loaded = config.load(file)
+    if loaded.deploy is None:
+        loaded = loaded.model_copy(update={"deploy": {}})
+    loaded = deployable(loaded)
+    check_quorum(read_deploy(loaded.deploy or {}), loaded.learner())
+    experiment = loaded.experiment(loaded.seed)
+    process = settings.process(tree_of(experiment))
+    log = EventLog(process.name)
+    progress = Progress(process.name, process.tier)
+    own = own_data(loaded, process, experiment.data)
+    member = Member(process, parts_of(experiment), GrpcNetwork(identity), log, progress, own)
+    with log.library(), member.running(identity):
+        if process.parent is not None:
+            member.serve()
+            return
+        folder = Folder(Path(process.state) / RUN)
+        folder.make()
+        with folder.lock(), folder.status():
+            folder.write("config.toml", loaded.text())
+            _rounds(member, member.run(), folder)
+
+
+def _rounds(member: Member, run: Run, folder: Folder) -> None:
+    """Every round of the server, written down; the models at the end."""
+    folder.metrics(run.history)
+    for record in member.rounds(run):
+        folder.append(record)
+    if run.done:
+        folder.models(run)

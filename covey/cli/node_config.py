@@ -1,0 +1,97 @@
+"""The file node.toml, which `covey deploy plan` writes for every process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from covey.cli.deploy_config import Seconds
+from covey.cli.validate import STRICT, check, nearest, parsed
+from covey.deployed.plan import ANY_ADDRESS, Process, split_address
+from covey.deployed.seats import seats_of
+from covey.deployed.transport import Patience
+from covey.errors import ConfigError
+from covey.tree import Tree
+
+_PORT = 8443
+
+
+class NodeFile(BaseModel):
+    """One process: its seats, whom it dials, where it listens, and where its disk lies."""
+
+    model_config = STRICT
+    name: str
+    seats: list[str] = Field(min_length=1)
+    parent: str | None = None
+    listen: str | None = None
+    control_port: int = Field(9443, ge=1, le=65535)
+    state: str
+    durability: Literal["process", "power"] = "process"
+    deadline: Seconds | None = None
+    quorum: int | None = Field(None, ge=1)
+    data: dict[str, str] = {}
+
+    def process(self, tree: Tree) -> Process:
+        """The process in its tree; an error where a seat or an address does not fit."""
+        seats = seats_of(tree)
+        for name in self.seats:
+            if name not in seats:
+                raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
+        own = tuple(seats[name] for name in self.seats)
+        self._check(own[0].parent, own[0].children)
+        if len({seat.parent for seat in own}) > 1 or (len(own) > 1 and own[0].children):
+            raise ConfigError(
+                f"node.seats = {self.seats}: a process has one node, or devices of one parent."
+            )
+        patience = None
+        if self.deadline is not None and self.quorum is not None:
+            patience = Patience(self.deadline, self.quorum)
+        return Process(
+            name=self.name,
+            seats=own,
+            parent=self.parent,
+            listen=self.listen,
+            control_port=self.control_port,
+            state=self.state,
+            durability=self.durability,
+            data=self.data,
+            patience=patience,
+        )
+
+    def _check(self, parent: str | None, children: tuple[str, ...]) -> None:
+        """Refuse addresses that are missing, or that a seat has no use for."""
+        name = self.seats[0]
+        if parent is not None and self.parent is None:
+            fix = f"give --parent, the address of {parent}"
+            raise ConfigError(f"{name} has the parent {parent}; {fix}.")
+        if parent is None and self.parent is not None:
+            raise ConfigError(f"{name} is the top of the tree; leave out --parent {self.parent}.")
+        if children and self.listen is None:
+            fix = f"give --listen, as in --listen {ANY_ADDRESS}:{_PORT}"
+            raise ConfigError(f"{name} has children, which dial it; {fix}.")
+        if not children and self.listen is not None:
+            raise ConfigError(f"{name} has no children; leave out --listen {self.listen}.")
+        for key, address in (("node.parent", self.parent), ("node.listen", self.listen)):
+            if address is not None:
+                split_address(address, _PORT, key)
+
+
+def load(path: Path) -> NodeFile:
+    """The file, checked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from error
+    table = parsed(text, path)
+    node = table.get("node")
+    if not isinstance(node, dict) or len(table) > 1:
+        raise ConfigError(f"{path} is no file of a node: it must have the table [node] alone.")
+    return read(node)
+
+
+def read(table: Mapping[str, Any]) -> NodeFile:
+    """The table [node], checked."""
+    return check(NodeFile, table, "node.")

@@ -1,0 +1,268 @@
+"""The control port of a process: its status, its metrics, and the orders of an operator.
+
+It listens on loopback. On another address it asks for a certificate of the tree's authority that
+names `operator`. It never shares a port with the nodes.
+
+    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop   POST /evict/SEAT
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import signal
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from covey.deployed.certificates import AUTHORITY, CERTIFICATE, KEY, Certificate, Identity
+from covey.deployed.events import EventLog
+from covey.deployed.progress import Progress
+from covey.errors import ConfigError, CoveyError
+
+LOOPBACK = "127.0.0.1"
+OPERATOR = "operator"
+ORDERS = ("pause", "resume", "stop", "evict")
+_HEADER = "X-Covey-Control"
+"""A header that no page of a browser can send to another site without being asked first."""
+_SECONDS = 10.0  # that a request may take
+_POLL = 0.05  # s between two looks whether the port is to be closed
+_LONGEST = 1 << 20  # bytes of an answer
+Evict = Callable[[str], None]
+
+
+class Control:
+    """The control port of one process; `port` 0 takes a free one."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        identity: Identity | None = None,
+        log: EventLog | None = None,
+        evict: Evict | None = None,
+    ) -> None:
+        """`identity` is needed beyond loopback; `evict` puts a child out of its seat."""
+        self.progress = progress
+        self.log = log
+        self._evict = evict
+        self.identity = None
+        if not is_loopback(host):
+            if identity is None:
+                fix = f"use {LOOPBACK}, or give the folder of a certificate"
+                raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
+            self.identity = identity
+        try:
+            self._server = _Server((host, port), self)
+        except OSError as error:
+            fix = "give another control_port"
+            raise ConfigError(
+                f"the control port {host}:{port}: {error.strerror}; {fix}."
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL,), daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def obey(self, order: str, seat: str | None) -> str:
+        """Carry out an order; return what was done."""
+        if order == "pause":
+            self.progress.pause()
+            return "paused: what is under way ends, nothing new begins"
+        if order == "resume":
+            self.progress.resume()
+            return "resumed"
+        if order == "stop":
+            self.progress.drain()
+            return "draining: the process ends after what is under way"
+        if self._evict is None or seat not in self._children():
+            children = ", ".join(self._children()) or "none"
+            raise ConfigError(
+                f"{self.progress.process} cannot evict {seat!r}; its children: {children}."
+            )
+        self._evict(str(seat))
+        return f"evicted {seat}: its stream is closed, and it is not admitted again"
+
+    def _children(self) -> list[str]:
+        return [name for name, seat in self.progress.seats.items() if not seat.own]
+
+
+class _Server(ThreadingHTTPServer):
+    """The HTTP server behind a control port."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], control: Control) -> None:
+        self.control = control
+        super().__init__(address, _Requests)
+        if control.identity is not None:
+            context = _context(control.identity, ssl.PROTOCOL_TLS_SERVER)
+            # A handshake is in the thread of its connection: a silent peer stops no other.
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what goes wrong with a connection, such as a handshake that fails."""
+        if self.control.log is not None:
+            self.control.log.warning("control_connection_failed", peer=client_address[0])
+
+
+class _Requests(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
+
+    server: _Server
+    timeout = _SECONDS
+
+    def do_GET(self) -> None:
+        progress = self.server.control.progress
+        if self._refused():
+            return
+        if self.path == "/status":
+            self._answer(200, json.dumps(progress.as_dict()), "application/json")
+        elif self.path == "/metrics":
+            self._answer(200, progress.prometheus(), "text/plain; version=0.0.4")
+        else:
+            self._answer(404, "GET /status or /metrics")
+
+    def do_POST(self) -> None:
+        if self._refused():
+            return
+        _, order, *rest = self.path.split("/")
+        seat = rest[0] if rest else None
+        if order not in ORDERS or self.headers.get(_HEADER) is None:
+            self._answer(404, f"POST {', '.join(ORDERS)}, by covey ctl")
+            return
+        control = self.server.control
+        try:
+            done = control.obey(order, seat)
+        except CoveyError as error:
+            self._answer(409, str(error))
+            return
+        if control.log is not None:
+            control.log.info("order", order=order, seat=seat)
+        self._answer(200, done)
+
+    def _refused(self) -> bool:
+        """Refuse who is no operator; return whether it was refused."""
+        identity = self.server.control.identity
+        if identity is None:
+            # A page whose host name leads to loopback is of another site.
+            host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]")
+            if is_loopback(host):
+                return False
+            self._answer(403, "the control port answers requests to loopback alone")
+            return True
+        assert isinstance(self.connection, ssl.SSLSocket)
+        der = self.connection.getpeercert(binary_form=True)
+        peer = Certificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+        if OPERATOR in peer.seats and peer.serial not in identity.revoked():
+            return False
+        self._answer(403, f"the control port needs the certificate of {OPERATOR}")
+        return True
+
+    def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: orders are events of the process's own log."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def call(method: str, address: tuple[str, int], path: str, certificate: Path | None = None) -> str:
+    """What a control port answers; `certificate` is the operator's folder, beyond loopback."""
+    host, port = address
+    context = None
+    if certificate is not None:
+        context = _context(Identity(certificate), ssl.PROTOCOL_TLS_CLIENT)
+    elif not is_loopback(host):
+        fix = "give --certs with the folder of an operator's certificate"
+        raise ConfigError(f"{host}:{port} is not on this machine; {fix}.")
+    try:
+        connection = _connection(host, port, context)
+        connection.request(method, path, headers={_HEADER: "1"})
+        response = connection.getresponse()
+        text = response.read(_LONGEST).decode()
+        connection.close()
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        fix = "is the node running, and is this its control_port?"
+        raise ConfigError(f"no answer from {host}:{port} ({error}); {fix}") from error
+    if response.status != 200:
+        raise ConfigError(f"{host}:{port}: {text}")
+    return text
+
+
+def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    if context is None:
+        return http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    return http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
+
+
+def _context(identity: Identity, protocol: int) -> ssl.SSLContext:
+    """TLS 1.3 with a certificate on both sides."""
+    identity.check()
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The names in certificates are seats, not hosts; the other side must be of the same authority.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    folder = identity.folder
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.load_verify_locations(folder / AUTHORITY)
+    return context
+
+
+@contextmanager
+def drained(progress: Progress, log: EventLog) -> Iterator[None]:
+    """SIGTERM and Ctrl-C let the process end after what is under way; a second one ends it now."""
+
+    def drain(number: int, frame: object) -> None:
+        if progress.draining:
+            raise KeyboardInterrupt
+        log.info("draining", signal=signal.Signals(number).name)
+        progress.drain()
+
+    before = {number: signal.signal(number, drain) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,51 @@
+"""Both ends of a process over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from covey.deployed.certificates import Identity
+from covey.deployed.disk import Disk
+from covey.deployed.grpc_port import GrpcPort
+from covey.deployed.grpc_transport import GrpcTransport
+from covey.deployed.plan import Process
+from covey.deployed.transport import Admission, Seat
+
+
+@dataclass(frozen=True)
+class GrpcNetwork:
+    """Listens and dials over mutual TLS; without an identity, on loopback alone."""
+
+    identity: Identity | None
+
+    def listen(
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Admission
+    ) -> GrpcTransport:
+        """The way to the children of a process, which dial in."""
+        assert process.listen is not None
+        return GrpcTransport(
+            process.listen,
+            children,
+            fingerprint=fingerprint,
+            identity=self.identity,
+            admission=door,
+        )
+
+    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> GrpcPort:
+        """The way to the parent of a process."""
+        assert process.parent is not None
+        numbers = {seat.name: seat.number for seat in process.seats}
+        names = {number: name for name, number in numbers.items()}
+
+        def last_key(seat: Seat) -> str | None:
+            return disks[names[seat]].last_key
+
+        return GrpcPort(
+            process.parent,
+            str(process.seats[0].parent),
+            numbers,
+            fingerprint=fingerprint,
+            identity=self.identity,
+            last_key=last_key,
+        )

@@ -1,0 +1,156 @@
+"""All processes of a tree on this machine, watched: if one fails, all are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from covey.deployed.plan import Process
+from covey.deployed.plan_files import NODE
+from covey.errors import CoveyError, DivergedError
+
+LOG = "log.jsonl"
+_HOST = "127.0.0.1"
+_POLL = 0.1  # s between two looks at the processes
+_DIVERGED = 3  # the exit code of a run that diverged
+_GRACE = 20.0  # s that processes have to end by themselves
+
+
+class ProcessFailed(CoveyError):
+    """A process of the tree has failed; all others were stopped."""
+
+
+def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]:
+    """The same processes with ports of this machine that are free, and with state in a folder."""
+    parents = [process for process in processes if process.listen is not None]
+    ports = free_ports(len(parents) + len(processes))
+    listen = dict(zip([process.name for process in parents], ports, strict=False))
+    controls = ports[len(parents) :]
+    out = []
+    for process, control in zip(processes, controls, strict=True):
+        address = None
+        if process.listen is not None:
+            address = f"{_HOST}:{listen[process.name]}"
+        parent = None
+        above = process.seats[0].parent
+        if above is not None:
+            parent = f"{_HOST}:{listen[above]}"
+        state = str((folder / process.name / "state").absolute())
+        local = replace(process, parent=parent, listen=address, control_port=control, state=state)
+        out.append(local)
+    return out
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of this machine that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((_HOST, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class LocalProcesses:
+    """The processes of a tree, each with a log in its folder. The first one is the server."""
+
+    def __init__(self, folder: Path, names: Sequence[str], *, insecure: bool = False) -> None:
+        self._folder = folder
+        self._names = list(names)
+        self._insecure = insecure
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """With all processes running; whatever happens, none is left."""
+        try:
+            for name in self._names:
+                self._running[name] = self._start(name)
+            yield
+        finally:
+            self.stop()
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        folder = self._folder / name
+        command = [sys.executable, "-m", "covey", "node", str(folder / NODE)]
+        if self._insecure:
+            command.append("--insecure")
+        # Many processes share the machine: each has one thread, unless the user says otherwise.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with open(folder / LOG, "ab") as log:
+            # A session of its own: Ctrl-C reaches this process alone, which stops the others.
+            return subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the server logs, until it has ended; an error where a process fails."""
+        path = self._folder / self._names[0] / LOG
+        server = self._running[self._names[0]]
+        with path.open(encoding="utf-8") as log:
+            while True:
+                ended = server.poll() is not None
+                yield from _events(log.readlines())
+                self._check()
+                if ended:
+                    return
+                time.sleep(_POLL)
+
+    def _check(self) -> None:
+        """Raise if a process has failed, or has ended before the server."""
+        for name, process in self._running.items():
+            code = process.poll()
+            if code is not None and (code != 0 or name != self._names[0]):
+                path = self._folder / name / LOG
+                text = f"{name} ended with code {code}: {last_words(path)}"
+                kind = DivergedError if code == _DIVERGED else ProcessFailed
+                raise kind(f"{text} (all processes are stopped; its log: {path}).")
+
+    def stop(self) -> None:
+        """Let all processes drain, children first; end those that take too long."""
+        left = list(reversed(self._running.values()))
+        for process in left:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + _GRACE
+        for process in left:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+
+def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are events."""
+    for line in lines:
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+def last_words(path: Path) -> str:
+    """Why a process has ended, as its log says: the text of its last error, or its last line."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for event in reversed(list(_events(lines))):
+        if event.get("level") == "error":
+            return str(event.get("text"))
+    return next((line for line in reversed(lines) if line.strip()), "it said nothing")

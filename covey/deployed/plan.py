@@ -1,0 +1,337 @@
+"""From a tree to its processes: who hosts which seats, who dials whom, and where data lie.
+
+A process hosts one seat, or several devices of one parent.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from covey.deployed.seats import NamedSeat, seats_of
+from covey.deployed.transport import Patience
+from covey.errors import ConfigError
+from covey.tree import Tree
+
+Durability = Literal["process", "power"]
+SOURCE = "source"
+"""Data of a device that takes its own part of the experiment's data."""
+ANY_ADDRESS = "0.0.0.0"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""What may stand in a certificate, a host name and a file name alike."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the table [deploy] of a file says. Tables are by tier or by the name of a seat."""
+
+    address: Mapping[str, str] = field(default_factory=dict)
+    """Where a node with children is reached, as host:port or host; "{seat}" is its name."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Files of devices on their own machines; "{seat}" is the device's name."""
+    quorum: Mapping[str, int | float] = field(default_factory=dict)
+    """How many children must answer, a number or a fraction, after the deadline."""
+    deadline: Mapping[str, float] = field(default_factory=dict)
+    """Seconds after which a node goes on with its quorum."""
+    processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Devices that share a process, by the name of the process."""
+    devices_per_process: int = 1
+    port: int = 8443
+    control_port: int = 9443
+    state: str = "/var/lib/covey"
+    durability: Durability = "process"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a deployed tree, as its file node.toml describes it."""
+
+    name: str
+    seats: tuple[NamedSeat, ...]
+    parent: str | None
+    """The address to dial; the server has none."""
+    listen: str | None
+    """The address to listen on; devices have none."""
+    control_port: int
+    state: str
+    durability: Durability
+    data: Mapping[str, str]
+    patience: Patience | None = None
+
+    @property
+    def tier(self) -> str:
+        """The tier of all its seats."""
+        return self.seats[0].tier
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table [node] of node.toml."""
+        table: dict[str, Any] = {
+            "name": self.name,
+            "seats": [seat.name for seat in self.seats],
+            "control_port": self.control_port,
+            "state": self.state,
+            "durability": self.durability,
+        }
+        if self.parent is not None:
+            table["parent"] = self.parent
+        if self.listen is not None:
+            table["listen"] = self.listen
+        if self.patience is not None:
+            table["deadline"] = self.patience.seconds
+            table["quorum"] = self.patience.quorum
+        if self.data:
+            table["data"] = dict(self.data)
+        return table
+
+
+def processes_of(tree: Tree, settings: Settings) -> list[Process]:
+    """Every process of a tree, parents before their children."""
+    seats = seats_of(tree)
+    _check(tree, seats, settings)
+    groups = _groups(tree, seats, settings)
+    addresses = _addresses(seats, settings)
+    machines: dict[str, int] = {}
+    out = []
+    for name, group in groups.items():
+        first = group[0]
+        listen = None
+        host = name
+        if first.children:
+            host, port = addresses[first.name]
+            listen = f"{ANY_ADDRESS}:{port}"
+        parent = None
+        if first.parent is not None:
+            parent = join_address(*addresses[first.parent])
+        # Processes that share a machine have control ports of their own.
+        offset = machines.get(host, 0)
+        machines[host] = offset + 1
+        out.append(
+            Process(
+                name=name,
+                seats=group,
+                parent=parent,
+                listen=listen,
+                control_port=settings.control_port + offset,
+                state=f"{settings.state}/{name}",
+                durability=settings.durability,
+                data=_data(group, settings),
+                patience=_patience(first, settings),
+            )
+        )
+    return out
+
+
+def split_address(text: str, port: int, key: str) -> tuple[str, int]:
+    """The host and the port of an address such as "edge3.example:8443" or "[::1]:8443".
+
+    >>> split_address("edge3.example", 8443, "deploy.address.edge")
+    ('edge3.example', 8443)
+    """
+    host, colon, number = text.rpartition(":")
+    bare_ipv6 = ":" in host and not host.startswith("[")
+    if not colon or bare_ipv6:
+        host = text
+        number = str(port)
+    if not number.isdecimal() or not 1 <= int(number) <= 65535:
+        raise ConfigError(
+            f"{key} = {text!r}: the port must be 1 to 65535, as in server.example:8443."
+        )
+    if not host or any(letter.isspace() or letter in "/\"'" for letter in host):
+        raise ConfigError(f"{key} = {text!r}: give a host and a port, as in server.example:8443.")
+    return host.strip("[]"), int(number)
+
+
+def join_address(host: str, port: int) -> str:
+    """An address as it is dialled; a host of IPv6 stands in brackets."""
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
+
+
+# The checks
+
+
+def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
+    """Refuse names that are neither a tier nor a seat, or of the wrong kind."""
+    for name in (*seats, *settings.processes):
+        if not _NAME.fullmatch(name):
+            fix = "use up to 63 lower-case letters, digits and -"
+            raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
+    of_parents = {
+        "address": settings.address,
+        "quorum": settings.quorum,
+        "deadline": settings.deadline,
+    }
+    for table, values in of_parents.items():
+        for key in values:
+            _check_key(f"deploy.{table}.{key}", key, tree, seats, device=False)
+    for key in settings.data:
+        _check_key(f"deploy.data.{key}", key, tree, seats, device=True)
+    for key in settings.quorum:
+        if _setting(settings.deadline, _seat_like(key, seats)) is None:
+            fix = f"give deploy.deadline.{key} in seconds"
+            raise ConfigError(f"deploy.quorum.{key}: a quorum counts after a deadline; {fix}.")
+    for key in settings.deadline:
+        if _setting(settings.quorum, _seat_like(key, seats)) is None:
+            fix = f"give deploy.quorum.{key}, a number of children or a fraction of them"
+            raise ConfigError(f"deploy.deadline.{key}: after it, a quorum is enough; {fix}.")
+
+
+def _check_key(
+    where: str, key: str, tree: Tree, seats: Mapping[str, NamedSeat], *, device: bool
+) -> None:
+    """Refuse a key that is no tier and no seat, or of devices where they have no such setting."""
+    if key not in tree.tiers and key not in seats:
+        raise ConfigError(f"{where}: {_known(tree)}; give one of these.")
+    leaf = tree.tiers[-1]
+    is_device = _seat_like(key, seats).tier == leaf
+    if is_device and not device:
+        raise ConfigError(f"{where}: a {leaf} has no children; leave it out.")
+    if device and not is_device:
+        raise ConfigError(f"{where}: only a {leaf} has data; leave it out.")
+
+
+def _seat_like(key: str, seats: Mapping[str, NamedSeat]) -> NamedSeat:
+    """The seat of this name, or one that stands for its tier."""
+    if key in seats:
+        return seats[key]
+    return next(seat for seat in seats.values() if seat.tier == key)
+
+
+def _known(tree: Tree) -> str:
+    """What a key of a table may be, in words."""
+    seats = [f"{tier}0 to {tier}{tree.size(tier) - 1}" for tier in tree.tiers[1:]]
+    tiers = ", ".join(tree.tiers)
+    return f"this tree has the tiers {tiers} and the seats {tree.tiers[0]}, {', '.join(seats)}"
+
+
+# The parts of a process
+
+
+def _groups(
+    tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings
+) -> dict[str, tuple[NamedSeat, ...]]:
+    """The seats of every process, by the name of the process."""
+    leaf = tree.tiers[-1]
+    owner: dict[str, str] = {}
+    named: dict[str, tuple[NamedSeat, ...]] = {}
+    for name, members in settings.processes.items():
+        named[name] = _checked_group(name, members, seats, owner, leaf)
+        owner |= dict.fromkeys(members, name)
+    out: dict[str, tuple[NamedSeat, ...]] = {}
+    for seat in seats.values():
+        if seat.name in owner:
+            out.setdefault(owner[seat.name], named[owner[seat.name]])
+        elif seat.tier != leaf:
+            out[seat.name] = (seat,)
+    free = [seat for seat in seats.values() if seat.tier == leaf and seat.name not in owner]
+    for group in _runs(free, settings.devices_per_process):
+        name = group[0].name
+        if len(group) > 1:
+            name = f"{name}-{group[-1].number}"
+        out[name] = tuple(group)
+    return out
+
+
+def _runs(free: Sequence[NamedSeat], size: int) -> list[list[NamedSeat]]:
+    """Consecutive devices of one parent, so many to a process."""
+    out: list[list[NamedSeat]] = []
+    for seat in free:
+        last = out[-1] if out else []
+        if last and len(last) < size and last[-1].parent == seat.parent:
+            last.append(seat)
+        else:
+            out.append([seat])
+    return out
+
+
+def _checked_group(
+    name: str,
+    members: Sequence[str],
+    seats: Mapping[str, NamedSeat],
+    owner: Mapping[str, str],
+    leaf: str,
+) -> tuple[NamedSeat, ...]:
+    """The seats of a process that the file names."""
+    where = f"deploy.processes.{name}"
+    if name in seats:
+        raise ConfigError(f"{where}: {name} is the name of a seat; give the process another name.")
+    if not members:
+        raise ConfigError(f"{where} = []: name one or more devices, or leave the process out.")
+    for member in members:
+        if member not in seats or seats[member].tier != leaf:
+            raise ConfigError(f"{where}: {member!r} is no {leaf}; give names such as {leaf}0.")
+        if member in owner or list(members).count(member) > 1:
+            other = owner.get(member, name)
+            raise ConfigError(f"{where}: {member} is in the process {other} already; keep one.")
+    group = sorted((seats[member] for member in members), key=lambda seat: seat.number)
+    parents = sorted({str(seat.parent) for seat in group})
+    if len(parents) > 1:
+        fix = "a process dials one parent; make a process for each"
+        raise ConfigError(f"{where}: its devices have the parents {', '.join(parents)}; {fix}.")
+    return tuple(group)
+
+
+def _addresses(seats: Mapping[str, NamedSeat], settings: Settings) -> dict[str, tuple[str, int]]:
+    """(host, port) of every node with children."""
+    out: dict[str, tuple[str, int]] = {}
+    taken: dict[tuple[str, int], str] = {}
+    for seat in seats.values():
+        if not seat.children:
+            continue
+        text = _setting(settings.address, seat)
+        if text is None:
+            fix = f'{seat.tier} = "{{seat}}.example:8443", or an address for each seat'
+            raise ConfigError(
+                f"deploy.address says nothing of {seat.name}, which its children dial; add {fix}."
+            )
+        key = f"deploy.address.{seat.name}"
+        address = split_address(text.replace("{seat}", seat.name), settings.port, key)
+        if address in taken:
+            both = f"{taken[address]} and {seat.name} have the address {join_address(*address)}"
+            raise ConfigError(f"{key}: {both}; give each its own host or port.")
+        taken[address] = seat.name
+        out[seat.name] = address
+    return out
+
+
+def _data(group: Sequence[NamedSeat], settings: Settings) -> dict[str, str]:
+    """The file of each device of a process; a device without one takes its part of the source."""
+    out: dict[str, str] = {}
+    for seat in group:
+        if seat.children:
+            continue
+        text = _setting(settings.data, seat)
+        if text is not None and text != SOURCE:
+            out[seat.name] = text.replace("{seat}", seat.name)
+    return out
+
+
+def _patience(seat: NamedSeat, settings: Settings) -> Patience | None:
+    """How long a node waits for its children; None: for all of them, however long it takes."""
+    seconds = _setting(settings.deadline, seat)
+    if seconds is None or not seat.children:
+        return None
+    quorum = _setting(settings.quorum, seat)
+    count = len(seat.children)
+    if quorum is None:
+        return None
+    needed = quorum
+    if isinstance(quorum, float):
+        needed = math.ceil(quorum * count)
+    if needed > count:
+        fix = f"give 1 to {count}, or a fraction"
+        raise ConfigError(
+            f"deploy.quorum = {quorum} for {seat.name}, which has {count} children; {fix}."
+        )
+    return Patience(float(seconds), max(1, int(needed)))
+
+
+def _setting(table: Mapping[str, Any], seat: NamedSeat) -> Any:
+    """What a table says of a seat: by its name, or else by its tier; None where it is silent."""
+    if seat.name in table:
+        return table[seat.name]
+    return table.get(seat.tier)

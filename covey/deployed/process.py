@@ -1,0 +1,228 @@
+"""One process of a deployed tree: the nodes of its seats, from start to drain."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from covey.data import Shards
+from covey.deployed.assemble import Told, check, node_of, told
+from covey.deployed.certificates import Identity
+from covey.deployed.control import Control, drained
+from covey.deployed.disk import Disk
+from covey.deployed.events import EventLog
+from covey.deployed.node import Node
+from covey.deployed.plan import Process
+from covey.deployed.progress import Progress
+from covey.deployed.seats import NamedSeat, seat_name
+from covey.deployed.server_run import finish, server_run
+from covey.deployed.transport import Admission, Handler, Port, Seat, Transport
+from covey.deployed.tree_runtime import TreeRuntime
+from covey.errors import CoveyError
+from covey.links.spec import wires
+from covey.runs.build import Parts, module_of, training_data
+from covey.runs.experiment import Experiment
+from covey.runs.fingerprint import program_fingerprint
+from covey.runs.record import Round
+from covey.runs.run import Run
+
+DISK = "node.sqlite"
+
+
+class Parent(Transport, Protocol):
+    """A transport that can put a child out of its seat."""
+
+    def evict(self, name: str) -> None:
+        """Close the stream of a seat, and do not admit it again."""
+        ...
+
+
+class Network(Protocol):
+    """Makes both ends of a process: the one to its children, and the one to its parent."""
+
+    def listen(
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Admission
+    ) -> Parent:
+        """The way to the children of a process, which are by name."""
+        ...
+
+    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Port:
+        """The way to the parent; the disk of each seat tells its last written key."""
+        ...
+
+
+class Door:
+    """What a parent decides of who dials in; the node decides once it is made."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+
+    def refusal(self, seat: Seat, last_key: str | None) -> str | None:
+        """Why a seat cannot be taken with a disk whose last written key is this; None: it can."""
+        if self.node is None:
+            return None
+        return self.node.refusal(seat, last_key)
+
+
+def parts_of(experiment: Experiment) -> Parts:
+    """What the nodes of an experiment are made of."""
+    check([experiment])
+    tree, _ = experiment.algorithm.fit(experiment.tree)
+    links = wires(experiment.codec, tree.links)
+    start = torch.stack([experiment.initial()])
+    data = training_data(experiment, ())
+    return Parts(experiment, module_of(experiment), start, tree, data, links)
+
+
+def fingerprint_of(experiment: Experiment) -> str:
+    """What all nodes of a run must have in common, as one hash."""
+    facts = json.dumps(program_fingerprint(experiment), sort_keys=True)
+    return sha256(facts.encode()).hexdigest()
+
+
+@dataclass(eq=False)
+class Member:
+    """A process that is about to run: its nodes, its progress, its log and its control port."""
+
+    process: Process
+    parts: Parts
+    network: Network
+    log: EventLog
+    progress: Progress
+    own_data: Mapping[str, Shards] = field(default_factory=dict)
+    """The data of devices that take no part of the experiment's data, by seat."""
+
+    def __post_init__(self) -> None:
+        self._stack = ExitStack()
+        self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
+        self._fingerprint = fingerprint_of(self.parts.experiment)
+        self._parents: dict[str, Parent] = {}
+        self._disks: dict[str, Disk] = {}
+
+    @contextmanager
+    def running(self, identity: Identity | None) -> Iterator[None]:
+        """With a control port and signals that drain; everything is closed at the end."""
+        process = self.process
+        with self._stack:
+            control = Control(
+                self.progress,
+                port=process.control_port,
+                identity=identity,
+                log=self.log,
+                evict=self._evict,
+            )
+            self._stack.callback(control.close)
+            self._stack.enter_context(drained(self.progress, self.log))
+            self.log.info("started", seats=[seat.name for seat in process.seats])
+            try:
+                yield
+            except CoveyError as error:
+                self.log.error("failed", kind=type(error).__name__, text=str(error))
+                raise
+            self.progress.end()
+            self.log.info("ended")
+
+    def close(self) -> None:
+        """Close disks and connections."""
+        self._stack.close()
+
+    def node(self, seat: NamedSeat) -> Node:
+        """The node of a seat, with its disk, and with the way to its children."""
+        process = self.process
+        state = Path(process.state)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        disk = Disk(state / seat.name / DISK, process.durability)
+        self._stack.callback(disk.close)
+        self._disks[seat.name] = disk
+        door = Door()
+        transport = self._transport(seat, door)
+        facts = self._told[seat.tier][seat.number]
+        parts = self.parts
+        if seat.name in self.own_data:
+            parts = replace(parts, data=self.own_data[seat.name])
+        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
+        door.node = node
+        return node
+
+    def serve(self) -> None:
+        """Answer the parent until the process is drained."""
+        nodes = {seat: self.node(seat) for seat in self.process.seats}
+        port = self.network.dial(self.process, self._fingerprint, self._disks)
+        handlers: dict[Seat, Handler] = {}
+        for seat, node in nodes.items():
+            handlers[seat.number] = self.progress.handler(seat.name, node.answer)
+        closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
+        closer.start()
+        self.progress.start()
+        try:
+            port.serve(handlers)
+        finally:
+            self.progress.drain()
+            closer.join()
+
+    def _close_when_drained(self, port: Port) -> None:
+        self.progress.wait_for_drain()
+        port.close()
+
+    def run(self) -> Run:
+        """The server's run; where its disk has one, the rest of it."""
+        run = server_run(self.parts.experiment, _Server(self))
+        self.progress.start()
+        return run
+
+    def rounds(self, run: Run) -> Iterator[Round]:
+        """Every round that is left, or until the process is drained; the last one is good too."""
+        for record in run:
+            self.log.info("round", round=record.round + 1, seconds=round(record.seconds, 3))
+            yield record
+            if self.progress.draining:
+                break
+        finish(run)
+
+    def _transport(self, seat: NamedSeat, door: Door) -> Transport | None:
+        """The way to the children of a seat, watched."""
+        if not seat.children:
+            return None
+        ids = self._children(seat)
+        transport = self.network.listen(self.process, self._fingerprint, ids, door)
+        self._stack.callback(transport.close)
+        self._parents[seat.name] = transport
+        return self.progress.transport({number: name for name, number in ids.items()}, transport)
+
+    def _children(self, seat: NamedSeat) -> dict[str, Seat]:
+        """The ids of the children of a seat, by name."""
+        place = self._told[seat.tier][seat.number].place
+        numbers = range(place.first_child, place.first_child + place.children)
+        below = place.below(seat.tier)
+        assert below is not None
+        return {seat_name(self.parts.tree, below, number): number for number in numbers}
+
+    def _evict(self, name: str) -> None:
+        for transport in self._parents.values():
+            transport.evict(name)
+        self.log.warning("evicted", seat=name)
+
+
+class _Server:
+    """Makes the runtime of the server's process."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Refuse what a deployed tree cannot run."""
+        check(experiments)
+
+    def make(self, parts: Parts) -> TreeRuntime:
+        """The runtime, with the server's node."""
+        self._member.parts = parts
+        node = self._member.node(self._member.process.seats[0])
+        return TreeRuntime(parts.tree, node)

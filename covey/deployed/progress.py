@@ -1,0 +1,307 @@
+"""Where a process stands: what its seats have done, for the status screen and for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Transport
+
+State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
+STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
+Clock = Callable[[], float]
+_SHOWN = 4  # digits of a path
+
+
+@dataclass
+class SeatProgress:
+    """What is known of one seat: of this process, or of a child."""
+
+    own: bool
+    """Whether this process hosts it."""
+    working: bool = False
+    taken: bool = False
+    round: int | None = None
+    last_key: str | None = None
+    rounds: int = 0
+    """How many different rounds of training it has answered in."""
+    down_bytes: int = 0
+    up_bytes: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many asks were answered, late or absent."""
+    last_time: float | None = None
+    seconds: float = 0.0
+    """The time of all its asks together."""
+
+    def began(self, key: AskKey, size: int) -> None:
+        """A request came."""
+        self.working = True
+        self.last_key = short(key)
+        self.down_bytes += size
+
+    def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
+        """The request was answered, or not."""
+        self.working = False
+        self.counts[status] = self.counts.get(status, 0) + 1
+        self.seconds += seconds
+        if status != "answered":
+            return
+        self.up_bytes += size
+        self.last_time = now
+        self.last_key = short(key)
+        if key.lane == "train" and key.round != self.round:
+            self.rounds += 1
+            self.round = key.round
+
+
+class Progress:
+    """All that a process tells of itself. Threads may use it at the same time."""
+
+    def __init__(self, process: str, tier: str, clock: Clock = time.monotonic) -> None:
+        self.process = process
+        self.tier = tier
+        self.seats: dict[str, SeatProgress] = {}
+        self._clock = clock
+        self._began = clock()
+        self._lock = threading.Lock()
+        self._go = threading.Event()
+        self._go.set()
+        self._stopping = threading.Event()
+        self._started = False
+        self._ended = False
+
+    # Orders
+
+    def start(self) -> None:
+        """The process is ready."""
+        self._started = True
+
+    def end(self) -> None:
+        """The process has done its work."""
+        self._ended = True
+
+    def pause(self) -> None:
+        """Begin nothing new until `resume`."""
+        self._go.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._go.set()
+
+    def drain(self) -> None:
+        """End after what is under way: the server's round, or another node's request."""
+        self._stopping.set()
+        self._go.set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the process is about to end."""
+        return self._stopping.is_set()
+
+    def wait_for_drain(self, seconds: float | None = None) -> bool:
+        """Wait until the process is told to end; return whether it was."""
+        return self._stopping.wait(seconds)
+
+    def gate(self) -> None:
+        """Wait while the process is paused."""
+        self._go.wait()
+
+    # What happens
+
+    def handler(self, name: str, handle: Handler) -> Handler:
+        """The handler of a seat of this process, watched: it waits while paused."""
+        seat = self.seats.setdefault(name, SeatProgress(own=True, taken=True))
+
+        def watched(key: AskKey, common: bytes, own: bytes) -> bytes:
+            self.gate()
+            began = self._clock()
+            with self._lock:
+                seat.began(key, len(common) + len(own))
+            answer = handle(key, common, own)
+            now = self._clock()
+            with self._lock:
+                seat.ended(key, "answered", len(answer), now - began, now)
+            return answer
+
+        return watched
+
+    def transport(self, names: Mapping[Seat, str], transport: Transport) -> WatchedTransport:
+        """The transport to the children, watched; `names` are those of their seats."""
+        for name in names.values():
+            self.seats.setdefault(name, SeatProgress(own=False))
+        return WatchedTransport(self, names, transport)
+
+    def asked(self, names: Mapping[Seat, str], key: AskKey, sizes: Mapping[Seat, int]) -> float:
+        """An ask begins; return the time."""
+        with self._lock:
+            for seat, size in sizes.items():
+                self.seats[names[seat]].began(key, size)
+        return self._clock()
+
+    def heard(
+        self,
+        names: Mapping[Seat, str],
+        key: AskKey,
+        answers: Mapping[Seat, Answer],
+        began: float,
+    ) -> None:
+        """An ask has ended."""
+        now = self._clock()
+        with self._lock:
+            for seat, answer in answers.items():
+                child = self.seats[names[seat]]
+                child.ended(key, answer.status, len(answer.data), now - began, now)
+
+    def members(self, taken: set[str]) -> None:
+        """Which children have taken their seats now."""
+        with self._lock:
+            for name, seat in self.seats.items():
+                if not seat.own:
+                    seat.taken = name in taken
+
+    # What is told
+
+    @property
+    def state(self) -> State:
+        """What the process does now."""
+        if self._ended:
+            return "ended"
+        if self.draining:
+            return "draining"
+        if not self._go.is_set():
+            return "paused"
+        if not self._started:
+            return "starting"
+        if any(seat.working for seat in self.seats.values()):
+            return "working"
+        return "waiting"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The status as JSON can hold it."""
+        now = self._clock()
+        with self._lock:
+            seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
+        return {
+            "process": self.process,
+            "tier": self.tier,
+            "state": self.state,
+            "seconds": round(now - self._began, 3),
+            "seats": seats,
+        }
+
+    def _seat(self, name: str, seat: SeatProgress, now: float) -> dict[str, Any]:
+        lag = None
+        if seat.last_time is not None:
+            lag = round(now - seat.last_time, 3)
+        return {
+            "seat": name,
+            "own": seat.own,
+            "state": self._seat_state(seat),
+            "last_key": seat.last_key,
+            "round": seat.round,
+            "rounds": seat.rounds,
+            "down_bytes": seat.down_bytes,
+            "up_bytes": seat.up_bytes,
+            "asks": dict(seat.counts),
+            "lag": lag,
+            "ask_seconds": round(seat.seconds, 6),
+        }
+
+    def _seat_state(self, seat: SeatProgress) -> str:
+        if seat.own and self.state in ("starting", "paused", "draining", "ended"):
+            return self.state
+        if not seat.taken:
+            return "empty"
+        if seat.working:
+            return "working"
+        return "waiting"
+
+    def prometheus(self) -> str:
+        """The status in the text format of Prometheus."""
+        status = self.as_dict()
+        metrics = _Metrics()
+        process = {"process": self.process}
+        for state in STATES:
+            value = int(status["state"] == state)
+            metrics.add("state", "gauge", process | {"state": state}, value)
+        metrics.add("uptime_seconds", "gauge", process, status["seconds"])
+        for seat in status["seats"]:
+            labels = process | {"seat": seat["seat"]}
+            metrics.add("seat_taken", "gauge", labels, int(seat["state"] != "empty"))
+            metrics.add("rounds_total", "counter", labels, seat["rounds"])
+            for direction in ("down", "up"):
+                ends = labels | {"direction": direction}
+                metrics.add("bytes_total", "counter", ends, seat[f"{direction}_bytes"])
+            for outcome, count in sorted(seat["asks"].items()):
+                metrics.add("asks_total", "counter", labels | {"status": outcome}, count)
+            metrics.add("ask_seconds_total", "counter", labels, seat["ask_seconds"])
+            if seat["lag"] is not None:
+                metrics.add("lag_seconds", "gauge", labels, seat["lag"])
+        return metrics.text()
+
+
+class WatchedTransport:
+    """A transport that tells a process's progress of its asks, and waits while it is paused."""
+
+    def __init__(self, progress: Progress, names: Mapping[Seat, str], inner: Transport) -> None:
+        self._progress = progress
+        self._names = names
+        self._inner = inner
+
+    def ask(
+        self,
+        key: AskKey,
+        common: bytes,
+        own: Mapping[Seat, bytes],
+        patience: Patience | None = None,
+    ) -> Mapping[Seat, Answer]:
+        """Ask as the transport below does."""
+        if key.lane != "order":
+            self._progress.gate()
+        sizes = {seat: len(common) + len(part) for seat, part in own.items()}
+        began = self._progress.asked(self._names, key, sizes)
+        answers = self._inner.ask(key, common, own, patience)
+        self._progress.heard(self._names, key, answers, began)
+        self.members()
+        return answers
+
+    def members(self) -> frozenset[Seat]:
+        """The seats that are taken now."""
+        members = self._inner.members()
+        self._progress.members({self._names[seat] for seat in members})
+        return members
+
+    def close(self) -> None:
+        """End all connections."""
+        self._inner.close()
+
+
+class _Metrics:
+    """Lines in the text format of Prometheus, grouped by metric."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, name: str, kind: str, labels: Mapping[str, str], value: float) -> None:
+        """One value."""
+        full = f"covey_{name}"
+        lines = self._lines.setdefault(full, [f"# TYPE {full} {kind}"])
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        lines.append(f"{full}{{{inside}}} {value}")
+
+    def text(self) -> str:
+        """All lines."""
+        return "".join(f"{line}\n" for lines in self._lines.values() for line in lines)
+
+
+def short(key: AskKey) -> str:
+    """A key as a screen shows it: round, lane, the end of the path, program."""
+    path = f"{key.path:x}"[-_SHOWN:]
+    return f"{key.round}/{key.lane}/{path}/{key.program}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,94 @@
+"""The disk of a node: what is pending, what is good, and what a crash leaves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from covey.deployed.disk import Disk, kill_at, set_fault
+from covey.deployed.node_rows import NodeRow
+from covey.deployed.transport import Answer, AskKey
+from covey.errors import CheckpointError, ConfigError
+
+KEY = AskKey("run", 3, "train", 2**63 + 1, "algorithm.device", "digest")
+
+
+def row(value: float | None, label: str = "present") -> NodeRow:
+    kept = None
+    if value is not None:
+        kept = torch.full((2,), value)
+    return NodeRow("device", 1, "personal", label, 3, kept)
+
+
+def values(disk: Disk) -> dict[str, float]:
+    return {
+        kept.label: float(kept.row[0]) for kept in disk.rows("device", 1) if kept.row is not None
+    }
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
+def test_durability(tmp_path: Path, durability: str, synchronous: int) -> None:
+    disk = Disk(tmp_path / "node.sqlite", durability)  # type: ignore[arg-type]
+    assert disk._query("PRAGMA synchronous") == [(synchronous,)]
+    assert disk._query("PRAGMA journal_mode") == [("wal",)]
+    disk.close()
+
+
+def test_pending_rows_are_seen_first_and_can_be_undone(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.end_ask(KEY, [row(1.0)], b"first", {})
+    disk.commit()
+    disk.end_ask(KEY, [row(2.0), row(2.0, "held")], b"second", {})
+    disk.close()
+    disk = Disk(tmp_path / "node.sqlite")
+    assert values(disk) == {"present": 2.0, "held": 2.0}
+    assert disk.answer(KEY) == b"second"
+    assert disk.pending == (3, 0)
+    disk.rollback()
+    assert values(disk) == {"present": 1.0}
+    assert disk.answer(KEY) is None
+    disk.keep([row(5.0, "held")], round=4, attempt=1)
+    disk.commit()
+    disk.keep([row(None, "held")], round=5, attempt=1)
+    assert values(disk) == {"present": 1.0}
+    disk.commit()
+    assert values(disk) == {"present": 1.0}
+    disk.close()
+
+
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.journal(KEY, {4: Answer("answered", b"a"), 7: Answer("late")})
+
+    def crash(point: str) -> None:
+        if point == "inside-commit":
+            raise KeyboardInterrupt
+
+    set_fault(crash)
+    with pytest.raises(KeyboardInterrupt):
+        disk.end_ask(KEY, [row(1.0)], b"answer", {})
+    set_fault(None)
+    assert values(disk) == {}
+    assert disk.last_key is None
+    assert disk.journalled(KEY) == {4: Answer("answered", b"a"), 7: Answer("late")}
+    assert disk.received(4) == str(KEY)
+    assert disk.received(7) is None
+    disk.end_ask(KEY, [row(1.0)], b"answer", {})
+    assert disk.journalled(KEY) is None
+    assert disk.last_key == str(KEY)
+    disk.close()
+
+
+def test_what_is_no_disk_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database at all, but a text " * 40, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="cannot be used as a node's disk"):
+        Disk(tmp_path / "text")
+    with pytest.raises(ConfigError, match='choose "process" or "power"'):
+        Disk(tmp_path / "node", "always")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no fault point 'nowhere'"):
+        kill_at("nowhere", 1)
+    disk = Disk(tmp_path / "old")
+    disk.note(format="covey-node-0")
+    disk.close()
+    with pytest.raises(CheckpointError, match="has the format 'covey-node-0'"):
+        Disk(tmp_path / "old")

@@ -1,0 +1,209 @@
+"""`covey deploy plan`: which processes a tree has, the files of each, and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.config import load
+from covey.deployed.certificates import Identity
+from covey.deployed.plan import Process, Settings, processes_of, split_address
+from covey.deployed.seats import seats_of
+from covey.errors import ConfigError
+from covey.tree import Tree
+from tests.cli.command import BASE, Result, covey
+
+TREE = Tree.grouped([3, 2])
+ADDRESS = {"server": "server.example", "edge": "{seat}.example:7000"}
+DEPLOY = """
+[deploy]
+address = {server = "server.example:8443", edge = "{seat}.example"}
+devices_per_process = 2
+"""
+
+
+def plan(**settings: Any) -> dict[str, Process]:
+    processes = processes_of(TREE, Settings(address=ADDRESS, **settings))
+    return {process.name: process for process in processes}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tree.toml"
+    path.write_text(BASE.read_text(encoding="utf-8") + DEPLOY, encoding="utf-8")
+    return path
+
+
+def small(file: Path, *words: object) -> Result:
+    """`covey deploy plan` of a small tree, 1 + 2 + 6 nodes in 7 processes."""
+    return covey("deploy", "plan", file, "data.devices=6", "tree.edges=2", "model.name=linear", *words)  # fmt: skip
+
+
+def test_every_seat_but_the_top_has_a_parent_that_names_it() -> None:
+    seats = seats_of(TREE)
+    assert seats["device3"].parent == "edge1"
+    for seat in seats.values():
+        if seat.parent is None:
+            assert seat.name == "server"
+        else:
+            assert seat.name in seats[seat.parent].children
+
+
+def test_children_dial_the_address_that_the_file_gives_their_parent() -> None:
+    processes = plan()
+    assert processes["server"].parent is None
+    assert processes["server"].listen == "0.0.0.0:8443"
+    assert processes["edge1"].parent == "server.example:8443"
+    assert processes["edge1"].listen == "0.0.0.0:7000"
+    assert processes["device3"].parent == "edge1.example:7000"
+    assert processes["device3"].listen is None
+
+
+def test_devices_of_one_parent_share_a_process() -> None:
+    processes = plan(devices_per_process=2)
+    assert list(processes) == ["server", "edge0", "edge1", "device0-1", "device2", "device3-4"]
+    chosen = plan(processes={"gateway": ["device2", "device0"]})
+    assert [seat.name for seat in chosen["gateway"].seats] == ["device0", "device2"]
+    hosted = [seat.name for process in chosen.values() for seat in process.seats]
+    assert sorted(hosted) == sorted(seats_of(TREE))
+
+
+def test_a_setting_of_a_seat_comes_before_that_of_its_tier() -> None:
+    processes = plan(
+        deadline={"edge": 30.0, "edge1": 60.0},
+        quorum={"edge": 0.5},
+        data={"device": "/srv/{seat}.csv", "device4": "/srv/other.csv"},
+    )
+    edge0, edge1 = processes["edge0"].patience, processes["edge1"].patience
+    assert (edge0.seconds, edge0.quorum) == (30, 2)
+    assert (edge1.seconds, edge1.quorum) == (60, 1)
+    assert processes["server"].patience is None
+    assert processes["device3"].data == {"device3": "/srv/device3.csv"}
+    assert processes["device4"].data == {"device4": "/srv/other.csv"}
+
+
+def test_processes_of_one_machine_have_control_ports_of_their_own() -> None:
+    address = {"server": "here:1001", "edge0": "here:1002", "edge1": "there:1001"}
+    processes = processes_of(TREE, Settings(address=address, control_port=9000))
+    ports = {process.name: process.control_port for process in processes}
+    assert (ports["server"], ports["edge0"], ports["edge1"]) == (9000, 9001, 9000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "fix"),
+    [
+        ({"address": {"server": "a"}}, "deploy.address", "edge0"),
+        ({"address": {"server": "a:1", "edge": "a:1"}}, "deploy.address.edge0", "its own host"),
+        ({"address": {"server": "a:0"}}, "deploy.address.server", "1 to 65535"),
+        ({"address": {"server": "a b"}}, "deploy.address.server", "host and a port"),
+        ({"address": {**ADDRESS, "gateway": "b"}}, "deploy.address.gateway", "edge0 to edge1"),
+        ({"address": {**ADDRESS, "device": "b"}}, "deploy.address.device", "leave it out"),
+        ({"data": {"edge0": "a.csv"}}, "deploy.data.edge0", "leave it out"),
+        ({"quorum": {"edge": 2}}, "deploy.quorum.edge", "deploy.deadline.edge"),
+        ({"deadline": {"edge": 2.0}}, "deploy.deadline.edge", "deploy.quorum.edge"),
+        ({"deadline": {"edge": 2.0}, "quorum": {"edge": 3}}, "deploy.quorum", "1 to 2"),
+        ({"processes": {"g": ["device0", "device3"]}}, "deploy.processes.g", "one parent"),
+        ({"processes": {"g": ["device0", "device0"]}}, "deploy.processes.g", "keep one"),
+        ({"processes": {"g": ["edge0"]}}, "deploy.processes.g", "device0"),
+        ({"processes": {"edge0": ["device0"]}}, "deploy.processes.edge0", "another name"),
+        ({"processes": {"g": []}}, "deploy.processes.g", "leave the process out"),
+        ({"processes": {"../g": ["device0"]}}, "'../g'", "lower-case"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused_by_its_key(
+    settings: dict[str, Any], key: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        processes_of(TREE, Settings(**{"address": ADDRESS, **settings}))
+    assert key in str(error.value)
+    assert fix in str(error.value)
+
+
+def test_addresses_of_ipv6_have_brackets() -> None:
+    assert split_address("[fe80::1]:7", 1, "k") == ("fe80::1", 7)
+    assert split_address("fe80::1", 9, "k") == ("fe80::1", 9)
+
+
+# The command
+
+
+def test_the_folder_of_a_process_holds_what_its_machine_needs(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    out = tmp_path / "out"
+    result = small(file, "--out", out, "--issue", "--json")
+    assert result.code == 0, result.err
+    assert set(json.loads(result.out)["processes"]) == {
+        "server", "edge0", "edge1", "device0-1", "device2", "device3-4", "device5",
+    }  # fmt: skip
+    own = out / "device0-1"
+    node = tomllib.loads((own / "node.toml").read_text(encoding="utf-8"))["node"]
+    assert node["seats"] == ["device0", "device1"]
+    assert node["parent"] == "edge0.example:8443"
+    assert Identity(own).check().seats == ("device0", "device1")
+    for key in (out / "ca.key", own / "key.pem"):
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert (
+        load(own / "experiment.toml").resolved() == load(out / "edge0/experiment.toml").resolved()
+    )
+    assert os.access(out / "commands.sh", os.R_OK)
+
+
+def test_units_and_the_compose_file_are_valid(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    out = tmp_path / "out"
+    assert small(file, "--out", out).code == 0
+    assert (out / "edge0" / "request.pem").exists()
+    units = sorted(map(str, out.glob("*/*.service")))
+    assert len(units) == 7
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    yaml = pytest.importorskip("yaml")
+    compose = yaml.safe_load((out / "compose.yaml").read_text(encoding="utf-8"))
+    assert compose["services"]["edge1"]["networks"]["default"]["aliases"] == ["edge1.example"]
+    assert set(compose["volumes"]) == {f"{name}-state" for name in compose["services"]}
+
+
+def test_nothing_is_overwritten(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("", encoding="utf-8")
+    result = small(file, "--out", tmp_path)
+    assert result.code == 2
+    assert "not empty" in result.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "tree.toml"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("seeds=2", "one seed"),
+        ("holdout_devices=1", "holdout_devices"),
+        ('compare=["local"]', "compare"),
+        ("deploy.adress.edge=a", "did you mean deploy.address"),
+        ("deploy.durability=disk", "'process' or 'power'"),
+        ("deploy.quorum.edge=1.5", "deploy.quorum.edge = 1.5"),
+        ("deploy.state=here", "deploy.state"),
+    ],
+)
+def test_what_a_deployed_tree_cannot_do_is_refused(file: Path, change: str, words: str) -> None:
+    result = small(file, change)
+    assert result.code == 2
+    assert words in result.err
+
+
+def test_a_quorum_is_refused_where_every_answer_counts(file: Path) -> None:
+    settings = ("deploy.deadline.server=9", "deploy.quorum.server=0.5")
+    result = small(file, "algorithm.name=scaffold", *settings)
+    assert result.code == 2
+    assert "counts on every answer" in result.err
+
+
+def test_the_same_file_runs_in_the_simulator(file: Path) -> None:
+    config = load(file)
+    assert config.experiment(0).tree.sizes == (1, 4, 20)
+    assert config.resolved()["deploy"]["devices_per_process"] == 2
