@@ -119,11 +119,11 @@ def test_a_seat_has_a_window(plain: Family) -> None:
         return b""
 
     plain.dial(0, handler=slow)
-    plain.dial(1, handler=lambda asked, common, own: b"")
+    plain.dial(1)
     plain.wait(0, 1)
     patience = Patience(seconds=0.05, quorum=1)
-    both = {0: b"", 1: b""}
-    states = [plain.parent.ask(key(n), b"", both, patience)[0].status for n in range(4)]
+    own = {0: b"", 1: b""}
+    states = [plain.parent.ask(key(n), b"", own, patience)[0].status for n in range(4)]
     assert states == ["late", "late", "absent", "absent"]
     gate.set()
     plain.parent.ask(key(9), b"", {0: b""})
@@ -246,7 +246,8 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
         return bytes(7 * CHUNK)
 
     served = plain.dial(0, handler=slow)
-    plain.wait(0)
+    plain.dial(1)
+    plain.wait(0, 1)
 
     def close() -> None:
         begun.wait(10)
@@ -254,10 +255,10 @@ def test_a_port_closes_after_the_request_in_hand(plain: Family) -> None:
 
     closing = threading.Thread(target=close)
     closing.start()
-    answer = plain.parent.ask(key(), b"", {0: b""}, Patience(5, 0))[0]
+    answer = plain.parent.ask(key(), b"", {0: b"", 1: b""}, Patience(5, 1))[0]
     assert answer == Answer("answered", bytes(7 * CHUNK))  # also what was still under way
     closing.join(10)
-    plain.wait()
+    plain.wait(1)
     assert not served.errors
 
 
