@@ -126,7 +126,7 @@ def test_a_file_without_an_algorithm_is_named(copy: Path) -> None:
     wrong = copy / "covey" / "algorithms" / "nothing.py"
     wrong.write_text('"""Nothing."""\n')
     try:
-        text, _ = python(copy, "-c", "import covey").communicate(timeout=600)
+        text, _ = python(copy, "-c", "import covey.algorithms").communicate(timeout=600)
     finally:
         wrong.unlink()
     assert f"{wrong}: a file in covey/algorithms defines one algorithm, but here are: none." in text

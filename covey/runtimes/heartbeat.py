@@ -44,6 +44,7 @@ class Heartbeat:
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._using = threading.Lock()
         self._leaving = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._ended = self._key("ended")
         self._beat()
         self._answered = time.monotonic()  # when the table answered last
@@ -55,7 +56,9 @@ class Heartbeat:
         """
         self._answered = time.monotonic()
         for run in (self._run, self._run_guard):
-            threading.Thread(target=run, name="covey heartbeat", daemon=True).start()
+            thread = threading.Thread(target=run, name="covey heartbeat", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def leave(self) -> None:
         """Say that this rank has ended by itself; the host of the table leaves last."""
@@ -71,6 +74,8 @@ class Heartbeat:
             return
         finally:
             self._using.release()
+            for thread in self._threads:  # none of them may run while the interpreter ends
+                thread.join(BEAT)
 
     def missing(self) -> list[int]:
         """The ranks that have ended; rank 0 where the table is gone, for it hosts it."""
