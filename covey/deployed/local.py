@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from covey.errors import CoveyError, DivergedError
 
 LOG = "log.jsonl"
 _HOST = "127.0.0.1"
+_LOWEST_PORT = 10_000
+_HIGHEST_PORT = 32_000
 _POLL = 0.1  # s between two looks at the processes
 _DIVERGED = 3  # the exit code of a run that diverged
 _GRACE = 20.0  # s that processes have to end by themselves
@@ -52,15 +55,27 @@ def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of this machine that nobody uses now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """So many ports of this machine that nobody uses now.
+
+    They are below those that systems give to outgoing connections. Children dial a parent before it
+    listens, and a connection of theirs must not take its port.
+    """
+    ports: list[int] = []
+    choice = random.SystemRandom()
+    while len(ports) < count:
+        port = choice.randrange(_LOWEST_PORT, _HIGHEST_PORT)
+        if port not in ports and _is_free(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 class LocalProcesses:

@@ -76,6 +76,7 @@ def facts(run: Run) -> list[dict[str, object]]:
     return records
 
 
+@SLOW  # its threads wait for each other: a port that is taken meanwhile would stop all tests
 def test_processes_over_sockets_are_the_simulator(experiment: Experiment, tmp_path: Path) -> None:
     simulated = covey.run(experiment)
     list(simulated)
