@@ -256,8 +256,10 @@ def _check_sharded(experiments: Sequence[Experiment]) -> None:
 def _check_same(ranks: Ranks, facts: Mapping[str, str]) -> None:
     """Refuse ranks with different experiments, or with other versions of covey or torch."""
     versions = checkpoint.versions()
-    mine = {**facts, **{f"{_VERSION}{name}": text for name, text in versions.items()}}
-    everyone = ranks.gather_json("compare experiments", mine)
+    own_facts = dict(facts)
+    for name, text in versions.items():
+        own_facts[f"{_VERSION}{name}"] = text
+    everyone = ranks.gather_json("compare experiments", own_facts)
     different = first_difference(everyone)
     if different is None:
         return

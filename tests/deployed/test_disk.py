@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.deployed.disk import Disk, kill_at, set_fault
+from covey.deployed.disk import Disk, Durability, kill_at, set_fault
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.transport import Answer, AskKey
 from covey.errors import CheckpointError, ConfigError
@@ -27,8 +27,8 @@ def values(disk: Disk) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
-def test_durability(tmp_path: Path, durability: str, synchronous: int) -> None:
-    disk = Disk(tmp_path / "node.sqlite", durability)  # type: ignore[arg-type]
+def test_durability(tmp_path: Path, durability: Durability, synchronous: int) -> None:
+    disk = Disk(tmp_path / "node.sqlite", durability)
     assert disk._query("PRAGMA synchronous") == [(synchronous,)]
     assert disk._query("PRAGMA journal_mode") == [("wal",)]
     disk.close()
