@@ -58,6 +58,7 @@ from covey.errors import (
     DivergedError,
     ProgramError,
     RankError,
+    TransportError,
 )
 from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
@@ -397,9 +398,10 @@ _CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
     ProgramError: 2,
     RankError: EXIT_CODE,
+    TransportError: 6,
     CoveyError: 1,
 }
-_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 130: "stopped"}
+_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 6: "error", 130: "stopped"}
 
 
 def _check_resumed(folder: Path, out: Path | None, path: Path | None) -> None:

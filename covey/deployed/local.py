@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -49,7 +50,14 @@ def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]
         if above is not None:
             parent = f"{_HOST}:{listen[above]}"
         state = str((folder / process.name / "state").absolute())
-        local = replace(process, parent=parent, listen=address, control_port=control, state=state)
+        local = replace(
+            process,
+            parent=parent,
+            listen=address,
+            control_host=_HOST,
+            control_port=control,
+            state=state,
+        )
         out.append(local)
     return out
 
@@ -58,7 +66,8 @@ def free_ports(count: int) -> list[int]:
     """So many ports of this machine that nobody uses now.
 
     They are below those that systems give to outgoing connections. Children dial a parent before it
-    listens, and a connection of theirs must not take its port.
+    listens, and a connection of theirs must not take its port. On Linux they stay reserved until
+    this process ends: nodes can listen there, and no other tree gets them.
     """
     ports: list[int] = []
     choice = random.SystemRandom()
@@ -70,11 +79,19 @@ def free_ports(count: int) -> list[int]:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind((_HOST, port))
-        except OSError:
-            return False
+    """Whether nobody uses a port; it is reserved then."""
+    one = socket.socket()
+    try:
+        one.bind((_HOST, port))
+    except OSError:
+        one.close()
+        return False
+    if sys.platform != "linux":
+        one.close()
+        return True
+    # Linux lets a socket that listens share the port with one that does not, if both say so.
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    atexit.register(one.close)
     return True
 
 
