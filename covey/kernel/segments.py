@@ -112,7 +112,11 @@ class Segments:
             self._write(segment, offsets, rows[positions])
 
     def _write(self, segment: Segment, offsets: Tensor, rows: Tensor) -> None:
-        segment.rows.index_copy_(0, offsets, rows)
+        where = _as_slice(offsets)
+        if isinstance(where, slice):
+            segment.rows[where].copy_(rows)
+        else:
+            segment.rows.index_copy_(0, offsets, rows)
         if segment.path is not None:
             self.dirty.add(segment.path)
 
