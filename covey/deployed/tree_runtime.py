@@ -138,9 +138,12 @@ class TreeRuntime(Runtime):
     def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
         """Let every node write the models that it uses into its own folder.
 
-        `rows` are the global rows of the models' chosen rounds.
+        `rows` are the global rows of the models' chosen rounds. Nodes that were late in the last
+        round tell by then what they did in it.
         """
+        self.server.missing.clear()
         self._order("write", as_arguments(models), rows)
+        self._missing += self.server.missing
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""
