@@ -1,6 +1,6 @@
 """The folder that the server of a deployed tree writes: that of `covey run`, and who was missing.
 
-    missing.jsonl    a line for every answer that was late or absent, for `covey replay`
+missing.jsonl    a line for every answer that was late or absent, for `covey replay`
 """
 
 from __future__ import annotations
