@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,6 +55,9 @@ class ServerFolder:
     def begin(self, run: Run) -> None:
         """Write what is known before the first round that is left."""
         seeds.begin(run, self._recorder, self.config)
+        if self.folder.checkpoint.exists():
+            with suppress(CheckpointError):  # one that is damaged is replaced
+                run.append_to(self.folder.checkpoint)
 
     def add(self, run: Run, record: Round) -> None:
         """Write one more round.

@@ -43,7 +43,7 @@ def nodes(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     tree = LocalTree(tmp_path_factory.mktemp("nodes"))
     experiment = config.experiment(config.seed)
     run = server_run(experiment, tree)
-    for (tier, number), _ in tree.nodes.items():
+    for tier, number in tree.nodes:
         write_form(tree.folder / f"{tier}{number}", config, experiment.data)
     with pytest.raises(ConfigError, match="without models yet"):
         covey.load(tree.folder / "device0")
