@@ -19,9 +19,11 @@ from covey.cli.folder import Folder
 from covey.cli.outcome import write_commands, write_outcome
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
+from covey.cli.stop import Interrupted
 from covey.deployed.node import Missing
 from covey.deployed.server_run import missing_of_run
 from covey.errors import CheckpointError
+from covey.runs import status
 from covey.runs.record import Round
 from covey.runs.run import Run
 
@@ -40,6 +42,7 @@ class ServerFolder:
 
     def __post_init__(self) -> None:
         self._recorder = Recorder(self.folder)
+        self._done = False
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -51,6 +54,10 @@ class ServerFolder:
             write_commands(self.config, self.folder, self.command)
             with self.folder.status():
                 yield
+            if not self._done:
+                stopped = Interrupted("its server was stopped")
+                facts = status.written(self.folder.path).failed(stopped).as_dict()
+                self.folder.write_json(status.FILE, facts)
 
     def begin(self, run: Run) -> None:
         """Write what is known before the first round that is left."""
@@ -76,6 +83,7 @@ class ServerFolder:
         """
         self.folder.write(MISSING, _text(missing_of_run(run)))
         seeds.save(run, self._recorder)
+        self._done = run.done
         if run.done:
             history = [list(run.history)]
             write_outcome(self.config, self.folder, history, {}, run.engine, self.command)

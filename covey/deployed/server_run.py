@@ -38,10 +38,11 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     disk = runtime.server.database
     written = disk.records()
     captured = captured_in(disk)
+    changed = 0
     if captured is not None:
         records = [json.loads(record) for record in written]
-        run.stand(captured, records)
-    runtime.capture = _Capture(run, len(written))
+        changed = run.stand(captured, records)
+    runtime.capture = _Capture(run, len(written) - changed)
     return run
 
 
