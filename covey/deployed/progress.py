@@ -72,6 +72,7 @@ class Progress:
         self._stopping = threading.Event()
         self._started = False
         self._ended = False
+        self._transports: list[WatchedTransport] = []
 
     # Orders
 
@@ -132,7 +133,9 @@ class Progress:
         """The transport to the children, watched; `names` are those of their seats."""
         for name in names.values():
             self.seats.setdefault(name, SeatProgress(own=False))
-        return WatchedTransport(self, names, transport)
+        watched = WatchedTransport(self, names, transport)
+        self._transports.append(watched)
+        return watched
 
     def asked(self, names: Mapping[Seat, str], key: AskKey, sizes: Mapping[Seat, int]) -> float:
         """An ask begins; return the time."""
@@ -181,6 +184,8 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """The status as JSON can hold it."""
+        for transport in self._transports:
+            transport.members()  # a child may have gone while an ask waits for it
         now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
