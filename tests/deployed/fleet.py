@@ -21,8 +21,8 @@ from covey.cli.config import load
 from covey.cli.folder import Folder
 from covey.deployed.control import call
 from covey.deployed.disk import Disk
-from covey.deployed.replay import missing_of, replay
-from covey.deployed.server_run import captured_in
+from covey.deployed.replay import replay
+from covey.deployed.server_run import captured_in, missing_of
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.runs.seed import Seed
@@ -275,11 +275,8 @@ class Fleet:
         disk.close()
         return out
 
-    def differences(self, run: Seed, *, missing: bool = False) -> list[str]:
-        """Where the tree differs in a bit from a run: rows, memory, meter, history, models.
-
-        With `missing` nodes, records are compared by their scores alone.
-        """
+    def differences(self, run: Seed) -> list[str]:
+        """Where the tree differs in a bit from a run: rows, memory, meter, history, models."""
         out = differing_rows(self.kept(), kept(run))
         disk = self.disk("server")
         captured = captured_in(disk)
@@ -288,17 +285,14 @@ class Fleet:
         assert captured is not None
         own = run.captured()
         for name, tensor in own.tensors.items():
-            if missing and name != "server":
-                continue
             if not torch.equal(captured.tensors[name], tensor):
                 out.append(f"the server's {name}")
-        out += differing_records(records, run, scores_only=missing)
-        if not missing:
-            captured.facts["meter"].sort()
-            for fact, value in _plain(own.facts | {"meter": sorted(own.facts["meter"])}).items():
-                if captured.facts[fact] != value:
-                    out.append(f"the server's {fact}: {captured.facts[fact]} is not {value}")
-            assert self._lines() == len(records)
+        out += differing_records(records, run)
+        captured.facts["meter"].sort()
+        for fact, value in _plain(own.facts | {"meter": sorted(own.facts["meter"])}).items():
+            if captured.facts[fact] != value:
+                out.append(f"the server's {fact}: {captured.facts[fact]} is not {value}")
+        assert self._lines() == len(records)
         return out + self._differing_models(run)
 
     def _lines(self) -> int:
@@ -357,17 +351,13 @@ def differing_rows(left: Kept, right: Kept) -> list[str]:
     return out
 
 
-def differing_records(
-    records: list[dict[str, Any]], run: Seed, *, scores_only: bool
-) -> Iterator[str]:
+def differing_records(records: list[dict[str, Any]], run: Seed) -> Iterator[str]:
     """The rounds of which the server's disk has another record than a run."""
     assert len(records) == len(run.history)
     for written, record in zip(records, run.history, strict=True):
         again = _plain(record.as_dict())
         for key in again:
-            if key in ("seconds", "spent") or (scores_only and key != "models"):
-                continue
-            if written[key] != again[key]:
+            if key not in ("seconds", "spent") and written[key] != again[key]:
                 yield f"{key} of round {again['round'] + 1}"
 
 
