@@ -31,7 +31,7 @@ def wrong(name: Any) -> Any:
 
 def steps() -> Any:
     rows = torch.zeros(1, 2)
-    return descend(torch.zeros_like, rows, steps=1, lr=0.1, method=wrong("nesterow"))
+    return descend(rows, torch.zeros_like, steps=1, lr=0.1, method=wrong("nesterow"))
 
 
 NAMES: dict[str, tuple[Callable[[], Any], str]] = {
