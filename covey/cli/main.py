@@ -118,6 +118,13 @@ def run(
             help="simulator (all devices at once), sharded (under torchrun) or loopback (slow).",
         ),
     ] = AUTO,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the nodes' rows in files of this folder, not in memory (docs/scale.md).",
+        ),
+    ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,6 +160,8 @@ def run(
 
       covey run my.toml --log tensorboard                logged while it runs
 
+      covey run my.toml --store rows                     with rows in files, for many devices
+
       torchrun --nproc-per-node 2 -m covey run my.toml   on two processes
     """
     runtime = chosen(runtime)
@@ -161,6 +170,8 @@ def run(
         ranks = join()
     console = Console(stderr=as_json, soft_wrap=True, highlight=False, quiet=not ranks.leads)
     path, changes = split(arguments)
+    if store is not None:
+        changes.append(f"store={json.dumps(str(store))}")
     forced = False
     with ranks.together():
         makers = trackers.makers(log or [])
