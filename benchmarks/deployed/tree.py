@@ -211,7 +211,7 @@ class WatchedProcesses(LocalProcesses):
             )
 
 
-def measure(shape: Shape, *, quiet: bool = False) -> Measured:
+def measure(shape: Shape) -> Measured:
     """Run a tree to its end, in a folder that is removed then."""
     with tempfile.TemporaryDirectory(prefix="covey-deployed-") as name:
         folder = Path(name) / "tree"
@@ -219,9 +219,8 @@ def measure(shape: Shape, *, quiet: bool = False) -> Measured:
         names, parents = _write(shape, folder)
         tree = WatchedProcesses(folder, names)
         with tree.started():
-            for event in tree.events():
-                if event.get("event") == "round" and not quiet:
-                    print(f"  {shape.name}: round {event['round']}", end="\r", file=sys.stderr)
+            for _ in tree.watch():
+                pass
         facts = {name: _facts(folder / name / FACTS) for name in names}
         return Measured(shape, began, facts, parents)
 
