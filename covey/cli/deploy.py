@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
-from covey.cli.device_data import CENSUS_FILE, check_files, described, is_census
+from covey.cli.device_data import CENSUS_FILE, check_files, described, is_census, with_names
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.stop import Interrupted
 from covey.data.census import read as read_census
@@ -64,10 +64,11 @@ class Deployment:
         if local and config.deploy is None:
             config = config.model_copy(update={"deploy": {}})
         config = deployable(config)
-        deploy = read(config.deploy or {})
-        check_quorum(deploy, config.learner())
+        check_quorum(read(config.deploy or {}), config.learner())
         experiment = config.experiment(config.seed)
         tree = tree_of(experiment)
+        config = with_names(config, tree.tiers[-1])
+        deploy = read(config.deploy or {})
         settings = deploy.settings()
         if local:
             address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
@@ -81,8 +82,10 @@ class Deployment:
         config = self.config
         files: dict[str, str] = {}
         if is_census(config):
-            files[CENSUS_FILE] = census_text(read_census(Path(config.data["path"])))
-            config = config.model_copy(update={"data": config.data | {"path": CENSUS_FILE}})
+            order = config.data.get("order", ())
+            files[CENSUS_FILE] = census_text(read_census(Path(config.data["path"]), order))
+            data = config.data | {"path": CENSUS_FILE, "order": []}
+            config = config.model_copy(update={"data": data})
         files[plan_files.EXPERIMENT] = config.text()
         return plan_files.write(processes, files, folder, self.deploy.image)
 

@@ -16,7 +16,8 @@ from covey.runs.checkpoint import Checkpoint
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 
-_FACTS = "facts"
+FACTS = "facts"
+"""The key of a state's metadata under which its facts stand."""
 
 
 class TreeFactory(RuntimeFactory, Protocol):
@@ -36,11 +37,12 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     runtime = _tree_of(run)
     disk = runtime.server.database
     written = disk.records()
+    unchanged = len(written)
     captured = captured_in(disk)
     if captured is not None:
         records = [json.loads(record) for record in written]
-        run.stand(captured, records)
-    runtime.capture = _Capture(run, len(written))
+        unchanged -= run.stand(captured, records)
+    runtime.capture = _Capture(run, unchanged)
     return run
 
 
@@ -73,7 +75,7 @@ class _Capture:
         tensors = {}
         for name, tensor in captured.tensors.items():
             tensors[name] = tensor.detach().cpu().contiguous()
-        state = save(tensors, {_FACTS: json.dumps(captured.facts)})
+        state = save(tensors, {FACTS: json.dumps(captured.facts)})
         new = self._run.history[self._written :]
         records = [(record.round, json.dumps(record.as_dict())) for record in new]
         self._written = len(self._run.history)
@@ -84,7 +86,7 @@ def _read(state: bytes) -> Checkpoint:
     """The inverse of what a capture gives."""
     length = int.from_bytes(state[:8], "little")
     header = json.loads(state[8 : 8 + length])
-    facts = json.loads(header["__metadata__"][_FACTS])
+    facts = json.loads(header["__metadata__"][FACTS])
     return Checkpoint(load(state), facts)
 
 

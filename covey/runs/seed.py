@@ -453,12 +453,8 @@ class Seed:
             self.runtime.thaw(column, self._copy)
         if checkpoint.ROWS in saved.facts:
             state = self._load_rows(path, saved.facts, state)
-        if state.round < self.experiment.rounds:
-            for label in state.chosen[0]:
-                if label.startswith(FINAL):
-                    self.runtime.release(label, self._copy)
-            state, changed = saving.going_on(state, self.experiment)
-            journal.records -= changed
+        state, changed = self._going_on(state)
+        journal.records -= changed
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
@@ -471,17 +467,29 @@ class Seed:
         captured.facts["needs"] = needs
         return captured
 
-    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> None:
+    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> int:
         """Stand where a run stood that was captured; nodes keep what they keep.
 
-        The captured run must be the same experiment; `records` are those of its rounds.
+        The captured run must be the same experiment; `records` are those of its rounds. A run that
+        had ended may go on for more rounds. Return how many of the last records change by that.
         """
         wanted = self._runs._fingerprints[self._copy]
         checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
         run = saving.read(captured, records, like=self.w, sizes=self.sizes)
-        self._state = self._state.with_seed(self._copy, run.state)
+        state, changed = self._going_on(run.state)
+        self._state = self._state.with_seed(self._copy, state)
         needs = captured.facts["needs"].items()
         self._runs._needs = {model: set(names) for model, names in needs}
+        return changed
+
+    def _going_on(self, state: State) -> tuple[State, int]:
+        """(state, number of records that change) of a saved run that may have rounds left."""
+        if state.round >= self.experiment.rounds:
+            return state, 0
+        for label in state.chosen[0]:
+            if label.startswith(FINAL):
+                self.runtime.release(label, self._copy)
+        return saving.going_on(state, self.experiment)
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""
