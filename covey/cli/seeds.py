@@ -155,9 +155,7 @@ class Seeds:
             self._print_once(f"note: {note}")
         recorders = [Recorder(folder) for folder in folders]
         for run, recorder in zip(runs.seeds, recorders, strict=True):
-            recorder.folder.metrics(run.history)
-            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
-            recorder.begin(run, self.config.method())
+            begin(run, recorder, self.config)
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
             self._rounds(runs, seeds, recorders, tracked)
             _save(runs, recorders)
@@ -267,21 +265,33 @@ class Seeds:
             self.console.print(line)
 
 
+def begin(run: Seed, recorder: Recorder, config: Config) -> None:
+    """Write what is known before the first round that is left."""
+    recorder.folder.metrics(run.history)
+    recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+    recorder.begin(run, config.method())
+
+
 def _save(runs: Runs, recorders: list[Recorder]) -> None:
-    """Save every run; the checkpoint comes last.
+    """Save every run."""
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        save(run, recorder)
+
+
+def save(run: Seed, recorder: Recorder) -> None:
+    """Save a run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     """
-    for run, recorder in zip(runs.seeds, recorders, strict=True):
-        folder = recorder.folder
-        if run.done:
-            folder.models(run)
-            folder.write("devices.csv", to_csv(run.devices()))
-            _write_confusion(folder, run)
-        folder.metrics(run.history)
-        folder.write("metrics.csv", rounds_csv(run.history))
-        recorder.sync(run)
-        run.save(folder.checkpoint)
+    folder = recorder.folder
+    if run.done:
+        folder.models(run)
+        folder.write("devices.csv", to_csv(run.devices()))
+        _write_confusion(folder, run)
+    folder.metrics(run.history)
+    folder.write("metrics.csv", rounds_csv(run.history))
+    recorder.sync(run)
+    run.save(folder.checkpoint)
 
 
 def _write_confusion(folder: Folder, run: Seed) -> None:

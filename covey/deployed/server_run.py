@@ -8,6 +8,7 @@ from typing import Protocol
 from safetensors.torch import load, save
 
 from covey.deployed.disk import Disk
+from covey.deployed.node import Missing
 from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError
@@ -54,6 +55,17 @@ def finish(run: Run) -> None:
     runtime = _tree_of(run)
     runtime.commit()
     runtime.write_models(*chosen_models(run))
+    runtime.commit()  # with what late nodes told
+
+
+def missing_of(disk: Disk) -> list[Missing]:
+    """Who was missing in the good rounds of a server's disk."""
+    return [Missing(*entry) for entry in disk.missing()]
+
+
+def missing_of_run(run: Run) -> list[Missing]:
+    """Who was missing in the good rounds of a run on a deployed tree."""
+    return missing_of(_tree_of(run).server.database)
 
 
 def captured_in(disk: Disk) -> Checkpoint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -490,6 +491,19 @@ class Seed:
             if label.startswith(FINAL):
                 self.runtime.release(label, self._copy)
         return saving.going_on(state, self.experiment)
+
+    def append_to(self, path: str | os.PathLike[str]) -> None:
+        """Save to a checkpoint that this run wrote before: its file of records only grows."""
+        target = Path(path).absolute()
+        facts = checkpoint.read(target, tensors=False).facts
+        journal, written = Journal.read(target, facts["history"])
+        same = 0
+        for record, before in zip(self.history, written, strict=False):
+            if json.loads(json.dumps(record.as_dict())) != before:
+                break
+            same += 1
+        journal.records = same
+        self._runs._journals[self._copy][target] = journal
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""
