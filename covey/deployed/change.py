@@ -87,6 +87,7 @@ def changed(captured: Checkpoint, change: TreeChange, fingerprint: dict[str, str
     """
     facts = dict(captured.facts)
     _check(facts["experiment"], fingerprint)
+    _check_sizes(captured, change)
     facts["experiment"] = fingerprint
     tensors = dict(captured.tensors)
     for number, (tier, _) in enumerate(facts.get("totals") or []):
@@ -110,6 +111,17 @@ def _check(had: Mapping[str, str], has: Mapping[str, str]) -> None:
             f"the run's {name} is {before}, the new file's is {after}; "
             "a change moves, adds and removes seats, and everything else stays."
         )
+
+
+def _check_sizes(captured: Checkpoint, change: TreeChange) -> None:
+    """Refuse a run that does not stand on the old tree."""
+    for number, (tier, _) in enumerate(captured.facts.get("totals") or []):
+        size = len(captured.tensors[f"totals.{number}"])
+        if size != len(change.old.get(tier, ())):
+            raise ConfigError(
+                f"the run stands on another tree, with {size} nodes in the tier {tier}; "
+                "give --server the folder of the plan that it runs on."
+            )
 
 
 def _sums(values: Tensor, places: Sequence[int]) -> Tensor:

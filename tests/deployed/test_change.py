@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import torch
 import covey
 from covey import Experiment, Tree, laws, models
 from covey.algorithms import FedAvg, PerMFL, SFedHP
+from covey.cli import node_config
 from covey.deployed.change import TreeChange, change_disk, changed, moved
 from covey.deployed.disk import Disk
+from covey.deployed.local import free_ports
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.seats import names_of, seats_of
 from covey.deployed.server_run import captured_in, finish, server_run
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import Entry, Frozen
 from covey.runs.fingerprint import of as fingerprint_of
+from tests.cli.command import SMALL, spawn
+from tests.cli.command import covey as command
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 OLD = {"north": ["a", "b"], "south": ["c", "d"]}
@@ -79,18 +84,18 @@ def moved_rows(frozen: Frozen, places: Sequence[int]) -> Frozen:
     return replace(frozen, entries=entries)
 
 
-def simulated(algorithm: str, *, before: int, rounds: int) -> covey.Run:
+def simulated(algorithm: str, *, before: int, rounds: int, planned: int) -> covey.Run:
     """The same in the simulator: rows are put where the new tree has their nodes."""
-    old = covey.run(experiment(OLD, algorithm, before + 1))
+    old = covey.run(experiment(OLD, algorithm, planned))
     while old.round < before:
         next(old)
     old.runtime.commit()
     new = covey.run(experiment(NEW, algorithm, rounds))
     change = TreeChange(tree_names(OLD, old.experiment), tree_names(NEW, new.experiment))
     captured = changed(old.captured(), change, fingerprint_of(new.experiment))
-    new.stand(captured, [record.as_dict() for record in old.history])
     for frozen in old.runtime.freeze(0):
         new.runtime.thaw(moved_rows(frozen, change.places(frozen.tier)), 0)
+    new.stand(captured, [record.as_dict() for record in old.history])
     new.runtime.commit()
     for _ in new:
         pass
@@ -107,10 +112,10 @@ def move_disks(folder: Path, change: TreeChange) -> None:
     shutil.move(folder / "old" / f"{top}0", folder / "new" / f"{top}0")
 
 
-def deployed(folder: Path, algorithm: str, *, before: int, rounds: int) -> covey.Run:
-    """Two trees of nodes with disks, one after the other."""
+def deployed(folder: Path, algorithm: str, *, before: int, rounds: int, planned: int) -> covey.Run:
+    """Two trees of nodes with disks, one after the other; `planned` rounds on the first."""
     first = LocalTree(folder / "old")
-    old = experiment(OLD, algorithm, before + 1)
+    old = experiment(OLD, algorithm, planned)
     run = server_run(old, first)
     while run.round < before:
         next(run)
@@ -132,10 +137,11 @@ def deployed(folder: Path, algorithm: str, *, before: int, rounds: int) -> covey
     return run
 
 
+@pytest.mark.parametrize("planned", [2, 3], ids=["ended", "interrupted"])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS) if ALL else ["PerMFL"])
-def test_a_run_goes_on_as_in_the_simulator(algorithm: str, tmp_path: Path) -> None:
-    run = deployed(tmp_path, algorithm, before=2, rounds=4)
-    expected = simulated(algorithm, before=2, rounds=4)
+def test_a_run_goes_on_as_in_the_simulator(algorithm: str, planned: int, tmp_path: Path) -> None:
+    run = deployed(tmp_path, algorithm, before=2, rounds=4, planned=planned)
+    expected = simulated(algorithm, before=2, rounds=4, planned=planned)
     assert laws.differences(laws.state(expected), laws.state(run)) == []
     assert len(run.history) == 4
 
@@ -145,7 +151,7 @@ def test_another_tree_gives_other_rows(tmp_path: Path) -> None:
     run = covey.run(experiment(OLD, "PerMFL", 4))
     for _ in run:
         pass
-    other = simulated("PerMFL", before=2, rounds=4)
+    other = simulated("PerMFL", before=2, rounds=4, planned=4)
     assert not torch.equal(run.w, other.w)
 
 
@@ -237,3 +243,174 @@ def test_seats_have_the_names_of_the_file() -> None:
 def test_names_that_are_none_are_refused(given: dict[str, list[str]], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         names_of(Tree.grouped([2, 1]), given)
+
+
+# The command
+
+FILE = """
+name = "pumps"
+rounds = ROUNDS
+score_every = 1
+
+[algorithm]
+name = "permfl"
+edge_rounds = 2
+steps = 2
+
+[data]
+name = "census"
+path = "facts"
+order = ORDER
+features = ["heat", "speed"]
+classes = ["hot", "ok"]
+
+[model]
+name = "linear"
+
+[tree]
+edges = EDGES
+
+[deploy]
+control_port = CONTROL
+state = "FOLDER/state"
+
+[deploy.names]
+edge = NAMES
+
+[deploy.address]
+ADDRESSES
+
+[deploy.data]
+device = "FOLDER/{seat}.csv"
+"""
+
+
+@dataclass
+class Pumps:
+    """Files of pumps in a folder, and trees of them."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / "facts").mkdir()
+        for number, name in enumerate("abcde"):
+            draws = torch.Generator().manual_seed(number)
+            rows = torch.randn(20 + number, 2, generator=draws).tolist()
+            lines = [f"{heat},{speed},{'hot' if heat > speed else 'ok'}" for heat, speed in rows]
+            own = self.folder / f"{name}.csv"
+            own.write_text("\n".join(["heat,speed,label", *lines]), encoding="utf-8")
+
+    def describe(self, file: Path) -> None:
+        for name in "abcde":
+            told = command("deploy", "describe", file, self.folder / f"{name}.csv")
+            assert told.code == 0, told.err
+            (self.folder / "facts" / f"{name}.json").write_text(told.out, encoding="utf-8")
+
+    def file(self, name: str, edges: Mapping[str, Sequence[str]], rounds: int) -> Path:
+        ports = free_ports(len(edges) + 2)
+        lines = [f'server = "127.0.0.1:{ports[0]}"']
+        lines += [f'{edge} = "127.0.0.1:{port}"' for edge, port in zip(edges, ports[1:], strict=False)]  # fmt: skip
+        values = {
+            "ROUNDS": rounds,
+            "ORDER": [device for group in edges.values() for device in group],
+            "EDGES": [len(group) for group in edges.values()],
+            "NAMES": list(edges),
+            "CONTROL": ports[-1],
+            "FOLDER": self.folder,
+            "ADDRESSES": "\n".join(lines),
+        }
+        text = FILE
+        for key, value in values.items():
+            shown = json.dumps(value) if isinstance(value, list) else str(value)
+            text = text.replace(key, shown)
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def pumps(tmp_path: Path) -> Pumps:
+    pytest.importorskip("cryptography")
+    out = Pumps(tmp_path)
+    out.describe(out.file("old.toml", OLD, 2))
+    planned = command("deploy", "plan", tmp_path / "old.toml", "--out", tmp_path / "old")
+    assert planned.code == 0, planned.err
+    return out
+
+
+def run_tree(plan: Path) -> None:
+    """All processes of a plan, until the server has ended."""
+    folders = sorted(path.parent for path in plan.glob("*/node.toml"))
+    running = {}
+    for folder, control in zip(folders, free_ports(len(folders)), strict=True):
+        words = ["node", folder / "node.toml", "--insecure", "--control-port", control]
+        listen = node_config.load(folder / "node.toml").listen
+        if listen is not None:
+            words += ["--listen", listen.replace("0.0.0.0", "127.0.0.1")]
+        running[folder.name] = spawn(*words)
+    try:
+        code = running["server"].wait(60)
+    except subprocess.TimeoutExpired:
+        code = None
+    said = []
+    for name, process in running.items():
+        process.terminate()
+        try:
+            said.append(f"{name}: {process.communicate(timeout=20)[1]}")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said.append(f"{name}: {process.communicate()[1]}")
+    assert code == 0, "\n".join(said)
+
+
+@pytest.mark.skipif(not ALL, reason="starts many processes")
+def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
+    pytest.importorskip("grpc")
+    folder = pumps.folder
+    run_tree(folder / "old")
+    file = pumps.file("new.toml", NEW, 4)
+    out = folder / "new"
+    done = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", out)
+    assert done.code == 0, done.err
+    assert "a: from north to south; it keeps its disk" in done.out
+    assert "west: new" in done.out
+    assert "d: gone" in done.out
+    assert "goes on after round 2" in done.out
+    assert not (out / "b" / "key.pem").exists()  # b has its key and its certificate
+    assert (out / "e" / "key.pem").exists()
+    disk = folder / "state" / "server" / "server" / "node.sqlite"
+    assert (disk.parent / "node.before-2.sqlite").exists()
+    run_tree(out)
+    records = [json.loads(record) for record in Disk(disk).records()]
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    rows = Disk(folder / "state" / "a" / "a" / "node.sqlite").rows("device", 2)
+    assert {kept.round for kept in rows if kept.label == "present"} == {3}
+    again = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", folder / "x")  # fmt: skip
+    assert again.code == 2
+    assert "stands on another tree" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--server", "nowhere"], "the folder that covey deploy plan wrote for the server"),
+        (["seed=3"], "there is no disk"),
+        (["deploy.state=/elsewhere"], "the server's disk is in"),
+    ],
+)
+def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], said: str) -> None:
+    file = pumps.file("new.toml", NEW, 4)
+    out = pumps.folder / "new"
+    result = command("deploy", "change", file, "--server", pumps.folder / "old" / "server", *words, "--out", out)  # fmt: skip
+    assert result.code == 2
+    assert said in result.err.replace("\n", " ")
+    assert not out.exists()
+
+
+def test_shared_data_do_not_follow_their_devices(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    file = [*SMALL, 'deploy.address={server="s", edge="{seat}"}']
+    assert command("deploy", "plan", *file, "--out", tmp_path / "old").code == 0
+    result = command("deploy", "change", *file, "--server", tmp_path / "old" / "server", "--out", tmp_path / "n")  # fmt: skip
+    assert result.code == 2
+    assert "follow their devices" in result.err.replace("\n", " ")
