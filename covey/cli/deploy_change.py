@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from covey.cli import config as config_file
 from covey.cli import node_config
-from covey.cli.deploy import AUTHORITY, Changes, Deployment, TreeFile
+from covey.cli.deploy import AUTHORITY, Changes, TreeFile
+from covey.cli.deployment import Deployment
 from covey.cli.device_data import is_census
 from covey.cli.folder import Folder
 from covey.cli.options import AsJson, load_and_note

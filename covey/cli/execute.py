@@ -19,11 +19,12 @@ from covey.cli.stop import Interrupted, Stop, stoppable
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.report.summary import Summary, summarise
+from covey.runs.live_folder import check_store
 from covey.runtimes.ranks import Ranks
 
 __all__ = ["Interrupted", "resume", "start"]
 
-_MAY_CHANGE = ("rounds=", "stop=", "stop.")
+_MAY_CHANGE = ("rounds=", "stop=", "stop.", "store=")
 """How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
 
 
@@ -40,8 +41,9 @@ def start(
     `experiments` are those of the file, where some were made already. `makers` make trackers.
     """
     experiments = experiments or Experiments()
-    first = _rehearsed(config, experiments)
     path = out or unused(config.name, str(config.algorithm["name"]))
+    _check_store(config, path)
+    first = _rehearsed(config, experiments)
     folder = _same_folder(path, experiments.ranks)
     with folder.lock():
         return _Command(config, folder, console, command, experiments, makers or {}).play(first)
@@ -60,15 +62,25 @@ def resume(
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
     if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
-        rule = "a resumed run may only get more rounds or another stop; start a new one for others"
+        rule = (
+            "a resumed run may only get more rounds, another stop or another store; "
+            "start a new one for others"
+        )
         raise ConfigError(f"{other[0]!r}: {rule}.")
     folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
         config = load(path / "config.toml", changes)
+        _check_store(config, path)
         recover.check_seeds(config, folder)
         before = load(path / "config.toml", []).rounds
         recover.check_schedule(config, folders_of(config, folder).values(), before)
         return _Command(config, folder, console, command, experiments, makers or {}).play(None)
+
+
+def _check_store(config: Config, path: Path) -> None:
+    """Refuse a folder for kept rows that this run cannot use, where it has one."""
+    if config.store is not None:
+        check_store(Path(config.store), path)
 
 
 def _same_folder(path: Path, ranks: Ranks) -> Folder:

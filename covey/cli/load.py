@@ -32,7 +32,7 @@ from covey.deployed import own_models
 from covey.engine.layout import ParameterLayout
 from covey.engine.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, meant
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs import checkpoint, snapshot
@@ -262,12 +262,19 @@ class Loaded:
         if (name, which) not in self._snapshots:
             # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
             if self.finished:
-                path = self.place / _FOLDERS[which] / f"{name}.safetensors"
-                read = snapshot.read(path, self._space)
+                read = self._written(name, which)
             else:
                 read = self._run.snapshot(name, which)
             self._snapshots[name, which] = read
         return self._snapshots[name, which]
+
+    def _written(self, name: str, which: Which) -> Snapshot:
+        """A model of a finished run: in its file or, if it has none, in the checkpoint's rows."""
+        path = self.place / _FOLDERS[which] / f"{name}.safetensors"
+        saved = self.place / "checkpoint.safetensors"
+        if path.exists() or checkpoint.ROWS not in checkpoint.read(saved, tensors=False).facts:
+            return snapshot.read(path, self._space)
+        return self._saved_run.snapshot(name, which, mapped=True)
 
     def module(
         self,
@@ -377,6 +384,11 @@ class Loaded:
         return Run(self.experiment, resume=saved if goes_on else None)
 
     @cached_property
+    def _saved_run(self) -> Run:
+        """The finished run at its last round, with its rows where they lie."""
+        return Run(self.experiment, resume=self.place / "checkpoint.safetensors", reading=True)
+
+    @cached_property
     def _simulator(self) -> Simulator:
         """Tree, data and store of the run.
 
@@ -396,8 +408,9 @@ class Loaded:
         if model is None:
             return next(name for name in (*MOST_PERSONAL, names[0]) if name in names)
         if model not in names:
+            hint = meant(model, names)
             raise ConfigError(
-                f"there is no model {model!r} in {self.place}; there are {', '.join(names)}."
+                f"there is no model {model!r} in {self.place}{hint}; there are {', '.join(names)}."
             )
         return model
 
@@ -522,8 +535,9 @@ class Loaded:
         tier = simulator.tree.tiers[-1]
         ids = torch.tensor([device])
         for name, part in read.beside.items():
-            if bool((part.ids == device).any()):
-                simulator.store.put(tier, name, ids, part.rows[part.ids == device], read.round)
+            own = part.of(device)
+            if len(own):
+                simulator.store.put(tier, name, ids, own, read.round)
         row = read.row(self._node(read.tier, device), device)
         if row is None:
             raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")

@@ -59,6 +59,7 @@ from covey.errors import (
     DivergedError,
     ProgramError,
     RankError,
+    TransportError,
 )
 from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
@@ -118,6 +119,13 @@ def run(
             help="simulator (all devices at once), sharded (under torchrun) or loopback (slow).",
         ),
     ] = AUTO,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the nodes' rows in files of this folder, not in memory (docs/scale.md).",
+        ),
+    ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,6 +161,8 @@ def run(
 
       covey run my.toml --log tensorboard                logged while it runs
 
+      covey run my.toml --store rows                     with rows in files, for many devices
+
       torchrun --nproc-per-node 2 -m covey run my.toml   on two processes
     """
     runtime = chosen(runtime)
@@ -161,6 +171,8 @@ def run(
         ranks = join()
     console = Console(stderr=as_json, soft_wrap=True, highlight=False, quiet=not ranks.leads)
     path, changes = split(arguments)
+    if store is not None:
+        changes.append(f"store={json.dumps(str(store))}")
     forced = False
     with ranks.together():
         makers = trackers.makers(log or [])
@@ -399,9 +411,10 @@ _CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
     ProgramError: 2,
     RankError: EXIT_CODE,
+    TransportError: 6,
     CoveyError: 1,
 }
-_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 130: "stopped"}
+_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 6: "error", 130: "stopped"}
 
 
 def _check_resumed(folder: Path, out: Path | None, path: Path | None) -> None:

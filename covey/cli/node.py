@@ -58,8 +58,13 @@ def node(
         Path | None,
         typer.Option(metavar="DIR", help="Its certificate and key. Default: beside NODE.toml."),
     ] = None,
-    control_port: Annotated[
-        int | None, typer.Option(help="The port of covey ctl on loopback.")
+    control_port: Annotated[int | None, typer.Option(help="The port of covey ctl.")] = None,
+    control_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Where it listens. Beyond loopback it needs the certificate of an operator.",
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
@@ -82,6 +87,7 @@ def node(
         "listen": listen,
         "state": None if state is None else str(state),
         "control_port": control_port,
+        "control_host": control_host,
     }
     folder = Path() if file is None else file.parent
     settings = _settings(file, {key: value for key, value in given.items() if value is not None})

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from covey.cli.deploy_config import Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
-from covey.deployed.plan import ANY_ADDRESS, Process, split_address
+from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
 from covey.deployed.seats import Names, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
@@ -28,6 +28,7 @@ class NodeFile(BaseModel):
     parent: str | None = None
     listen: str | None = None
     control_port: int = Field(9443, ge=1, le=65535)
+    control_host: str = LOOPBACK
     state: str
     durability: Literal["process", "power"] = "process"
     deadline: Seconds | None = None
@@ -62,6 +63,7 @@ class NodeFile(BaseModel):
             durability=self.durability,
             data=self.data,
             patience=patience,
+            control_host=self.control_host,
         )
 
     def _check(self, parent: str | None, children: tuple[str, ...]) -> None:

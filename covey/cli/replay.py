@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -15,12 +16,11 @@ from rich.markup import escape
 from covey.cli.config import Config, load
 from covey.cli.device_data import is_census
 from covey.cli.options import AsJson
-from covey.cli.server_folder import MISSING, RUN, read_missing
-from covey.deployed.node import Missing
+from covey.cli.server_folder import REPLAY, RUN, ReplayFacts
 from covey.deployed.replay import by_ask, replay
 from covey.errors import ConfigError
 from covey.runs import checkpoint
-from covey.runs.run import Round, Run, history
+from covey.runs.run import Run, history
 from covey.runs.same_state import record_differences, state_differences
 
 _SAVED = "checkpoint.safetensors"
@@ -62,7 +62,7 @@ def _run_folder(path: Path) -> Path:
     """The folder of the run in a folder that may hold all nodes."""
     for below in _BELOW:
         folder = path / below
-        if (folder / MISSING).exists() and (folder / _SAVED).exists():
+        if (folder / REPLAY).exists() and (folder / _SAVED).exists():
             return folder
     if (path / _SAVED).exists():
         fix = f"`covey run {path / 'config.toml'}` repeats it"
@@ -79,15 +79,15 @@ def _compared(folder: Path) -> dict[str, Any]:
     if is_census(config):
         rule = "a replay needs the examples of all devices on one machine"
         raise ConfigError(f"the data of this run stay with their devices, and {rule}.")
-    missing = read_missing(folder)
+    facts = ReplayFacts.read(folder)
     written = history(folder / _SAVED)
-    run = _again(config, missing, written)
     with TemporaryDirectory() as place:
+        run = _again(config, facts, len(written), Path(place))
         saved = Path(place) / _SAVED
         run.save(saved)
         state = state_differences(checkpoint.read(saved), checkpoint.read(folder / _SAVED))
     differing = [*record_differences(written, run.history), *state]
-    asks = by_ask(missing).values()
+    asks = by_ask(facts.missing).values()
     statuses = Counter(status for by_node in asks for status in by_node.values())
     return {
         "folder": str(folder),
@@ -99,10 +99,18 @@ def _compared(folder: Path) -> dict[str, Any]:
     }
 
 
-def _again(config: Config, missing: list[Missing], written: list[Round]) -> Run:
-    """As many rounds as the deployed run has."""
-    run = replay(config.experiment(config.seed), missing)
-    for _ in written:
+def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
+    """As many rounds as the deployed run has; it got more of them as often as that run did."""
+    experiment = config.experiment(config.seed)
+    saved = None
+    for end in facts.ends:
+        run = replay(replace(experiment, rounds=end), facts.missing, saved)
+        for _ in run:
+            pass
+        saved = place / f"{end}.safetensors"
+        run.save(saved)
+    run = replay(experiment, facts.missing, saved)
+    while run.round < rounds:
         next(run)
     return run
 

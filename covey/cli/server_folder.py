@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -19,15 +19,17 @@ from covey.cli.folder import Folder
 from covey.cli.outcome import write_commands, write_outcome
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
+from covey.cli.stop import Interrupted
 from covey.deployed.node import Missing
-from covey.deployed.server_run import missing_of_run
+from covey.deployed.server_run import replay_facts
 from covey.errors import CheckpointError
+from covey.runs import status
 from covey.runs.record import Round
 from covey.runs.run import Run
 
 RUN = "run"
 """The folder below the server's state that holds its metrics and models."""
-MISSING = "missing.jsonl"
+REPLAY = "replay.json"
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class ServerFolder:
 
     def __post_init__(self) -> None:
         self._recorder = Recorder(self.folder)
+        self._done = False
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -51,6 +54,10 @@ class ServerFolder:
             write_commands(self.config, self.folder, self.command)
             with self.folder.status():
                 yield
+            if not self._done:
+                stopped = Interrupted("its server was stopped")
+                facts = status.written(self.folder.path).failed(stopped).as_dict()
+                self.folder.write_json(status.FILE, facts)
 
     def begin(self, run: Run) -> None:
         """Write what is known before the first round that is left."""
@@ -74,23 +81,29 @@ class ServerFolder:
 
         Of a run that was stopped before its last round, that is its checkpoint alone.
         """
-        self.folder.write(MISSING, _text(missing_of_run(run)))
+        self.folder.write(REPLAY, json.dumps(replay_facts(run)) + "\n")
         seeds.save(run, self._recorder)
+        self._done = run.done
         if run.done:
             history = [list(run.history)]
             write_outcome(self.config, self.folder, history, {}, run.engine, self.command)
             write_after_run(self.folder.path, Console(quiet=True))
 
 
-def _text(missing: list[Missing]) -> str:
-    return "".join(json.dumps(asdict(entry)) + "\n" for entry in missing)
+@dataclass(frozen=True)
+class ReplayFacts:
+    """What a replay has to know: who was missing, and the rounds that were the last for a time."""
 
+    missing: list[Missing]
+    ends: list[int]
 
-def read_missing(folder: Path) -> list[Missing]:
-    """Who was missing in a deployed run, from its folder."""
-    path = folder / MISSING
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [Missing(**json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}.") from error
+    @staticmethod
+    def read(folder: Path) -> ReplayFacts:
+        """From the folder of a deployed run."""
+        path = folder / REPLAY
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            missing = [Missing(*entry) for entry in facts["missing"]]
+            return ReplayFacts(missing, [int(end) for end in facts["ends"]])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"cannot read {path}: {error!r}.") from error

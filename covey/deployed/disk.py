@@ -29,6 +29,8 @@ from covey.errors import CheckpointError, ConfigError
 Durability = Literal["process", "power"]
 """What a node survives: the end of its process, or a power cut as well (each ask waits for it)."""
 _SYNCHRONOUS: dict[Durability, str] = {"process": "NORMAL", "power": "FULL"}
+_PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
+_CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
 FORMAT = "covey-node-1"
 _CHILDREN = "children"
@@ -114,6 +116,8 @@ class Disk:
         self._connection = sqlite3.connect(
             self.path, check_same_thread=False, isolation_level=None, timeout=30.0
         )
+        self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
+        self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
         with self._transaction() as connection:

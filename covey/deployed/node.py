@@ -39,7 +39,9 @@ from covey.types import Ids
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 _ENDED = 32
-"""How many trainings a node remembers to have ended."""
+"""How many trainings, and how many orders, a node remembers to have ended."""
+_ONCE = ("hold", "release")
+"""Orders that depend on when they are followed: one that comes again is not followed again."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status == "late" and key.lane == "train":
+            if answer.status == "late":
                 self._owed.setdefault(child, []).append((str(key), entry))
             yield None
 
@@ -221,6 +223,8 @@ class Node(Station):
         """Note who was missing below in asks that a child ended late; it never got the others."""
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
+            if entry.lane != "train":
+                continue
             if key not in missing_by_key:
                 self.missing.append(replace(entry, status="absent"))
             else:
@@ -431,12 +435,14 @@ class Node(Station):
         *,
         round: int,
         deepest: str | None = None,
+        asked: AskKey | None = None,
     ) -> list[NodeRow]:
         """Do something here and at all nodes down to a tier; the rows that come back.
 
         `rows` are those of the whole subtree; each has a route in `arguments` where it must.
+        `asked` is the key of the parent's order.
         """
-        out = self._follow(name, arguments, rows, round)
+        out = self._follow_once(name, arguments, rows, round, asked)
         last = deepest or self.place.tiers[-1]
         if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
             return out
@@ -508,10 +514,32 @@ class Node(Station):
             rows,
             round=header["round"],
             deepest=header["deepest"],
+            asked=key,
         )
         ended = self.database.fact("ended") or []
         facts = {"error": None, "missing": self._missing_facts(), "ended": ended}
         return parcel.pack(facts, out)
+
+    def _follow_once(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        rows: Sequence[NodeRow],
+        round: int,
+        asked: AskKey | None,
+    ) -> list[NodeRow]:
+        """As `_follow`, but not again where an order comes again.
+
+        After a broken connection a parent cannot know whether its order was followed, and sends it
+        again. The node may have trained meanwhile.
+        """
+        if asked is None or name not in _ONCE:
+            return self._follow(name, arguments, rows, round)
+        orders: list[str] = self.database.fact("orders") or []
+        if str(asked) not in orders:
+            self._follow(name, arguments, rows, round)
+            self.database.note(orders=[*orders, str(asked)][-_ENDED:])
+        return []
 
     def _follow(
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int
@@ -608,6 +636,8 @@ class Node(Station):
             return None
         if self._open_key is not None and last_key == str(self._open_key):
             return None
+        if any(last_key == key for key, _ in self._owed.get(seat, [])):
+            return None  # it ended this ask too late, and its answer did not count
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
         return (
             f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "

@@ -19,6 +19,7 @@ Durability = Literal["process", "power"]
 SOURCE = "source"
 """Data of a device that takes its own part of the experiment's data."""
 ANY_ADDRESS = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Settings:
     devices_per_process: int = 1
     port: int = 8443
     control_port: int = 9443
+    control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
 
@@ -59,6 +61,8 @@ class Process:
     durability: Durability
     data: Mapping[str, str]
     patience: Patience | None = None
+    control_host: str = LOOPBACK
+    """Where the control port listens; beyond loopback, operators need a certificate."""
 
     @property
     def tier(self) -> str:
@@ -78,6 +82,8 @@ class Process:
             table["parent"] = self.parent
         if self.listen is not None:
             table["listen"] = self.listen
+        if self.control_host != LOOPBACK:
+            table["control_host"] = self.control_host
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum
@@ -118,6 +124,7 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 durability=settings.durability,
                 data=_data(group, settings),
                 patience=_patience(first, settings),
+                control_host=settings.control_host,
             )
         )
     return out

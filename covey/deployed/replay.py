@@ -7,6 +7,7 @@ replay are those of the deployed run, bit for bit; only seconds differ.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -180,6 +181,10 @@ class Replay:
         return simulator
 
 
-def replay(experiment: Experiment, missing: Iterable[Missing]) -> Run:
+def replay(
+    experiment: Experiment,
+    missing: Iterable[Missing],
+    resume: str | os.PathLike[str] | None = None,
+) -> Run:
     """The deployed run of an experiment, again in the simulator: one record for each round."""
-    return Run(experiment, runtime=Replay(by_ask(missing)))
+    return Run(experiment, runtime=Replay(by_ask(missing)), resume=resume)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors.torch import load, save
 
@@ -38,12 +38,15 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     runtime = _tree_of(run)
     disk = runtime.server.database
     written = disk.records()
-    unchanged = len(written)
     captured = captured_in(disk)
+    changed = 0
     if captured is not None:
         records = [json.loads(record) for record in written]
-        unchanged -= run.stand(captured, records)
-    runtime.capture = _Capture(run, unchanged)
+        changed = run.stand(captured, records)
+    ends = disk.fact("ends") or []
+    if changed and len(written) not in ends:
+        disk.note(ends=[*ends, len(written)])
+    runtime.capture = _Capture(run, len(written) - changed)
     return run
 
 
@@ -63,9 +66,15 @@ def missing_of(disk: Disk) -> list[Missing]:
     return [Missing(*entry) for entry in disk.missing()]
 
 
-def missing_of_run(run: Run) -> list[Missing]:
-    """Who was missing in the good rounds of a run on a deployed tree."""
-    return missing_of(_tree_of(run).server.database)
+def replay_facts(run: Run) -> dict[str, Any]:
+    """What a replay of a run on a deployed tree has to know, as JSON can hold it.
+
+    `ends` are the numbers of rounds after which the run was over, before it got more of them: a
+    last round is always scored.
+    """
+    disk = _tree_of(run).server.database
+    missing = [list(entry) for entry in disk.missing()]
+    return {"ends": disk.fact("ends") or [], "missing": missing}
 
 
 def captured_in(disk: Disk) -> Checkpoint | None:

@@ -62,7 +62,7 @@ class Simulator(BaseRuntime):
         self.graphs: Graphs | None = None
         self.rounds: Rounds | None = None
         on_gpu = self.task.device.type == "cuda"
-        if on_gpu and self.capture and self.environment.ideal:
+        if on_gpu and self.no_graphs() is None:
             self.graphs = Graphs(self)
             self.rounds = Rounds(self, CudaReplay)
         self._room = self.memory
@@ -78,7 +78,20 @@ class Simulator(BaseRuntime):
         out = {**super().report(), "workers": self.workers}
         if self.graphs is not None:
             out["graph"] = self._graph_report(self.graphs)
+        elif self.task.device.type == "cuda":
+            out["graph"] = f"none: {self.no_graphs()}"
         return out
+
+    def no_graphs(self) -> str | None:
+        """Why nothing runs as a CUDA graph on a GPU; None where something may."""
+        if not self.capture:
+            return "capture = false"
+        if not self.environment.ideal:
+            return "the clock of a radio counts the steps of every device"
+        if self.rates.schedules:
+            names = ", ".join(name for name, _ in self.rates.schedules)
+            return f"schedules change {names} with the round, and a graph has fixed rates"
+        return None
 
     def _graph_report(self, graphs: Graphs) -> str:
         """What runs as a CUDA graph, and why no more does."""

@@ -1,7 +1,10 @@
 """The folder that the server of a deployed tree leaves behind: that of `covey run`."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import covey
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder
-from covey.cli.server_folder import MISSING, ServerFolder
+from covey.cli.server_folder import REPLAY, ServerFolder
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.transport import Patience
@@ -18,7 +21,7 @@ from covey.runs import checkpoint
 from covey.runs.record import Round
 from covey.runs.run import Run
 from covey.runs.same_state import record_differences, state_differences
-from tests.cli.command import BASE, SMALL, contents
+from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 
 CHANGES = [*SMALL[1:], "rounds=3", "deploy.devices_per_process=2", 'metrics=["confusion"]']
@@ -37,7 +40,7 @@ NAMED = {
     "checkpoint.previous.safetensors": "a deployed run saves at its end alone",
     "report.html": "times",
     "plot.png": "a panel with seconds",
-    MISSING: "a run of the simulator misses nobody",
+    REPLAY: "a run of the simulator misses nobody",
 }
 """Files that may differ, and why."""
 
@@ -94,29 +97,30 @@ def without_times(value: Any) -> Any:
     return value
 
 
-def test_the_folder_is_that_of_the_simulator(deployed: Path, simulated: Path) -> None:
-    """The same files, with the same bytes but for a named list."""
+def assert_same_folder(deployed: Path, simulated: Path) -> None:
+    """The same files, with the same bytes but for a named list, which are equal but for times."""
     ours = contents(deployed)
     theirs = contents(simulated)
     unlike = ours.keys() ^ theirs.keys()
-    assert unlike <= {MISSING, "checkpoint.previous.safetensors"}
+    assert unlike <= {REPLAY, "checkpoint.previous.safetensors"}
     for name in sorted(ours.keys() & theirs.keys() - NAMED.keys()):
         assert ours[name] == theirs[name], name
-    assert set(ours) - set(NAMED) >= {
-        "config.toml", "data.json", "devices.csv", "confusion.csv", "nodes.json", "nodes.jsonl",
-        "totals.json", "devices.png", "models/personal.safetensors", "models/last/edge.safetensors",
-    }  # fmt: skip
-
-
-def test_what_may_differ_is_equal_but_for_times(deployed: Path, simulated: Path) -> None:
     for name in ("summary.json", "metrics.jsonl"):
-        ours, theirs = (
+        one, other = (
             [json.loads(line) for line in _lines(folder / name)] for folder in (deployed, simulated)
         )
-        assert without_times(ours) == without_times(theirs), name
+        assert without_times(one) == without_times(other), name
     saved = [folder / "checkpoint.safetensors" for folder in (deployed, simulated)]
     assert state_differences(*(checkpoint.read(path) for path in saved)) == []
     assert record_differences(*(covey.history(path) for path in saved)) == []
+
+
+def test_the_folder_is_that_of_the_simulator(deployed: Path, simulated: Path) -> None:
+    assert_same_folder(deployed, simulated)
+    assert set(contents(deployed)) - set(NAMED) >= {
+        "config.toml", "data.json", "devices.csv", "confusion.csv", "nodes.json", "nodes.jsonl",
+        "totals.json", "devices.png", "models/personal.safetensors", "models/last/edge.safetensors",
+    }  # fmt: skip
     status = json.loads((deployed / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "finished"
     engine = json.loads((deployed / "environment.json").read_text(encoding="utf-8"))["engine"]
@@ -165,6 +169,26 @@ def test_the_simulator_goes_on_from_it(deployed: Path, simulated: Path, tmp_path
     assert record_differences(*histories) == []
 
 
+def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
+    """Its last round, scored because it was the last, is then one like the others."""
+    out = tmp_path / "server" / "state" / "run"
+    changes = [*SMALL[1:], "score_every=2"]
+    for rounds in (3, 5):
+        config = load(BASE, [*changes, f"rounds={rounds}"])
+        tree = LocalTree(tmp_path)
+        folder = opened(config, out)
+        with folder.open():
+            rounds_of(server_run(config.experiment(config.seed), tree), folder)
+        tree.close()
+    again = tmp_path / "again"
+    assert command("run", BASE, *changes, "rounds=3", "--out", again).code == 0
+    assert command("run", "--resume", again, "rounds=5").code == 0
+    saved = [folder / "checkpoint.safetensors" for folder in (out, again)]
+    assert state_differences(*(checkpoint.read(path) for path in saved)) == []
+    assert record_differences(*(covey.history(path) for path in saved)) == []
+    assert command("replay", tmp_path).code == 0
+
+
 # Replay
 
 
@@ -202,8 +226,8 @@ def test_a_replay_with_an_absent_node(absent: Path) -> None:
 
 
 def test_a_replay_that_differs_is_told(absent: Path) -> None:
-    missing = absent / "server" / "state" / "run" / MISSING
-    missing.write_text("", encoding="utf-8")
+    missing = absent / "server" / "state" / "run" / REPLAY
+    missing.write_text('{"ends": [], "missing": []}', encoding="utf-8")
     result = command("replay", absent)
     assert result.code == 1
     assert "NOT equal; these differ:" in result.out
@@ -221,3 +245,62 @@ def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> 
     result = command("replay", tmp_path)
     assert result.code == 2
     assert "no folder of a deployed run that has ended" in result.err
+
+
+# Real processes
+
+SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
+LOCAL = (*SMALL, "data.devices=4", "deploy.devices_per_process=2")
+
+
+@SLOW
+def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> None:
+    out = tmp_path / "local"
+    whole = tmp_path / "whole"
+    assert command("run", *LOCAL, "--out", whole).code == 0
+    local = command("deploy", "local", *LOCAL, "--out", out)
+    assert local.code == 0, local.err
+    run = out / "server" / "state" / "run"
+    assert_same_folder(run, whole)
+    assert f"open first: {run}/report.html" in local.out
+    assert command("replay", out).code == 0
+    simulated = covey.load(whole)
+    x = simulated.experiment.data.x[:20].numpy()
+    for number in range(4):
+        process = "device0-1" if number < 2 else "device2-3"
+        device = covey.load(out / process / "state" / f"device{number}")
+        expected = simulated.probabilities(x, device=number)
+        assert (device.probabilities(x) == expected).all()
+    again = command("deploy", "local", *LOCAL, "--out", out)
+    assert "has run all rounds before" in again.out
+    other = command("deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
+    assert other.code == 2
+    assert "algorithm.lam1" in other.err
+
+
+@SLOW
+def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    out = tmp_path / "local"
+    words = ("deploy", "local", *LOCAL, "--out", out)
+    started = spawn(*words, "rounds=400")
+    metrics = out / "server" / "state" / "run" / "metrics.jsonl"
+    until = time.monotonic() + 120
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert time.monotonic() < until, "no round"
+        time.sleep(0.1)
+    started.send_signal(signal.SIGINT)
+    _, error = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "go on with: covey deploy local" in error
+    run = metrics.parent
+    status = json.loads((run / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "stopped"
+    done = len(covey.history(run / "checkpoint.safetensors"))
+    assert 0 < done < 400
+    assert covey.load(out / "device0-1" / "state" / "device0").models()
+    result = command("show", run)
+    assert f"{done} of 400 rounds" in result.out
+    assert command("replay", out).code == 0
+    busy = command(*words, f"rounds={done}")
+    assert busy.code == 2
+    assert "holds a run of 400 rounds" in busy.err

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import covey
 from covey.cli.config import Config, load
@@ -119,10 +120,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     before = {path: path.read_bytes() for path in (folder / "models").iterdir()}
     assert before
     facts = (folder / own_models.FACTS).read_bytes()
-    whole = checkpoint.save_file
 
-    def full(tensors: object, path: Path, **facts: object) -> None:
-        whole(tensors, path, **facts)  # type: ignore[arg-type]
+    def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        save_file(tensors, path, metadata)
         os.truncate(path, os.path.getsize(path) // 2)
         raise OSError(28, "No space left on device")
 
