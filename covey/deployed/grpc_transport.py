@@ -174,6 +174,8 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
+        self._orders: dict[AskKey, _Ask] = {}
+        """Orders whose asks have ended, and which some seats still owe."""
         self._owed = Owed()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
@@ -319,17 +321,23 @@ class GrpcTransport:
             raise TransportError(f"{key} is being asked already.")
         ask = _Ask(key, common, own)
         self._asks[key] = ask
-        for seat in own:
-            self._owed.ask(seat, key)
         for stream in self._open_streams():
             stream.queue(ask)
         try:
             await self._answered(ask, patience)
         finally:
             del self._asks[key]
-            for stream in self._open_streams():
-                stream.pending.pop(ask, None)
+            if key.lane == "order":
+                self._orders[key] = ask
+                self._forget_followed()
+            else:
+                for stream in self._open_streams():
+                    stream.pending.pop(ask, None)
         return ask.result()
+
+    def _forget_followed(self) -> None:
+        """Forget the orders that nobody owes any more."""
+        self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
 
     async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
@@ -426,7 +434,7 @@ class GrpcTransport:
         except BaseException:
             self._leave(stream)
             raise
-        for ask in self._asks.values():
+        for ask in (*self._orders.values(), *self._asks.values()):
             stream.queue(ask)
         return stream
 
@@ -506,6 +514,8 @@ class GrpcTransport:
                 continue
             ask, seats = batch
             ask.sent.update(seats)
+            for seat in seats:
+                self._owed.ask(seat, ask.key)
             await self._send(stream, context, _request(ask, seats))
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
@@ -574,11 +584,15 @@ class GrpcTransport:
             stream.unanswered[head.seat] -= 1
         stream.wake.set()
         ask = self._asks.get(key)
-        if ask is None:
-            LOG.info("late: %s to %s", stream, key)
+        if ask is not None:
+            ask.answers.setdefault(head.seat, data)
+            ask.changed.set()
             return
-        ask.answers.setdefault(head.seat, data)
-        ask.changed.set()
+        LOG.info("late: %s to %s", stream, key)
+        order = self._orders.get(key)
+        if order is not None:
+            order.answers.setdefault(head.seat, b"")
+            self._forget_followed()
 
 
 def _judged(error: Exception) -> Refusal:

@@ -22,6 +22,7 @@ from covey.deployed.plan_files import NODE
 from covey.errors import CoveyError, DivergedError
 
 LOG = "log.jsonl"
+OLD_LOG = "log.previous.jsonl"
 _HOST = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _HIGHEST_PORT = 32_000
@@ -111,6 +112,9 @@ class LocalProcesses:
             for name in self._names:
                 self._running[name] = self._start(name)
             yield
+        except KeyboardInterrupt:
+            self._end_server()
+            raise
         finally:
             self.stop()
 
@@ -121,7 +125,10 @@ class LocalProcesses:
             command.append("--insecure")
         # Many processes share the machine: each has one thread, unless the user says otherwise.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        with open(folder / LOG, "ab") as log:
+        log_file = folder / LOG
+        if log_file.exists():
+            log_file.replace(folder / OLD_LOG)
+        with open(log_file, "wb") as log:
             # A session of its own: Ctrl-C reaches this process alone, which stops the others.
             return subprocess.Popen(
                 command,
@@ -131,28 +138,36 @@ class LocalProcesses:
                 start_new_session=True,
             )
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What the server logs, until it has ended; an error where a process fails."""
-        path = self._folder / self._names[0] / LOG
+    def watch(self) -> Iterator[None]:
+        """A look every now and then until the server has ended; an error where a process fails."""
         server = self._running[self._names[0]]
-        with path.open(encoding="utf-8") as log:
-            while True:
-                ended = server.poll() is not None
-                yield from _events(log.readlines())
-                self._check()
-                if ended:
-                    return
-                time.sleep(_POLL)
+        while True:
+            ended = server.poll()
+            yield
+            if ended == 0:
+                return
+            self._check()
+            time.sleep(_POLL)
 
     def _check(self) -> None:
         """Raise if a process has failed, or has ended before the server."""
+        if self._running[self._names[0]].poll() == 0:
+            return  # it has all it needs of the others
         for name, process in self._running.items():
             code = process.poll()
-            if code is not None and (code != 0 or name != self._names[0]):
+            if code is not None:
                 path = self._folder / name / LOG
                 text = f"{name} ended with code {code}: {last_words(path)}"
                 kind = DivergedError if code == _DIVERGED else ProcessFailed
                 raise kind(f"{text} (all processes are stopped; its log: {path}).")
+
+    def _end_server(self) -> None:
+        """Let the server end its round and write everything down, while the others are there."""
+        server = self._running[self._names[0]]
+        with suppress(ProcessLookupError):
+            server.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            server.wait(_GRACE)
 
     def stop(self) -> None:
         """Let all processes drain, children first; end those that take too long."""
@@ -164,7 +179,7 @@ class LocalProcesses:
         for process in left:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
                 process.wait()
         self._running.clear()

@@ -197,9 +197,9 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """The status as JSON can hold it."""
-        now = self._clock()
         for transport in self._transports:
-            transport.members()
+            transport.members()  # a child may have gone while an ask waits for it
+        now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
         return {
