@@ -86,10 +86,8 @@ def deployable(config: Config) -> Config:
         )
     elif config.device != "cpu":
         reason = f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"'
-    elif config.store is not None:
-        reason = "store: every node of a deployed tree has a disk of its own; leave it out"
-    elif config.store_rows != "dense":
-        reason = f'store_rows = "{config.store_rows}" is for the simulator; leave it out'
+    elif config.store is not None or config.store_rows != "dense":
+        reason = "store, store_rows: every node of a deployed tree has its own disk; leave them out"
     if reason is not None:
         raise ConfigError(f"{reason}.")
     if "score_every" not in config.model_fields_set:
