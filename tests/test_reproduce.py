@@ -244,6 +244,11 @@ def test_results_of_other_settings_are_no_results() -> None:
     assert has(content, row, "paper", Options())
     assert not has(content, row, "paper", Options(seeds=4))
     assert not has(content, changed, "paper", Options())
+    coarse = dict(content[row.key])
+    coarse["paper"] = {**coarse["paper"], "compute": "bf16"}
+    content[row.key] = coarse
+    assert has(content, row, "paper", Options(compute="bf16"))
+    assert not has(content, row, "paper", Options())
     lines = verdicts.lines(replace(table, rows=(changed,)), content)
     assert [line.verdict for line in lines] == [Verdict.NOT_RUN]
 

@@ -28,6 +28,7 @@ from covey.data.files import token_ids
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.data.windows import ids as token_numbers
+from covey.deployed import own_models
 from covey.engine.layout import ParameterLayout
 from covey.engine.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
@@ -58,8 +59,18 @@ MOST_PERSONAL = ("personal", "edge", "global")
 
 
 def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
-    """The run in a folder; of several seeds the first, or the one that is asked for."""
+    """The run in a folder; of several seeds the first, or the one that is asked for.
+
+    The folder of a deployed node's state has the models of that node alone.
+    """
+    from covey.cli import node_folder
+
     folder = Path(path)
+    if (folder / own_models.FACTS).exists():
+        return node_folder.LoadedNode(folder)
+    reason = node_folder.refusal(folder)
+    if reason is not None:
+        raise ConfigError(reason)
     if not (folder / "config.toml").exists():
         raise ConfigError(
             f"{folder} is not a run folder: it has no config.toml; "

@@ -155,9 +155,7 @@ class Seeds:
             self._print_once(f"note: {note}")
         recorders = [Recorder(folder) for folder in folders]
         for run, recorder in zip(runs.seeds, recorders, strict=True):
-            recorder.folder.metrics(run.history)
-            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
-            recorder.begin(run, self.config.method())
+            begin(run, recorder, self.config)
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
             self._rounds(runs, seeds, recorders, tracked)
             for name in _save(runs, recorders):
@@ -278,6 +276,13 @@ class Seeds:
             self.console.print(line)
 
 
+def begin(run: Seed, recorder: Recorder, config: Config) -> None:
+    """Write what is known before the first round that is left."""
+    recorder.folder.metrics(run.history)
+    recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+    recorder.begin(run, config.method())
+
+
 def _left_out(name: str) -> str:
     """That a model has no file of its own, and where it is."""
     return (
@@ -287,22 +292,29 @@ def _left_out(name: str) -> str:
 
 
 def _save(runs: Runs, recorders: list[Recorder]) -> list[str]:
-    """Save every run; the checkpoint comes last.
+    """Save every run; return the names of models that were not written apart."""
+    left_out: list[str] = []
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        left_out += save(run, recorder)
+    return left_out
+
+
+def save(run: Seed, recorder: Recorder) -> list[str]:
+    """Save a run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     The names of models are returned that were not written apart.
     """
     left_out: list[str] = []
-    for run, recorder in zip(runs.seeds, recorders, strict=True):
-        folder = recorder.folder
-        if run.done:
-            left_out += folder.models(run)
-            folder.write("devices.csv", to_csv(run.devices(DEVICES)))
-            _write_confusion(folder, run)
-        folder.metrics(run.history)
-        folder.write("metrics.csv", rounds_csv(run.history))
-        recorder.sync(run)
-        run.save(folder.checkpoint)
+    folder = recorder.folder
+    if run.done:
+        left_out += folder.models(run)
+        folder.write("devices.csv", to_csv(run.devices(DEVICES)))
+        _write_confusion(folder, run)
+    folder.metrics(run.history)
+    folder.write("metrics.csv", rounds_csv(run.history))
+    recorder.sync(run)
+    run.save(folder.checkpoint)
     return left_out
 
 

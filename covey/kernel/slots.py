@@ -66,7 +66,10 @@ class Slots:
             self._kind = _longer(self._kind, size)
 
     def take(self, count: int, kind: int = 0) -> Tensor:
-        """Take some of the free slots of a kind."""
+        """Take some of the free slots of a kind.
+
+        They are in rising order: rows of one segment follow each other.
+        """
         chunks = [torch.empty(0, dtype=torch.int64)]
         while count:
             chunk = self._free[kind].pop()
@@ -76,7 +79,7 @@ class Slots:
             chunks.append(chunk)
             count -= len(chunk)
             self._available[kind] -= len(chunk)
-        slots = torch.cat(chunks)
+        slots = torch.cat(chunks).sort().values
         self._taken[slots] = self.saves
         return slots
 

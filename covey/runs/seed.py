@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -476,12 +477,8 @@ class Seed:
             self.runtime.thaw(column, self._copy)
         if checkpoint.ROWS in saved.facts:
             state = self._load_rows(path, saved.facts, state)
-        if state.round < self.experiment.rounds:
-            for label in state.chosen[0]:
-                if label.startswith(FINAL):
-                    self.runtime.release(label, self._copy)
-            state, changed = saving.going_on(state, self.experiment)
-            journal.records -= changed
+        state, changed = self._going_on(state)
+        journal.records -= changed
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
@@ -494,17 +491,45 @@ class Seed:
         captured.facts["needs"] = needs
         return captured
 
-    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> None:
+    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> int:
         """Stand where a run stood that was captured; nodes keep what they keep.
 
-        The captured run must be the same experiment; `records` are those of its rounds.
+        The captured run must be the same experiment; `records` are those of its rounds. Returns how
+        many of them change because the run has more rounds now than it had.
         """
         wanted = self._runs._fingerprints[self._copy]
         checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
         run = saving.read(captured, records, like=self.w, sizes=self.sizes)
-        self._state = self._state.with_seed(self._copy, run.state)
+        state, changed = self._going_on(run.state)
+        self._state = self._state.with_seed(self._copy, state)
         needs = captured.facts["needs"].items()
         self._runs._needs = {model: set(names) for model, names in needs}
+        return changed
+
+    def _going_on(self, state: State) -> tuple[State, int]:
+        """(state, number of records that change) of a run that has rounds left, or that has none.
+
+        What nodes hold because their last round was the last is released.
+        """
+        if state.round >= self.experiment.rounds:
+            return state, 0
+        for label in state.chosen[0]:
+            if label.startswith(FINAL):
+                self.runtime.release(label, self._copy)
+        return saving.going_on(state, self.experiment)
+
+    def append_to(self, path: str | os.PathLike[str]) -> None:
+        """Save to a checkpoint that this run wrote before: its file of records only grows."""
+        target = Path(path).absolute()
+        facts = checkpoint.read(target, tensors=False).facts
+        journal, written = Journal.read(target, facts["history"])
+        same = 0
+        for record, before in zip(self.history, written, strict=False):
+            if json.loads(json.dumps(record.as_dict())) != before:
+                break
+            same += 1
+        journal.records = same
+        self._runs._journals[self._copy][target] = journal
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""

@@ -337,9 +337,7 @@ class Simulator(BaseRuntime):
     ) -> Message:
         """The message that the receivers get."""
         check_carried(rows_of(message), key)
-        tree = self.tree.copy(key.sender, ids)
-        meter_key = (key.link, key.direction, self._play.lane)
-        route = Route(meter_key, copies, tree, heard, ends)
+        route = self._route(key, ids, copies, ends, heard)
         wire = self.wires[key.link, key.direction]
         link = Link(wire, self._play.ledger)
         before = len(self._play.ledger.entries)
@@ -355,6 +353,19 @@ class Simulator(BaseRuntime):
             crossed = len(self._play.ledger.entries) - before
             self._play.tape.crossed(key.direction, crossed)
         return arrived
+
+    def _route(
+        self,
+        key: MessageKey,
+        ids: Ids,
+        copies: Tensor,
+        ends: LowerEnds | None,
+        heard: Callable[[Tensor], None] | None,
+    ) -> Route:
+        """Where the messages of these senders go, and at which nodes their bytes count."""
+        tree = self.tree.copy(key.sender, ids)
+        meter_key = (key.link, key.direction, self._play.lane)
+        return Route(meter_key, copies, tree, heard, ends)
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         if self.task.device.type == "cuda":
