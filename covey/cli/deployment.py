@@ -7,7 +7,7 @@ from pathlib import Path
 
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
-from covey.cli.device_data import CENSUS_FILE, check_files, is_census
+from covey.cli.device_data import CENSUS_FILE, check_files, is_census, with_names
 from covey.data.census import read as read_census
 from covey.data.census import text as census_text
 from covey.deployed import plan_files
@@ -35,10 +35,11 @@ class Deployment:
         if local and config.deploy is None:
             config = config.model_copy(update={"deploy": {}})
         config = deployable(config)
-        deploy = read(config.deploy or {})
-        check_quorum(deploy, config.learner())
+        check_quorum(read(config.deploy or {}), config.learner())
         experiment = config.experiment(config.seed)
         tree = tree_of(experiment)
+        config = with_names(config, tree.tiers[-1])
+        deploy = read(config.deploy or {})
         settings = deploy.settings()
         if local:
             address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
@@ -56,7 +57,9 @@ class Deployment:
         config = self.config
         out: dict[str, str] = {}
         if is_census(config):
-            out[CENSUS_FILE] = census_text(read_census(Path(config.data["path"])))
-            config = config.model_copy(update={"data": config.data | {"path": CENSUS_FILE}})
+            order = config.data.get("order", ())
+            out[CENSUS_FILE] = census_text(read_census(Path(config.data["path"]), order))
+            data = config.data | {"path": CENSUS_FILE, "order": []}
+            config = config.model_copy(update={"data": data})
         out[plan_files.EXPERIMENT] = config.text()
         return out

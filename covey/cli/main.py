@@ -25,6 +25,7 @@ from covey.cli import (
     ctl,
     data,
     deploy,
+    deploy_change,
     export,
     new,
     registry,
@@ -269,6 +270,7 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+deploy.app.command()(deploy_change.change)
 app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)

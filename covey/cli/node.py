@@ -136,9 +136,10 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
     if loaded.deploy is None:
         loaded = loaded.model_copy(update={"deploy": {}})
     loaded = deployable(loaded)
-    check_quorum(read_deploy(loaded.deploy or {}), loaded.learner())
+    deploy = read_deploy(loaded.deploy or {})
+    check_quorum(deploy, loaded.learner())
     experiment = loaded.experiment(loaded.seed)
-    process = settings.process(tree_of(experiment))
+    process = settings.process(tree_of(experiment), deploy.names)
     log = EventLog(process.name)
     progress = Progress(process.name, process.tier)
     own = own_data(loaded, process, experiment.data)

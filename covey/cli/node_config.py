@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from covey.cli.deploy_config import Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
 from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
-from covey.deployed.seats import seats_of
+from covey.deployed.seats import Names, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -35,9 +35,12 @@ class NodeFile(BaseModel):
     quorum: int | None = Field(None, ge=1)
     data: dict[str, str] = {}
 
-    def process(self, tree: Tree) -> Process:
-        """The process in its tree; an error where a seat or an address does not fit."""
-        seats = seats_of(tree)
+    def process(self, tree: Tree, names: Names | None = None) -> Process:
+        """The process in its tree; an error where a seat or an address does not fit.
+
+        `names` are those that a user gave the nodes of the tree.
+        """
+        seats = seats_of(tree, names)
         for name in self.seats:
             if name not in seats:
                 raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")

@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,6 +34,7 @@ _PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
 _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
 FORMAT = "covey-node-1"
+_CHILDREN = "children"
 _TABLES = (
     # data is NULL where a held version is released
     "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
@@ -290,7 +291,35 @@ class Disk:
         key: str = found[0][0]
         return key
 
+    def seat_children(self, children: Mapping[str, Seat]) -> None:
+        """These are the children from now on, by name.
+
+        If the tree has changed, what the disk knows of a child goes to its new number. Answers of
+        an ask that the change has interrupted are forgotten.
+        """
+        new = dict(children)
+        old = self.fact(_CHILDREN)
+        if old == new:
+            return
+        with self._transaction() as connection:
+            if old is not None:
+                moved = {old[name]: number for name, number in new.items() if name in old}
+                _move_children(connection, moved)
+            _note(connection, {_CHILDREN: new})
+
     # The server's rounds
+
+    def change_tree(self, state: bytes, facts: Mapping[str, Any]) -> None:
+        """The run of a server goes on from this state on another tree."""
+        with self._transaction("inside-round-commit") as connection:
+            connection.execute("DELETE FROM journal")
+            _note(connection, facts)
+            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state])
+
+    def copy(self, path: Path) -> None:
+        """Write the whole disk to a new file."""
+        with self._alone, closing(sqlite3.connect(path)) as other:
+            self._connection.backup(other)
 
     def end_round(
         self,
@@ -351,6 +380,23 @@ class Disk:
         """The records of all rounds that were written, in order."""
         found = self._query("SELECT record FROM records ORDER BY round")
         return [record for (record,) in found]
+
+
+def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -> None:
+    """Give children their new numbers; those without one are forgotten."""
+    received = connection.execute("SELECT seat, key FROM received").fetchall()
+    connection.execute("DELETE FROM received")
+    for seat, key in received:
+        if seat in moved:
+            connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], key])
+    found = connection.execute("SELECT value FROM facts WHERE name = 'owed'").fetchall()
+    if found:
+        owed = []
+        for key, (round, lane, path, tier, seat, status) in json.loads(found[0][0]):
+            if seat in moved:
+                owed.append([key, [round, lane, path, tier, moved[seat], status]])
+        _note(connection, {"owed": owed})
+    connection.execute("DELETE FROM journal")
 
 
 def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:

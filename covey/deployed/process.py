@@ -22,7 +22,7 @@ from covey.deployed.events import EventLog
 from covey.deployed.node import Node
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
-from covey.deployed.seats import NamedSeat, seat_name
+from covey.deployed.seats import NamedSeat
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.transport import Admission, Handler, Port, Seat, Transport
 from covey.deployed.tree_runtime import TreeRuntime
@@ -160,6 +160,8 @@ class Member:
         disk = Disk(state / seat.name / DISK, process.durability)
         self._stack.callback(disk.close)
         self._disks[seat.name] = disk
+        if seat.children:
+            disk.seat_children(self._children(seat))
         door = Door()
         transport = self._transport(seat, door)
         facts = self._told[seat.tier][seat.number]
@@ -221,9 +223,7 @@ class Member:
         """The ids of the children of a seat, by name."""
         place = self._told[seat.tier][seat.number].place
         numbers = range(place.first_child, place.first_child + place.children)
-        below = place.below(seat.tier)
-        assert below is not None
-        return {seat_name(self.parts.tree, below, number): number for number in numbers}
+        return dict(zip(seat.children, numbers, strict=True))
 
     def _evict(self, name: str) -> None:
         for transport in self._parents.values():

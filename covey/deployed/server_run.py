@@ -17,7 +17,8 @@ from covey.runs.checkpoint import Checkpoint
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 
-_FACTS = "facts"
+FACTS = "facts"
+"""The key of a state's metadata under which its facts stand."""
 
 
 class TreeFactory(RuntimeFactory, Protocol):
@@ -95,7 +96,7 @@ class _Capture:
         tensors = {}
         for name, tensor in captured.tensors.items():
             tensors[name] = tensor.detach().cpu().contiguous()
-        state = save(tensors, {_FACTS: json.dumps(captured.facts)})
+        state = save(tensors, {FACTS: json.dumps(captured.facts)})
         new = self._run.history[self._written :]
         records = [(record.round, json.dumps(record.as_dict())) for record in new]
         self._written = len(self._run.history)
@@ -106,7 +107,7 @@ def _read(state: bytes) -> Checkpoint:
     """The inverse of what a capture gives."""
     length = int.from_bytes(state[:8], "little")
     header = json.loads(state[8 : 8 + length])
-    facts = json.loads(header["__metadata__"][_FACTS])
+    facts = json.loads(header["__metadata__"][FACTS])
     return Checkpoint(load(state), facts)
 
 
