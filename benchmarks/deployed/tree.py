@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.deployed.node import FACTS
 from covey.cli.config import read
-from covey.cli.deploy import Deployment
+from covey.cli.deployment import Deployment
 from covey.deployed import plan_files
 from covey.deployed.local import LOG, LocalProcesses, on_this_machine
 
