@@ -17,6 +17,7 @@ from typing import Any
 
 from covey.deployed.admit import signed_text
 from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.disk import fault
 from covey.deployed.extras import grpc
 from covey.deployed.frames import Assembler, Message, cut
 from covey.deployed.grpc_options import (
@@ -63,6 +64,8 @@ class _Session:
     parent: Certificate | None = None
     number: int = 0
     replies: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    asked: set[tuple[Seat, AskKey]] = field(default_factory=set)
+    """What was asked in this stream: a parent that has started anew has not asked the rest yet."""
 
 
 class GrpcPort:
@@ -262,9 +265,11 @@ class GrpcPort:
                 raise _Ended("the parent closes the stream")
             message = assembler.take(data)
             if message is not None and not self._closing.is_set():
-                await self._queue(message, works)
+                await self._queue(session, message, works)
 
-    async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
+    async def _queue(
+        self, session: _Session, message: Message, works: Mapping[Seat, _Work]
+    ) -> None:
         """Let the seats of a request handle it, unless they do so already."""
         head = message.head
         if not isinstance(head, Request):
@@ -275,6 +280,7 @@ class GrpcPort:
             work = works.get(part.seat)
             if work is None:
                 raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
+            session.asked.add((part.seat, key))
             if key not in work.known:
                 work.known.add(key)
                 await work.requests.put((key, common, data))
@@ -292,22 +298,29 @@ class GrpcPort:
                 self._busy -= 1
             work.known.discard(key)
             del common, own
-            if self._session is not None:
+            session = self._session
+            if session is not None and (work.seat, key) in session.asked:
+                session.asked.discard((work.seat, key))
                 head = Reply(Key.of(key), work.seat, len(data))
-                self._session.replies.put_nowait(Message(head, (data,)))
+                session.replies.put_nowait(Message(head, (data,)))
 
     async def _write(self, session: _Session) -> None:
         """Send replies as they come."""
         while True:
             message = await session.replies.get()
             await self._send(session, message)
+            fault("answer-sent")
             session.replies.task_done()
 
     async def _send(self, session: _Session, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""
         session.number += 1
-        for frame in cut(session.number, message):
-            await session.call.write(frame)
+        try:
+            for frame in cut(session.number, message):
+                await session.call.write(frame)
+        except asyncio.InvalidStateError:  # the stream has ended meanwhile
+            await session.call.read()  # raises why
+            raise _Ended("the stream has ended") from None
 
     async def _check_parent(self, session: _Session) -> None:
         """End the stream if the parent's certificate is revoked meanwhile, or ends."""

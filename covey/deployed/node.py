@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.deployed import own_models, parcel
-from covey.deployed.disk import Disk, fault
+from covey.deployed.disk import Disk, fault, number_in
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import (
     Answer,
@@ -40,6 +40,7 @@ ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 _ENDED = 32
 """How many trainings a node remembers to have ended."""
+_BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,6 @@ class Node(Station):
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
-        self._open_key: AskKey | None = None
         self._ended: list[str] = []
         """The keys of the last trainings that ended before the ask that is under way."""
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
@@ -234,15 +234,18 @@ class Node(Station):
 
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
-        self._open_key = key
+        fault("asking")
         answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
-        self._open_key = None
-        for answer in answers.values():
+        fault("answers-received")
+        numbers = {}
+        for seat, answer in answers.items():
             if answer.status != "answered":
                 continue
-            if header_of(answer.data).get("error") is not None:
+            header = header_of(answer.data)
+            if header.get("error") is not None:
                 return answers  # the round ends here
-        self.database.journal(key, answers)
+            numbers[seat] = _number(header)
+        self.database.journal(key, answers, numbers)
         return answers
 
     def _patience(self, asked: int) -> Patience | None:
@@ -294,6 +297,9 @@ class Node(Station):
         if key.lane == "train" and key.round < self.epoch.before:
             late = f"round {key.round + 1} after it was good"
             raise TransportError(f"{self.place} is asked to train in {late}.")
+        if self.database.trained(key):
+            again = f"asked again for {key}, which it has answered, and others since"
+            raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header = {
@@ -308,7 +314,11 @@ class Node(Station):
         self.missing.clear()
         self._ended = self.database.fact("ended") or []
         reply = self._served(header, [*down, *each])
-        facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
+        facts: dict[str, Any] = {
+            "kept": self._described(),
+            "owed": self._owed_facts(),
+            "epoch": [self.epoch.before, self.epoch.attempt],
+        }
         if key.lane == "train":
             facts["ended"] = [*self._ended, str(key)][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
@@ -323,6 +333,7 @@ class Node(Station):
             "kept": self._described(),
             "missing": missing,
             "ended": self._ended,
+            "number": self.database.number + 1,  # of this answer, once it is written
         }
 
     def _owed_facts(self) -> list[Any]:
@@ -345,15 +356,21 @@ class Node(Station):
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
+        before, attempt = self.database.fact("epoch") or (0, 0)
+        if epoch.before < before or epoch.attempt < attempt:
+            stands = f"is told that round {epoch.before + 1} comes next, after round {before + 1}"
+            raise TransportError(f"{self.place} {stands} did: {_BEHIND}.")
         self.epoch = epoch
         pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
         if epoch.undone(*pending):
+            fault("between-rounds")
             self.database.rollback()
             self.forget()
         elif round < epoch.before:
+            fault("between-rounds")
             self.database.commit()
 
     # Rows
@@ -407,8 +424,7 @@ class Node(Station):
 
     def undo_round(self) -> None:
         """The server goes back to the last good round."""
-        self.database.rollback()
-        self.database.note(rollbacks=list(self.epoch.rollbacks))
+        self.database.rollback(rollbacks=list(self.epoch.rollbacks))
         self.forget()
 
     # Orders
@@ -450,15 +466,19 @@ class Node(Station):
             patience = self._patience(len(own))
         answers = self._reach().ask(key, b"", own, patience)
         failures = []
+        numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
                 continue  # it follows when it is back
             reply, more = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
+            numbers[child] = _number(reply)
             out += more
         if failures:
             raise failures[0]
+        if name in ("hold", "release", "thaw"):
+            self.database.receive(numbers)
         return out
 
     def _part(
@@ -490,7 +510,7 @@ class Node(Station):
             round=header["round"],
             deepest=header["deepest"],
         )
-        return parcel.pack({"error": None}, out)
+        return parcel.pack({"error": None, "number": self.database.number}, out)
 
     def _follow(
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int
@@ -583,15 +603,21 @@ class Node(Station):
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
         received = self.database.received(seat)
-        if received is None or last_key == received:
-            return None
-        if self._open_key is not None and last_key == str(self._open_key):
+        if number_in(last_key) >= received:
             return None
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
         return (
-            f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "
-            f"answer to {received}; restore its disk, or start a new run."
+            f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
+            f"{self.place} knows of its change {received}; restore its disk, or start a new run."
         )
+
+
+def _number(header: Mapping[str, Any]) -> int:
+    """The number of the last change of a child's disk, as it says; 0 where it says none."""
+    number = header.get("number")
+    if type(number) is not int:
+        return 0
+    return number
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

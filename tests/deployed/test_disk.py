@@ -1,5 +1,6 @@
 """The disk of a node: what is pending, what is good, and what a crash leaves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,11 @@ def test_pending_rows_are_seen_first_and_can_be_undone(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     disk.end_ask(KEY, [row(1.0)], b"first", {})
     disk.commit()
-    disk.end_ask(KEY, [row(2.0), row(2.0, "held")], b"second", {})
+    disk.end_ask(replace(KEY, path=2), [row(2.0), row(2.0, "held")], b"second", {})
     disk.close()
     disk = Disk(tmp_path / "node.sqlite")
     assert values(disk) == {"present": 2.0, "held": 2.0}
-    assert disk.answer(KEY) == b"second"
+    assert disk.answer(replace(KEY, path=2)) == b"second"
     assert disk.pending == (3, 0)
     disk.rollback()
     assert values(disk) == {"present": 1.0}
@@ -58,7 +59,7 @@ def test_pending_rows_are_seen_first_and_can_be_undone(tmp_path: Path) -> None:
 
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
-    disk.journal(KEY, {4: Answer("answered", b"a"), 7: Answer("late")})
+    disk.journal(KEY, {4: Answer("answered", b"a"), 7: Answer("late")}, {4: 9})
 
     def crash(point: str) -> None:
         if point == "inside-commit":
@@ -71,11 +72,13 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert values(disk) == {}
     assert disk.last_key is None
     assert disk.journalled(KEY) == {4: Answer("answered", b"a"), 7: Answer("late")}
-    assert disk.received(4) == str(KEY)
-    assert disk.received(7) is None
+    assert disk.received(4) == 9
+    assert disk.received(7) == 0
+    assert not disk.trained(KEY)
     disk.end_ask(KEY, [row(1.0)], b"answer", {})
     assert disk.journalled(KEY) is None
-    assert disk.last_key == str(KEY)
+    assert disk.last_key == f"{KEY}#1"
+    assert disk.trained(KEY)
     disk.close()
 
 
