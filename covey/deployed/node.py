@@ -38,6 +38,8 @@ from covey.types import Ids
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+_CHANGING = ("hold", "release", "thaw")
+"""Those that change what a node keeps."""
 _ENDED = 32
 """How many trainings a node remembers to have ended."""
 _BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
@@ -465,6 +467,11 @@ class Node(Station):
         if name in ("hold", "release"):
             patience = self._patience(len(own))
         answers = self._reach().ask(key, b"", own, patience)
+        return out + self._followed_below(name, answers)
+
+    def _followed_below(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
+        """The rows that came back from below."""
+        out = []
         failures = []
         numbers = {}
         for child in self.seats:
@@ -477,7 +484,7 @@ class Node(Station):
             out += more
         if failures:
             raise failures[0]
-        if name in ("hold", "release", "thaw"):
+        if name in _CHANGING:
             self.database.receive(numbers)
         return out
 

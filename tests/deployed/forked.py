@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from covey.deployed.certificates import Authority, Identity
-from covey.deployed.disk import Disk, set_fault
+from covey.deployed.disk import set_fault
 from covey.deployed.events import EventLog
 from covey.deployed.grpc_network import GrpcNetwork
 from covey.deployed.local import last_words, on_this_machine
@@ -81,7 +81,7 @@ class ForkedTree:
     def __post_init__(self) -> None:
         self.parts: Parts = parts_of(self.experiment)
         tiers = self.parts.tree.tiers
-        address = {tier: "{seat}" for tier in tiers[:-1]}
+        address = dict.fromkeys(tiers[:-1], "{seat}")
         settings = Settings(address=address, durability=self.durability)
         planned = processes_of(self.parts.tree, settings)
         self.nodes = self.folder / "nodes"
@@ -103,15 +103,16 @@ class ForkedTree:
         began = time.monotonic()
         signal.signal(signal.SIGALRM, _too_long)
         signal.alarm(SECONDS)
+        ended = Ended(None, "all", f"the tree has not ended in {SECONDS} s")
         try:
             for process in self.processes:
                 self._start(process)
             ended = self._watch()
         except TimeoutError:
-            ended = Ended(None, "all", f"the tree has not ended in {SECONDS} s")
+            pass
         finally:
             signal.alarm(0)
-            self._stop()
+            self._stop(drain=ended.state is not None)
         ended.seconds = time.monotonic() - began
         ended.doubted = sum(self._log(process).count("dropped of") for process in self.processes)
         return ended
@@ -145,8 +146,12 @@ class ForkedTree:
             self._live(process, life)
         self._running[pid] = (process, life)
 
-    def _stop(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+    def _stop(self, *, drain: bool) -> None:
+        """End the processes that are left; where the tree has failed, some cannot drain."""
+        numbers = [signal.SIGKILL]
+        if drain:
+            numbers = [signal.SIGTERM, signal.SIGKILL]
+        for number in numbers:
             for pid in self._running:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -221,7 +226,6 @@ class _Trainings:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._key: AskKey | None = None
-        end_ask = Disk.end_ask
         answered = Node._answered
 
         def watched_answer(node: Node, key: AskKey, common: bytes, own: bytes) -> bytes:
@@ -229,7 +233,6 @@ class _Trainings:
             return answered(node, key, common, own)
 
         Node._answered = watched_answer  # type: ignore[method-assign]
-        assert end_ask is Disk.end_ask
 
     def passed(self, point: str) -> None:
         """A fault point was passed."""

@@ -37,7 +37,7 @@ def name_of_copy(path: Path) -> str:
 class Power:
     """The files below `root`, and the copies of what is durable of them.
 
-    `lies`: a cut keeps a random part of what was not synced.
+    `torn`: a cut keeps a random part of what was not synced; else nothing of it.
     """
 
     root: Path
@@ -51,16 +51,16 @@ class Power:
         library = ctypes.CDLL(None)
         library.covey_power_watch(os.fsencode(self.root), os.fsencode(self.copies))
 
-    def cut(self, folder: Path) -> int:
-        """Cut the power of the machine that has this folder: how many bytes of files it loses."""
-        before = _size(folder)
+    def cut(self, folder: Path) -> bool:
+        """Cut the power of the machine that has this folder; return whether a file has changed."""
+        before = _contents(folder)
         rebuilt = folder.with_name(f"{folder.name}.rebuilt")
         rebuilt.mkdir()
         self._rebuild(name_of_copy(folder), folder, rebuilt)
         shutil.rmtree(folder)
         rebuilt.rename(folder)
         self.settle(folder)
-        return before - _size(folder)
+        return _contents(folder) != before
 
     def settle(self, folder: Path) -> None:
         """Everything in this folder is durable."""
@@ -135,8 +135,10 @@ def cut_at_call(number: int) -> None:
     ctypes.CDLL(None).covey_power_cut(ctypes.c_long(number))
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _contents(folder: Path) -> dict[Path, bytes]:
+    """All files, but for the index of a write-ahead log, which is made anew in any case."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in paths if not path.name.endswith("-shm")}
 
 
 class _Statx(ctypes.Structure):
