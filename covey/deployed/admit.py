@@ -101,6 +101,11 @@ class Doorkeeper:
             self._evicted |= names
         return worst >= self.strikes
 
+    @property
+    def evicted(self) -> frozenset[str]:
+        """The names of the seats that are refused."""
+        return frozenset(self._evicted)
+
     def evict(self, name: str) -> None:
         """Refuse a seat from now on."""
         self._evicted.add(name)

@@ -41,7 +41,9 @@ ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 _CHANGING = ("hold", "release", "thaw")
 """Those that change what a node keeps."""
 _ENDED = 32
-"""How many trainings a node remembers to have ended."""
+"""How many trainings, and how many orders, a node remembers to have ended."""
+_ONCE = ("hold", "release")
+"""Orders that depend on when they are followed: one that comes again is not followed again."""
 _BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
 
 
@@ -124,8 +126,11 @@ class Node(Station):
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
-        self._ended: list[str] = []
-        """The keys of the last trainings that ended before the ask that is under way."""
+        self._ended: list[Any] = []
+        """(key, who was missing in it) of the last trainings that ended before the ask under way.
+
+        A parent that had given up waiting for such an answer learns from it what has happened.
+        """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
         """The keys of the asks that each child was late for since it last answered."""
         self.missing: list[Missing] = []
@@ -207,19 +212,25 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status == "late" and key.lane == "train":
+            if answer.status == "late":
                 self._owed.setdefault(child, []).append((str(key), entry))
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
         """A child that was late says which asks it ended: perhaps it lost the late one."""
-        owed = self._owed.pop(child, None)
-        if owed is None:
-            return
-        ended = header_of(reply).get("ended", [])
-        for key, entry in owed:
-            if key not in ended:
+        if child in self._owed:
+            self._settle_owed(child, header_of(reply).get("ended", []))
+
+    def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
+        """Note who was missing below in asks that a child ended late; it never got the others."""
+        missing_by_key = dict(ended)
+        for key, entry in self._owed.pop(child, []):
+            if entry.lane != "train":
+                continue
+            if key not in missing_by_key:
                 self.missing.append(replace(entry, status="absent"))
+            else:
+                self.missing += [Missing(*values) for values in missing_by_key[key]]
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -322,21 +333,24 @@ class Node(Station):
             "epoch": [self.epoch.before, self.epoch.attempt],
         }
         if key.lane == "train":
-            facts["ended"] = [*self._ended, str(key)][-_ENDED:]
+            facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
         self._written()
         return reply
 
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
-        missing = [list(astuple(entry)) for entry in self.missing]
         return {
             **super()._facts(),
             "kept": self._described(),
-            "missing": missing,
+            "missing": self._missing_facts(),
             "ended": self._ended,
             "number": self.database.number + 1,  # of this answer, once it is written
         }
+
+    def _missing_facts(self) -> list[Any]:
+        """Who was missing in the ask under way, as JSON can hold it."""
+        return [list(astuple(entry)) for entry in self.missing]
 
     def _owed_facts(self) -> list[Any]:
         """The asks that children were late for, as JSON can hold them."""
@@ -439,12 +453,14 @@ class Node(Station):
         *,
         round: int,
         deepest: str | None = None,
+        asked: AskKey | None = None,
     ) -> list[NodeRow]:
         """Do something here and at all nodes down to a tier; the rows that come back.
 
         `rows` are those of the whole subtree; each has a route in `arguments` where it must.
+        `asked` is the key of the parent's order.
         """
-        out = self._follow(name, arguments, rows, round)
+        out = self._follow_once(name, arguments, rows, round, asked)
         last = deepest or self.place.tiers[-1]
         if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
             return out
@@ -467,21 +483,24 @@ class Node(Station):
         if name in ("hold", "release"):
             patience = self._patience(len(own))
         answers = self._reach().ask(key, b"", own, patience)
-        return out + self._followed_below(name, answers)
+        return out + self._rows_of_orders(name, answers)
 
-    def _followed_below(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
-        """The rows that came back from below."""
-        out = []
+    def _rows_of_orders(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
+        """The rows that came back from children who followed an order."""
+        out: list[NodeRow] = []
         failures = []
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
                 continue  # it follows when it is back
-            reply, more = parcel.unpack(answers[child].data)
+            reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
             numbers[child] = _number(reply)
-            out += more
+            if name == "write" and reply["error"] is None:
+                self._settle_owed(child, reply["ended"])
+                self.missing += [Missing(*values) for values in reply["missing"]]
+            out += rows
         if failures:
             raise failures[0]
         if name in _CHANGING:
@@ -510,14 +529,44 @@ class Node(Station):
         """Follow an order of the parent."""
         header, rows = parcel.unpack(own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
+        self.missing.clear()
         out = self.order(
             key.program,
             header["arguments"],
             rows,
             round=header["round"],
             deepest=header["deepest"],
+            asked=key,
         )
-        return parcel.pack({"error": None, "number": self.database.number}, out)
+        ended = self.database.fact("ended") or []
+        facts = {
+            "error": None,
+            "missing": self._missing_facts(),
+            "ended": ended,
+            "number": self.database.number,
+        }
+        return parcel.pack(facts, out)
+
+    def _follow_once(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        rows: Sequence[NodeRow],
+        round: int,
+        asked: AskKey | None,
+    ) -> list[NodeRow]:
+        """As `_follow`, but not again where an order comes again.
+
+        After a broken connection a parent cannot know whether its order was followed, and sends it
+        again. The node may have trained meanwhile.
+        """
+        if asked is None or name not in _ONCE:
+            return self._follow(name, arguments, rows, round)
+        orders: list[str] = self.database.fact("orders") or []
+        if str(asked) not in orders:
+            self._follow(name, arguments, rows, round)
+            self.database.note(orders=[*orders, str(asked)][-_ENDED:])
+        return []
 
     def _follow(
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int

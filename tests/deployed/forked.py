@@ -232,7 +232,7 @@ class _Trainings:
             self._key = key
             return answered(node, key, common, own)
 
-        Node._answered = watched_answer  # type: ignore[method-assign]
+        setattr(Node, "_answered", watched_answer)  # noqa: B010 (a method)
 
     def passed(self, point: str) -> None:
         """A fault point was passed."""

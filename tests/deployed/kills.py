@@ -32,12 +32,14 @@ from typing import Any, Literal
 import torch
 
 import covey
+from covey.data import Shards, own
 from covey.deployed.disk import kill_at
 from covey.deployed.plan import Durability, Process
 from covey.runs.experiment import Experiment
+from covey.tree import Tree
 from tests.deployed.forked import Ended, ForkedTree, Hook, Life
 from tests.deployed.power import Power, compiled, cut_at_call
-from tests.laws.cases import CASES, differences, experiment, state
+from tests.laws.cases import CASES, CLASSES, INPUTS, differences, experiment, state
 
 Where = Literal["commit", "ask", "between rounds", "file"]
 Role = Literal["server", "edge", "device"]
@@ -94,16 +96,32 @@ class Scenario:
     codec: Any = None
     rounds: int = 8
     secure: bool = False
+    small: bool = False
+    """Whether the tree has two edges and three devices."""
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment with a seed."""
         changes: dict[str, Any] = {"rounds": self.rounds, "score_every": 2, "seed": seed}
         if self.codec is not None:
             changes["codec"] = self.codec
+        if self.small:
+            changes |= {"data": three_devices(), "tree": Tree.grouped([1, 2])}
         return experiment(CASES[self.name], **changes)
 
 
+def three_devices() -> Shards:
+    """Three devices with a few examples each."""
+    draw = torch.Generator().manual_seed(3)
+    pairs = []
+    for size in (20, 9, 30):
+        labels = torch.randint(CLASSES, (size,), generator=draw)
+        pairs.append((torch.randn(size, INPUTS, generator=draw), labels))
+    return own(pairs, classes=CLASSES)
+
+
+SMALL = "small"
 SCENARIOS = {
+    SMALL: Scenario("SFedHP", FEEDBACK, rounds=3, small=True),
     "kept rows, feedback": Scenario("SFedHP", FEEDBACK, secure=True),
     "sampled, feedback": Scenario("Scaffold-sample", FEEDBACK, rounds=12),
     "sampled in 3 tiers": Scenario("PerMFL-sample"),
@@ -485,7 +503,7 @@ def main() -> int:
     options = parser.parse_args()
     if (options.cuts or options.lossy) and PRELOADED not in os.environ:
         start_with_power()
-    names = options.only or list(SCENARIOS)
+    names = options.only or [name for name in SCENARIOS if name != SMALL]
     if options.rounds:
         for name in names:
             SCENARIOS[name] = replace(SCENARIOS[name], rounds=options.rounds)

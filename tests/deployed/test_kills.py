@@ -149,10 +149,11 @@ def test_sqlite_loses_what_it_does_not_sync(machine: Machine) -> None:
 # Trees
 
 
-def kills(*arguments: object) -> str:
+def kills(library: Path, *arguments: object) -> str:
     """What the program prints that kills the nodes of trees."""
     command = [sys.executable, "-m", "tests.deployed.kills", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    preloaded = {"COVEY_POWER": "1", "LD_PRELOAD": str(library)}
+    environment = {**os.environ, **preloaded, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -160,14 +161,14 @@ def kills(*arguments: object) -> str:
     return done.stdout
 
 
-def test_some_kills_and_cuts() -> None:
-    out = kills("--count", 5, "--cuts", 3, "--rounds", 3, "--only", "sampled in 3 tiers")
+def test_some_kills_and_cuts(library: Path) -> None:
+    out = kills(library, "--count", 4, "--cuts", 2, "--only", "small")
     assert out.count("bit-equal") >= 2
 
 
 @SLOW
-def test_many_kills() -> None:
-    out = kills("--count", 220)
+def test_many_kills(library: Path) -> None:
+    out = kills(library, "--count", 220)
     totals = dict(
         re.findall(r"^\| (inside a commit|inside an ask|between rounds) .* (\d+) \|$", out, re.M)
     )
@@ -176,10 +177,10 @@ def test_many_kills() -> None:
 
 
 @SLOW
-def test_many_power_cuts() -> None:
-    kills("--count", 0, "--cuts", 60)
+def test_many_power_cuts(library: Path) -> None:
+    kills(library, "--count", 0, "--cuts", 60)
 
 
 @SLOW
-def test_a_disk_that_has_lost_something_is_refused() -> None:
-    assert " 0 else" in kills("--count", 0, "--lossy", 40)
+def test_a_disk_that_has_lost_something_is_refused(library: Path) -> None:
+    assert " 0 else" in kills(library, "--count", 0, "--lossy", 40)
