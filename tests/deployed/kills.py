@@ -60,7 +60,10 @@ POINTS: dict[Where, dict[Role, tuple[str, ...]]] = {
         "server": ("inside-journal", "inside-round-commit"),
     },
     "ask": {
-        "device": ("inside-ask", "training", "before-commit", "after-commit", "answer-sent"),
+        "device": (
+            *("inside-ask", "training", "training", "training", "before-commit"),
+            *("after-commit", "answer-sent"),
+        ),
         "edge": (
             *("inside-ask", "asking", "waiting", "answers-received", "after-journal"),
             *("before-commit", "after-commit", "answer-sent"),
@@ -227,9 +230,9 @@ class Plan:
     def next_life(self, process: Process) -> Life:
         """The next life of a process: the place with the fewest kills comes most often.
 
-        There are more devices than others, so only half of their lives have a fault.
+        There are more devices than others, so a third of their lives have no fault.
         """
-        spared = role(process) == "device" and self.draw.random() < 0.5
+        spared = role(process) == "device" and self.draw.random() < 1 / 3
         if self.total >= self.wanted or spared:
             return Life("")
         if self.calls and self.draw.random() < 0.5:
