@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from covey.deployed.admit import signed_text
 from covey.deployed.certificates import Certificate, Identity
@@ -317,6 +317,7 @@ class GrpcPort:
             message = assembler.take(data)
             if message is not None and not self._closing.is_set():
                 await self._queue(session, message, works)
+            del data, message  # a handler lets go of a large request when it has read it
 
     async def _queue(
         self, session: _Session, message: Message, works: Mapping[Seat, _Work]
@@ -339,7 +340,9 @@ class GrpcPort:
     async def _handle(self, work: _Work, pool: ThreadPoolExecutor) -> None:
         """Handle the requests of one seat, in order."""
         while True:
-            key, common, own = await work.requests.get()
+            key, whole, own = await work.requests.get()
+            common = cast(bytes, memoryview(whole))
+            del whole
             if self._closing.is_set():
                 continue  # the parent asks again, whoever holds the seat then
             self._busy += 1
@@ -348,12 +351,12 @@ class GrpcPort:
             finally:
                 self._busy -= 1
             work.known.discard(key)
-            del common, own
             session = self._session
             if session is not None and (work.seat, key) in session.asked:
                 session.asked.discard((work.seat, key))
                 head = Reply(Key.of(key), work.seat, len(data))
                 session.replies.put_nowait(Message(head, (data,)))
+            del common, own, data
 
     async def _write(self, session: _Session) -> None:
         """Send replies as they come."""
@@ -369,6 +372,7 @@ class GrpcPort:
             session.sent += 1
             fault("answer-sent")
             session.replies.task_done()
+            del message
 
     async def _send(self, session: _Session, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""

@@ -31,7 +31,7 @@ from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
 from covey.runtimes.base import Question
-from covey.runtimes.envelope import header_of, open_sealed, seal
+from covey.runtimes.envelope import header_of, open_sealed, release, seal
 from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
 from covey.types import Ids
@@ -178,7 +178,7 @@ class Node(Station):
     # Asking
 
     def _sent(
-        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+        self, question: Question, down: list[Packed], each: Sequence[Packed]
     ) -> Iterator[bytes | None]:
         """The replies of all children that run, in id order: from the journal, if it has them."""
         owner, parameters = self._owner(question.program)
@@ -188,6 +188,9 @@ class Node(Station):
             "shapes": [list(values.shape[1:]) for values in question.each],
         }
         common = seal(header, down)
+        down.clear()  # large rows are held once
+        if self._link(question.key("up")).wire.update:
+            _, down[:] = open_sealed(common)
         rows = b""
         if self._play.lane == "score":  # the same program may score other rows
             rows = common
@@ -203,6 +206,7 @@ class Node(Station):
         answers = self.database.journalled(key)
         if answers is None:
             answers = self._asked(key, common, self._own_requests(question, each))
+        del common, rows
         for child in question.ids.tolist():
             answer = answers[child]
             if answer.status == "answered":
@@ -326,7 +330,10 @@ class Node(Station):
         }
         self.missing.clear()
         self._ended = self.database.fact("ended") or []
-        reply = self._served(header, [*down, *each])
+        messages = [*down, *each]
+        del down, each
+        release(common)
+        reply = self._served(header, messages)
         facts: dict[str, Any] = {
             "kept": self._described(),
             "owed": self._owed_facts(),

@@ -37,7 +37,7 @@ from covey.deployed.disk import kill_at
 from covey.deployed.plan import Durability, Process
 from covey.runs.experiment import Experiment
 from covey.tree import Tree
-from tests.deployed.forked import Ended, ForkedTree, Hook, Life
+from tests.deployed.forked_tree import Ended, ForkedTree, Hook, Life
 from tests.deployed.power import Power, compiled, cut_at_call
 from tests.laws.cases import CASES, CLASSES, INPUTS, differences, experiment, state
 

@@ -47,21 +47,13 @@ def report(**figures: float) -> None:
 
 def found(fleet: Fleet, since: float) -> dict[str, float]:
     """Seconds until those who lost edge1 said so: its parent, its children, and itself."""
-    fleet.until(lambda: _left(fleet, "server", "edge1", since) is not None, FOUND, "word of it")
-    left = _left(fleet, "server", "edge1", since)
+    fleet.until(lambda: fleet.left("server", "edge1", since) is not None, FOUND, "word of it")
+    left = fleet.left("server", "edge1", since)
     assert left is not None
     out = {"log": left - since}
     fleet.until(lambda: fleet.seat_states("server")["edge1"] == "empty", 5, "status")
     out["status"] = time.time() - since
     return out
-
-
-def _left(fleet: Fleet, parent: str, child: str, since: float) -> float | None:
-    """When a parent has logged that a child is gone."""
-    for event in fleet.events(parent, "left"):
-        if event["text"].startswith(f"left: {child} ") and seconds_of(event) > since:
-            return seconds_of(event)
-    return None
 
 
 def wait_joined(fleet: Fleet, name: str) -> None:
@@ -158,7 +150,8 @@ def test_the_replay_of_late_answers_is_the_run(
             proxy.late_share = 0.0
         statuses = Counter((entry.tier, entry.status) for entry in fleet.missing())
         sent = sum(proxy.late for proxy in fleet.proxies.values())
-        report(late_devices=statuses["device", "late"], delayed=sent)
+        counts = {f"{status} {tier}s": count for (tier, status), count in statuses.items()}
+        report(**counts, delayed=sent)
         assert statuses["device", "late"] >= 5
         assert fleet.differences(fleet.replayed()) == []
         assert replay_equals(fleet)["late"] >= 5
