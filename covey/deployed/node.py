@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.deployed import own_models, parcel
-from covey.deployed.disk import Disk, fault
+from covey.deployed.disk import Disk, fault, number_in
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import (
     Answer,
@@ -38,10 +38,13 @@ from covey.types import Ids
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+_CHANGING = ("hold", "release", "thaw")
+"""Those that change what a node keeps."""
 _ENDED = 32
 """How many trainings, and how many orders, a node remembers to have ended."""
 _ONCE = ("hold", "release")
 """Orders that depend on when they are followed: one that comes again is not followed again."""
+_BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,6 @@ class Node(Station):
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
-        self._open_key: AskKey | None = None
         self._ended: list[Any] = []
         """(key, who was missing in it) of the last trainings that ended before the ask under way.
 
@@ -249,15 +251,18 @@ class Node(Station):
 
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
-        self._open_key = key
+        fault("asking")
         answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
-        self._open_key = None
-        for answer in answers.values():
+        fault("answers-received")
+        numbers = {}
+        for seat, answer in answers.items():
             if answer.status != "answered":
                 continue
-            if header_of(answer.data).get("error") is not None:
+            header = header_of(answer.data)
+            if header.get("error") is not None:
                 return answers  # the round ends here
-        self.database.journal(key, answers)
+            numbers[seat] = _number(header)
+        self.database.journal(key, answers, numbers)
         return answers
 
     def _patience(self, asked: int) -> Patience | None:
@@ -309,6 +314,9 @@ class Node(Station):
         if key.lane == "train" and key.round < self.epoch.before:
             late = f"round {key.round + 1} after it was good"
             raise TransportError(f"{self.place} is asked to train in {late}.")
+        if self.database.trained(key):
+            again = f"asked again for {key}, which it has answered, and others since"
+            raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header = {
@@ -326,7 +334,11 @@ class Node(Station):
         del down, each
         release(common)
         reply = self._served(header, messages)
-        facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
+        facts: dict[str, Any] = {
+            "kept": self._described(),
+            "owed": self._owed_facts(),
+            "epoch": [self.epoch.before, self.epoch.attempt],
+        }
         if key.lane == "train":
             facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
@@ -340,6 +352,7 @@ class Node(Station):
             "kept": self._described(),
             "missing": self._missing_facts(),
             "ended": self._ended,
+            "number": self.database.number + 1,  # of this answer, once it is written
         }
 
     def _missing_facts(self) -> list[Any]:
@@ -366,15 +379,21 @@ class Node(Station):
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
+        before, attempt = self.database.fact("epoch") or (0, 0)
+        if epoch.before < before or epoch.attempt < attempt:
+            stands = f"is told that round {epoch.before + 1} comes next, after round {before + 1}"
+            raise TransportError(f"{self.place} {stands} did: {_BEHIND}.")
         self.epoch = epoch
         pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
         if epoch.undone(*pending):
+            fault("between-rounds")
             self.database.rollback()
             self.forget()
         elif round < epoch.before:
+            fault("between-rounds")
             self.database.commit()
 
     # Rows
@@ -428,8 +447,7 @@ class Node(Station):
 
     def undo_round(self) -> None:
         """The server goes back to the last good round."""
-        self.database.rollback()
-        self.database.note(rollbacks=list(self.epoch.rollbacks))
+        self.database.rollback(rollbacks=list(self.epoch.rollbacks))
         self.forget()
 
     # Orders
@@ -478,18 +496,22 @@ class Node(Station):
         """The rows that came back from children who followed an order."""
         out: list[NodeRow] = []
         failures = []
+        numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
                 continue  # it follows when it is back
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            elif name == "write":
+            numbers[child] = _number(reply)
+            if name == "write" and reply["error"] is None:
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
             out += rows
         if failures:
             raise failures[0]
+        if name in _CHANGING:
+            self.database.receive(numbers)
         return out
 
     def _part(
@@ -524,7 +546,12 @@ class Node(Station):
             asked=key,
         )
         ended = self.database.fact("ended") or []
-        facts = {"error": None, "missing": self._missing_facts(), "ended": ended}
+        facts = {
+            "error": None,
+            "missing": self._missing_facts(),
+            "ended": ended,
+            "number": self.database.number,
+        }
         return parcel.pack(facts, out)
 
     def _follow_once(
@@ -639,17 +666,21 @@ class Node(Station):
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
         received = self.database.received(seat)
-        if received is None or last_key == received:
+        if number_in(last_key) >= received:
             return None
-        if self._open_key is not None and last_key == str(self._open_key):
-            return None
-        if any(last_key == key for key, _ in self._owed.get(seat, [])):
-            return None  # it ended this ask too late, and its answer did not count
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
         return (
-            f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "
-            f"answer to {received}; restore its disk, or start a new run."
+            f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
+            f"{self.place} knows of its change {received}; restore its disk, or start a new run."
         )
+
+
+def _number(header: Mapping[str, Any]) -> int:
+    """The number of the last change of a child's disk, as it says; 0 where it says none."""
+    number = header.get("number")
+    if type(number) is not int:
+        return 0
+    return number
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

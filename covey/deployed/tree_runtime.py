@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.deployed.disk import fault
 from covey.deployed.node import Epoch, Missing, Node
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.own_models import ChosenModel, as_arguments
@@ -85,6 +86,7 @@ class TreeRuntime(Runtime):
             state, records = self.capture()
         self.server.end_round(state, records, self._missing, played=played)
         self._missing.clear()
+        fault("round-ended")
 
     def rollback(self) -> None:
         """All nodes go back to the last commit; those below do it when they are asked next."""
