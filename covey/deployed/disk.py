@@ -295,14 +295,23 @@ class Disk:
         return bool(self._query("SELECT 1 FROM trained WHERE key = ?", [str(key)]))
 
     def end_ask(
-        self, key: AskKey, rows: Iterable[NodeRow], answer: bytes, facts: Mapping[str, Any]
+        self,
+        key: AskKey,
+        rows: Iterable[NodeRow],
+        answer: bytes,
+        facts: Mapping[str, Any],
+        numbers: Mapping[Seat, int] | None = None,
     ) -> None:
-        """An ask has ended: its rows, its answer, and no journal any more."""
+        """An ask has ended: its rows, its answer, and no journal any more.
+
+        `numbers` are those of the last changes of the children's disks.
+        """
         fault("before-commit")
         number = self.number + 1
         with self._transaction("inside-commit") as connection:
             _put(connection, rows, good=False)
             insert(connection, "answers", [key.lane, str(key)], answer)
+            _receive(connection, numbers or {})
             connection.execute("DELETE FROM journal")
             if key.lane == "train":
                 values = [str(key), key.round]
@@ -383,6 +392,7 @@ class Disk:
         state: bytes | None = None,
         records: Iterable[tuple[int, str]] = (),
         missing: Iterable[Sequence[Any]] = (),
+        numbers: Mapping[Seat, int] | None = None,
         *,
         played: bool = True,
     ) -> None:
@@ -392,7 +402,8 @@ class Disk:
         interrupted.
 
         `records` are (round, text) of the rounds that were not written yet, `missing` (round, lane,
-        path, tier, number, status) of those who did not answer in them.
+        path, tier, number, status) of those who did not answer in them, `numbers` those of the last
+        changes of the children's disks.
         """
         fault("between-rounds")
         with self._transaction("inside-round-commit") as connection:
@@ -401,6 +412,7 @@ class Disk:
             if played:
                 connection.execute("DELETE FROM journal")
             _note(connection, facts)
+            _receive(connection, numbers or {})
             for record in records:
                 connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
             for entry in missing:

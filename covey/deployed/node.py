@@ -28,6 +28,7 @@ from covey.deployed.transport import (
     digest,
 )
 from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
+from covey.kernel.call import Call
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.packed import Packed
 from covey.runtimes.base import Question
@@ -126,6 +127,10 @@ class Node(Station):
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
+        self._unwritten: tuple[AskKey, dict[Seat, Answer]] | None = None
+        """The last ask of the program under way and its answers, which no journal has."""
+        self._heard: dict[Seat, int] = {}
+        """The numbers of the last changes that children have told since this node was made."""
         self._ended: list[Any] = []
         """(key, who was missing in it) of the last trainings that ended before the ask under way.
 
@@ -152,6 +157,7 @@ class Node(Station):
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
+        self._unwritten = None
         store = WatchedStore(self._sizes(), place=self.place)
         by_name: dict[str, list[NodeRow]] = {}
         for kept in self.database.rows(self.place.tier, self.place.number):
@@ -250,7 +256,8 @@ class Node(Station):
         return out
 
     def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
-        """Ask children, and journal what they answer unless it is an error."""
+        """Ask children; their answers are to be journalled before anything else is asked."""
+        self._journal()
         fault("asking")
         answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
         fault("answers-received")
@@ -262,8 +269,25 @@ class Node(Station):
             if header.get("error") is not None:
                 return answers  # the round ends here
             numbers[seat] = _number(header)
-        self.database.journal(key, answers, numbers)
+        self._heard |= numbers
+        self._unwritten = (key, answers)
         return answers
+
+    def _journal(self) -> None:
+        """Write what children answered last: after the next ask they have it no more.
+
+        An ask that is the last one of its program is never written. Until this node has ended the
+        program on its disk, its children have their answers on theirs.
+        """
+        if self._unwritten is not None:
+            self.database.journal(*self._unwritten, self._heard)
+            self._unwritten = None
+
+    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+        """Store what a call kept; the program has ended, and asks nothing more."""
+        if len(ids):
+            self._unwritten = None
+        super()._record(tier, ids, call, idle)
 
     def _patience(self, asked: int) -> Patience | None:
         """How long to wait for so many children; a quorum above them is all of them."""
@@ -341,7 +365,7 @@ class Node(Station):
         }
         if key.lane == "train":
             facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
-        self.database.end_ask(key, self._changed(), reply, facts)
+        self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply
 
@@ -442,7 +466,7 @@ class Node(Station):
         }
         entries = [list(astuple(entry)) for entry in missing]
         changed = self._changed()
-        self.database.end_round(changed, facts, state, records, entries, played=played)
+        self.database.end_round(changed, facts, state, records, entries, self._heard, played=played)
         self._written()
 
     def undo_round(self) -> None:
@@ -511,6 +535,7 @@ class Node(Station):
         if failures:
             raise failures[0]
         if name in _CHANGING:
+            self._heard |= numbers
             self.database.receive(numbers)
         return out
 
@@ -665,7 +690,7 @@ class Node(Station):
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
-        received = self.database.received(seat)
+        received = max(self.database.received(seat), self._heard.get(seat, 0))
         if number_in(last_key) >= received:
             return None
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
