@@ -20,7 +20,7 @@ from covey.deployed.plan_files import NODE
 from covey.errors import ConfigError
 
 app = typer.Typer(
-    help="Look at running nodes, and pause, resume, stop or evict them.",
+    help="Look at running nodes; pause, resume, stop, evict or admit them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -114,6 +114,21 @@ def evict(
     _order(f"evict/{seat}", node, None, certs)
 
 
+@app.command()
+def admit(
+    seat: Annotated[str, typer.Argument(help="A child that was evicted, such as device17.")],
+    node: Nodes = None,
+    certs: Certs = None,
+) -> None:
+    """Let an evicted child take its seat again, once its process is mended.
+
+    Examples:
+
+      covey ctl admit device17 --node 127.0.0.1:9444
+    """
+    _order(f"admit/{seat}", node, None, certs)
+
+
 def table(statuses: list[dict[str, Any]]) -> Table:
     """The status screen: one line per seat, as its own process tells it or else its parent."""
     out = Table(box=None, pad_edge=False, header_style="bold")
@@ -124,7 +139,7 @@ def table(statuses: list[dict[str, Any]]) -> Table:
     return out
 
 
-_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "lag")
+_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "bad", "lag")
 _TEXTS = 3  # columns of text
 
 
@@ -136,13 +151,14 @@ def merged(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not any(seat["own"] for seat in status["seats"]):
             seats.setdefault(status["process"], _of_process(status))
         for seat in status["seats"]:
+            before = seats.get(seat["seat"], {"asks": {}, "state": ""})
             if seat["own"] or seat["seat"] not in seats:
-                before = seats.get(seat["seat"], {"asks": {}})
                 asks = seat["asks"] | before["asks"]
                 seats[seat["seat"]] = seat | {"asks": asks}
             else:
-                asks = seat["asks"] | seats[seat["seat"]]["asks"]
-                seats[seat["seat"]]["asks"] = asks
+                before["asks"] = seat["asks"] | before["asks"]
+            if "evicted" in (seat["state"], before["state"]):  # which its own process cannot know
+                seats[seat["seat"]]["state"] = "evicted"
     tiers = list(dict.fromkeys(_tier_and_number(name)[0] for name in seats))
 
     def order(seat: dict[str, Any]) -> tuple[int, int]:
@@ -198,6 +214,7 @@ def _words(seat: dict[str, Any]) -> list[str]:
         _size(seat["up_bytes"]),
         str(seat["asks"].get("late", 0)),
         str(seat["asks"].get("absent", 0)),
+        str(seat["asks"].get("bad", 0)),
         lag,
     ]
 

@@ -71,6 +71,7 @@ def _compared(console: Console, file: Path, path: Path) -> dict[str, Any]:
         "rounds": len(records),
         "late": statuses["late"],
         "absent": statuses["absent"],
+        "bad": statuses["bad"],
         "differing_rounds": differing,
         "global_model_equal": same_model,
         "equal": same_model and not differing,
@@ -89,9 +90,8 @@ def _differing_rounds(run: Run, records: list[dict[str, Any]]) -> list[int]:
 
 def _sentence(facts: dict[str, Any]) -> str:
     """The result in words."""
-    repeated = (
-        f"{facts['rounds']} rounds, {facts['late']} late and {facts['absent']} absent answers"
-    )
+    missing = f"{facts['late']} late, {facts['absent']} absent and {facts['bad']} bad answers"
+    repeated = f"{facts['rounds']} rounds, {missing}"
     if facts["equal"]:
         return f"{repeated}: the replay equals the deployed run, bit for bit."
     differences = []

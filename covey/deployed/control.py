@@ -3,7 +3,8 @@
 It listens on loopback. On another address it asks for a certificate of the tree's authority that
 names `operator`. It never shares a port with the nodes.
 
-    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop   POST /evict/SEAT
+    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop
+    POST /evict/SEAT   POST /admit/SEAT
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from covey.errors import ConfigError, CoveyError
 
 LOOPBACK = "127.0.0.1"
 OPERATOR = "operator"
-ORDERS = ("pause", "resume", "stop", "evict")
+ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first."""
 _SECONDS = 10.0  # that a request may take
@@ -48,11 +49,13 @@ class Control:
         identity: Identity | None = None,
         log: EventLog | None = None,
         evict: Evict | None = None,
+        admit: Evict | None = None,
     ) -> None:
-        """`identity` is needed beyond loopback; `evict` puts a child out of its seat."""
+        """`identity` is needed beyond loopback; `evict` puts a child out, `admit` lets it in."""
         self.progress = progress
         self.log = log
         self._evict = evict
+        self._admit = admit
         self.identity = None
         if not is_loopback(host):
             if identity is None:
@@ -93,12 +96,17 @@ class Control:
         if order == "stop":
             self.progress.drain()
             return "draining: the process ends after what is under way"
-        if self._evict is None or seat not in self._children():
+        do = self._evict
+        if order == "admit":
+            do = self._admit
+        if do is None or seat not in self._children():
             children = ", ".join(self._children()) or "none"
             raise ConfigError(
-                f"{self.progress.process} cannot evict {seat!r}; its children: {children}."
+                f"{self.progress.process} cannot {order} {seat!r}; its children: {children}."
             )
-        self._evict(str(seat))
+        do(str(seat))
+        if order == "admit":
+            return f"admitted {seat}: a process may take the seat again"
         return f"evicted {seat}: its stream is closed, and it is not admitted again"
 
     def _children(self) -> list[str]:

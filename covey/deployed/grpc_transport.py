@@ -30,11 +30,12 @@ from covey.deployed.grpc_options import (
     shared_loop,
 )
 from covey.deployed.owed import Owed
-from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
+from covey.deployed.transport import Admission, Answer, AskKey, Check, Patience, Seat
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
+_LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 
 
@@ -45,7 +46,10 @@ class _Ask:
     key: AskKey
     common: bytes
     own: Mapping[Seat, bytes]
+    check: Check | None = None
     answers: dict[Seat, bytes] = field(default_factory=dict)
+    bad: set[Seat] = field(default_factory=set)
+    """The seats whose answer was refused, and who are not asked again yet."""
     sent: set[Seat] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,9 +61,17 @@ class _Ask:
         """Whether nothing more is waited for."""
         if len(self.answers) == len(self.own):
             return True
-        if patience is None or waited < patience.seconds:
+        if patience is None or len(self.answers) < patience.quorum:
             return False
-        return len(self.answers) >= patience.quorum
+        return waited >= patience.seconds or len(self.answers) + len(self.bad) == len(self.own)
+
+    def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
+        """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
+        if patience is None or waited >= patience.seconds:
+            return sorted(self.bad)
+        if len(self.own) - len(self.bad) >= patience.quorum:
+            return []
+        return sorted(self.bad)
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
@@ -67,6 +79,8 @@ class _Ask:
         for seat in self.own:
             if seat in self.answers:
                 out[seat] = Answer("answered", self.answers[seat])
+            elif seat in self.bad:
+                out[seat] = Answer("bad")
             elif seat in self.sent:
                 out[seat] = Answer("late")
             else:
@@ -108,6 +122,11 @@ class _Stream:
         if seats:
             self.pending[ask] = seats
             self.wake.set()
+
+    def queue_again(self, ask: _Ask, seat: Seat) -> None:
+        """Let the sender send an ask to one seat again."""
+        self.pending[ask] = [*self.pending.get(ask, []), seat]
+        self.wake.set()
 
     def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
         """The next ask with the seats that it can be sent to now.
@@ -169,6 +188,7 @@ class GrpcTransport:
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
         self._owed = Owed()
+        self._checks: set[asyncio.Future[None]] = set()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._loop = shared_loop()
@@ -182,6 +202,7 @@ class GrpcTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
         try:
@@ -191,7 +212,7 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
-        return self._do(self._ask(key, common, own, patience))
+        return self._do(self._ask(_Ask(key, common, own, check), patience))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
@@ -200,6 +221,14 @@ class GrpcTransport:
     def evict(self, name: str) -> None:
         """Close the stream of a seat and refuse it from now on."""
         self._do(self._evict(name))
+
+    def readmit(self, name: str) -> None:
+        """Let an evicted seat be taken again."""
+        self.doorkeeper.readmit(name)
+
+    def evicted(self) -> frozenset[str]:
+        """The names of the seats that are refused until they are readmitted."""
+        return self.doorkeeper.evicted
 
     def close(self) -> None:
         """End all connections; asks that wait raise a TransportError."""
@@ -280,18 +309,12 @@ class GrpcTransport:
 
     # Asking
 
-    async def _ask(
-        self,
-        key: AskKey,
-        common: bytes,
-        own: Mapping[Seat, bytes],
-        patience: Patience | None,
-    ) -> dict[Seat, Answer]:
+    async def _ask(self, ask: _Ask, patience: Patience | None) -> dict[Seat, Answer]:
+        key = ask.key
         if key in self._asks:
             raise TransportError(f"{key} is being asked already.")
-        ask = _Ask(key, common, own)
         self._asks[key] = ask
-        for seat in own:
+        for seat in ask.own:
             self._owed.ask(seat, key)
         for stream in self._open_streams():
             stream.queue(ask)
@@ -309,6 +332,8 @@ class GrpcTransport:
         while not ask.ended(patience, time.monotonic() - began):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
+            for seat in ask.wanted_again(patience, time.monotonic() - began):
+                self._ask_again(ask, seat)
             ask.changed.clear()
             left = None
             if patience is not None:
@@ -317,6 +342,13 @@ class GrpcTransport:
                     left = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(ask.changed.wait(), left)
+
+    def _ask_again(self, ask: _Ask, seat: Seat) -> None:
+        """Ask a seat once more after a bad answer; an empty seat is asked when it is taken."""
+        ask.bad.discard(seat)
+        self._owed.ask(seat, ask.key)
+        if seat in self._streams:
+            self._streams[seat].queue_again(ask, seat)
 
     # A process dials in
 
@@ -513,7 +545,9 @@ class GrpcTransport:
     def _strike(self, stream: _Stream, text: str) -> bool:
         evicted = self.doorkeeper.strike(frozenset(stream.seats))
         if evicted:
-            LOG.warning("evicted %s: %s", stream, text)
+            seats = list(stream.seats)
+            facts = {"seats": seats, "peer": stream.peer, "reason": text}
+            LOG.warning("evicted %s: %s", stream, text, extra={"facts": facts})
         return evicted
 
     def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
@@ -527,7 +561,35 @@ class GrpcTransport:
         if ask is None:
             LOG.info("late: %s to %s", stream, key)
             return
-        ask.answers.setdefault(head.seat, data)
+        if ask.check is None:
+            self._believe(ask, head.seat, data)
+            return
+        task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
+        """Believe an answer, or drop it: a long one is checked by another thread."""
+        assert ask.check is not None
+        if len(data) > _LONG:
+            reason = await asyncio.to_thread(ask.check, seat, data)
+        else:
+            reason = ask.check(seat, data)
+        if reason is None:
+            self._believe(ask, seat, data)
+            return
+        self.refused["bad"] += 1
+        name = next(name for name, number in stream.seats.items() if number == seat)
+        facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
+        LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
+        if self._strike(stream, reason):
+            stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
+            self._leave(stream)
+        ask.bad.add(seat)
+        ask.changed.set()
+
+    def _believe(self, ask: _Ask, seat: Seat, data: bytes) -> None:
+        ask.answers.setdefault(seat, data)
         ask.changed.set()
 
 

@@ -44,6 +44,10 @@ class Parent(Transport, Protocol):
         """Close the stream of a seat, and do not admit it again."""
         ...
 
+    def readmit(self, name: str) -> None:
+        """Let an evicted seat be taken again."""
+        ...
+
 
 class Network(Protocol):
     """Makes both ends of a process: the one to its children, and the one to its parent."""
@@ -118,6 +122,7 @@ class Member:
                 identity=identity,
                 log=self.log,
                 evict=self._evict,
+                admit=self._admit,
             )
             self._stack.callback(control.close)
             self._stack.enter_context(drained(self.progress, self.log))
@@ -148,7 +153,18 @@ class Member:
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
+        bounds = {}
+        for name, number in self._children(seat).items():
+            if name in process.norm_bounds:
+                bounds[number] = process.norm_bounds[name]
+        node = node_of(
+            parts,
+            facts,
+            disk,
+            transport=transport,
+            patience=process.patience,
+            norm_bounds=bounds,
+        )
         door.node = node
         return node
 
@@ -202,13 +218,19 @@ class Member:
         place = self._told[seat.tier][seat.number].place
         numbers = range(place.first_child, place.first_child + place.children)
         below = place.below(seat.tier)
-        assert below is not None
+        if below is None:
+            return {}
         return {seat_name(self.parts.tree, below, number): number for number in numbers}
 
     def _evict(self, name: str) -> None:
         for transport in self._parents.values():
             transport.evict(name)
         self.log.warning("evicted", seat=name)
+
+    def _admit(self, name: str) -> None:
+        for transport in self._parents.values():
+            transport.readmit(name)
+        self.log.info("admitted", seat=name)
 
 
 class _Server:

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Transport
+from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat, Transport
 
 State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
@@ -31,7 +31,10 @@ class SeatProgress:
     down_bytes: int = 0
     up_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """How many asks were answered, late or absent."""
+    """How many asks were answered, late or absent, and how many answers were bad."""
+    evicted: bool = False
+    reason: str | None = None
+    """Why its last bad answer was refused."""
     last_time: float | None = None
     seconds: float = 0.0
     """The time of all its asks together."""
@@ -45,8 +48,10 @@ class SeatProgress:
     def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
         """The request was answered, or not."""
         self.working = False
-        self.counts[status] = self.counts.get(status, 0) + 1
         self.seconds += seconds
+        if status == "bad":  # it was counted when it came
+            return
+        self.count(status)
         if status != "answered":
             return
         self.up_bytes += size
@@ -56,6 +61,10 @@ class SeatProgress:
             self.rounds += 1
             self.round = key.round
 
+    def count(self, status: str) -> None:
+        """Count an outcome."""
+        self.counts[status] = self.counts.get(status, 0) + 1
+
 
 class Progress:
     """All that a process tells of itself. Threads may use it at the same time."""
@@ -64,6 +73,7 @@ class Progress:
         self.process = process
         self.tier = tier
         self.seats: dict[str, SeatProgress] = {}
+        self._watched: list[WatchedTransport] = []
         self._clock = clock
         self._began = clock()
         self._lock = threading.Lock()
@@ -132,7 +142,9 @@ class Progress:
         """The transport to the children, watched; `names` are those of their seats."""
         for name in names.values():
             self.seats.setdefault(name, SeatProgress(own=False))
-        return WatchedTransport(self, names, transport)
+        watched = WatchedTransport(self, names, transport)
+        self._watched.append(watched)
+        return watched
 
     def asked(self, names: Mapping[Seat, str], key: AskKey, sizes: Mapping[Seat, int]) -> float:
         """An ask begins; return the time."""
@@ -155,12 +167,19 @@ class Progress:
                 child = self.seats[names[seat]]
                 child.ended(key, answer.status, len(answer.data), now - began, now)
 
-    def members(self, taken: set[str]) -> None:
-        """Which children have taken their seats now."""
+    def refused(self, name: str, reason: str) -> None:
+        """An answer of a child was bad."""
+        with self._lock:
+            self.seats[name].count("bad")
+            self.seats[name].reason = reason
+
+    def members(self, taken: set[str], evicted: frozenset[str] = frozenset()) -> None:
+        """Which children have taken their seats now, and which are not let in."""
         with self._lock:
             for name, seat in self.seats.items():
                 if not seat.own:
                     seat.taken = name in taken
+                    seat.evicted = name in evicted
 
     # What is told
 
@@ -181,6 +200,8 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """The status as JSON can hold it."""
+        for transport in self._watched:
+            transport.members()
         now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
@@ -206,6 +227,7 @@ class Progress:
             "down_bytes": seat.down_bytes,
             "up_bytes": seat.up_bytes,
             "asks": dict(seat.counts),
+            "bad_reason": seat.reason,
             "lag": lag,
             "ask_seconds": round(seat.seconds, 6),
         }
@@ -213,6 +235,8 @@ class Progress:
     def _seat_state(self, seat: SeatProgress) -> str:
         if seat.own and self.state in ("starting", "paused", "draining", "ended"):
             return self.state
+        if seat.evicted and not seat.taken:
+            return "evicted"
         if not seat.taken:
             return "empty"
         if seat.working:
@@ -230,7 +254,11 @@ class Progress:
         metrics.add("uptime_seconds", "gauge", process, status["seconds"])
         for seat in status["seats"]:
             labels = process | {"seat": seat["seat"]}
-            metrics.add("seat_taken", "gauge", labels, int(seat["state"] != "empty"))
+            empty = seat["state"] in ("empty", "evicted")
+            metrics.add("seat_taken", "gauge", labels, int(not empty))
+            if not seat["own"]:
+                evicted = int(seat["state"] == "evicted")
+                metrics.add("seat_evicted", "gauge", labels, evicted)
             metrics.add("rounds_total", "counter", labels, seat["rounds"])
             for direction in ("down", "up"):
                 ends = labels | {"direction": direction}
@@ -241,6 +269,15 @@ class Progress:
             if seat["lag"] is not None:
                 metrics.add("lag_seconds", "gauge", labels, seat["lag"])
         return metrics.text()
+
+
+@runtime_checkable
+class Evicting(Protocol):
+    """A transport that refuses seats which have misbehaved."""
+
+    def evicted(self) -> frozenset[str]:
+        """The names of the seats that are refused until they are readmitted."""
+        ...
 
 
 class WatchedTransport:
@@ -257,21 +294,39 @@ class WatchedTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
-        """Ask as the transport below does."""
+        """Ask as the transport below does; bad answers are counted."""
         if key.lane != "order":
             self._progress.gate()
         sizes = {seat: len(common) + len(part) for seat, part in own.items()}
         began = self._progress.asked(self._names, key, sizes)
-        answers = self._inner.ask(key, common, own, patience)
+        watched = None
+        if check is not None:
+            watched = self._watched(check)
+        answers = self._inner.ask(key, common, own, patience, watched)
         self._progress.heard(self._names, key, answers, began)
         self.members()
         return answers
 
+    def _watched(self, check: Check) -> Check:
+        """The same check, which tells of bad answers."""
+
+        def watched(seat: Seat, data: bytes) -> str | None:
+            reason = check(seat, data)
+            if reason is not None:
+                self._progress.refused(self._names[seat], reason)
+            return reason
+
+        return watched
+
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         members = self._inner.members()
-        self._progress.members({self._names[seat] for seat in members})
+        evicted: frozenset[str] = frozenset()
+        if isinstance(self._inner, Evicting):
+            evicted = self._inner.evicted()
+        self._progress.members({self._names[seat] for seat in members}, evicted)
         return members
 
     def close(self) -> None:

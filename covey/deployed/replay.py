@@ -1,9 +1,10 @@
 """A deployed run with missing nodes, again in the simulator.
 
 The server's disk tells who did not answer which ask. A late node has run the program, and its
-answer did not count; an absent node never got the ask. The rows and the scores of the replay are
-those of the deployed run, bit for bit. Traffic, notes and gradients are not: the deployed run has
-no figures of nodes that were late.
+answer did not count; an absent node never got the ask. A node with a bad answer is as an absent
+one, unless a later answer says that it has run the program. The rows and the scores of the replay
+are those of the deployed run, bit for bit. Traffic, notes and gradients are not: the deployed run
+has no figures of nodes that were late.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class ReplaySimulator(Simulator):
     missing: ByAsk = field(default_factory=dict)
 
     def _question(self, me: Nodes, ask: AskArguments) -> Question:
-        """An ask without those who were absent, and without the answers of those who were late."""
+        """An ask without those who had no part in it, and without the answers of late ones."""
         question = super()._question(me, ask)
         key = (question.round, self._play.lane, question.path, question.tier)
         missing = self.missing.get(key)
         if not missing:
             return question
         status = [missing.get(number) for number in question.ids.tolist()]
-        there = torch.tensor([entry != "absent" for entry in status], dtype=torch.bool)
+        there = torch.tensor([entry in (None, "late") for entry in status], dtype=torch.bool)
         in_time = torch.tensor([entry is None for entry in status], dtype=torch.bool)
         answering = torch.zeros(len(status), dtype=torch.bool)
         answering[question.answers] = True
