@@ -63,7 +63,10 @@ def status(
     if as_json:
         print(json.dumps(statuses))
         return
-    print_wide(Console(soft_wrap=True, highlight=False), table(statuses))
+    console = Console(soft_wrap=True, highlight=False)
+    print_wide(console, table(statuses))
+    for line in waiting(statuses):
+        console.print(escape(line))
 
 
 @app.command()
@@ -136,6 +139,21 @@ def table(statuses: list[dict[str, Any]]) -> Table:
         out.add_column(title, justify="left" if column < _TEXTS else "right", no_wrap=True)
     for seat in merged(statuses):
         out.add_row(*[escape(word) for word in _words(seat)])
+    return out
+
+
+def waiting(statuses: list[dict[str, Any]]) -> list[str]:
+    """Which processes wait for empty seats, and what an operator can do."""
+    out = []
+    for status in statuses:
+        seats = {seat["seat"]: seat for seat in status["seats"]}
+        for name in status.get("waits_for", []):
+            line = f"{status['process']} waits for {name}: nobody is on this seat; start its node"
+            if seats[name]["state"] == "evicted":
+                why = seats[name]["bad_reason"] or "by an operator."
+                fix = f"mend its node, then: covey ctl admit {name}"
+                line = f"{status['process']} waits for {name}, which is evicted: {why} {fix}"
+            out.append(f"{line}.")
     return out
 
 

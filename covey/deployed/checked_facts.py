@@ -107,7 +107,8 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     for entry in _listed(facts, "reports"):
         _check_report(entry, subtree, rehearsed)
     for model, names in _tables(facts, "needs"):
-        if not set(names) <= rehearsed.needs.get(model, set()):
+        known = rehearsed.needs.get(model, set())
+        if any(not isinstance(name, str) or name not in known for name in names):
             raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
 
 

@@ -389,8 +389,8 @@ class Node(Station):
         if rows is not None and not native.finite(rows):
             raise DivergedError(
                 f"round {self._play.round + 1}: the answer of {key.program} of {self.place} is "
-                f"not finite as the codec {link.wire.codec.name} sends it; the state of the round "
-                "before remains. Lower the step sizes or the penalties, or use another codec."
+                "not finite as its link sends it; the state of the round before remains. "
+                "Lower the step sizes or the penalties."
             )
         return packed
 

@@ -39,6 +39,11 @@ class SeatProgress:
     seconds: float = 0.0
     """The time of all its asks together."""
 
+    @property
+    def awaited(self) -> bool:
+        """Whether it is a child that owes an answer, and nobody is on its seat."""
+        return self.working and not self.own and not self.taken
+
     def began(self, key: AskKey, size: int) -> None:
         """A request came."""
         self.working = True
@@ -210,6 +215,7 @@ class Progress:
             "tier": self.tier,
             "state": self.state,
             "seconds": round(now - self._began, 3),
+            "waits_for": [name for name, seat in self.seats.items() if seat.awaited],
             "seats": seats,
         }
 
