@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from covey.errors import ProgramError
 from covey.kernel import segments
+from covey.kernel.segments import Segments
 from covey.kernel.store import NEVER, PRESENT, Entry, Frozen, Store
 from tests.visits import Visits
 
@@ -269,3 +270,16 @@ def test_names_and_tiers_are_apart() -> None:
     ]
     assert store.get("edge", "v", torch.tensor([0]), None, 0) is None
     assert store.rounds("edge", "v", torch.tensor([0, 1])).tolist() == [NEVER, NEVER]
+
+
+@pytest.mark.parametrize("slots", [[], [1], [1, 2, 3], [1, 3, 2, 4], [4, 3, 2, 1], [0, 3, 1, 7]])
+def test_rows_go_into_the_slots_named_in_any_order(slots: list[int]) -> None:
+    segments = Segments(torch.empty(0, 2), nodes=8)
+    segments.grow(8)
+    segments.write(torch.arange(8), torch.zeros(8, 2))
+    rows = torch.randn(len(slots), 2)
+    where = torch.tensor(slots, dtype=torch.int64)
+    segments.write(where, rows)
+    expected = torch.zeros(8, 2)
+    expected[where] = rows
+    assert torch.equal(segments.read(torch.arange(8)), expected)

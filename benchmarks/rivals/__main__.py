@@ -252,7 +252,7 @@ def measure(
         for group in groups:
             print(f"{spec.name}: start {start + 1} of {starts}, {len(group)} programs", flush=True)
             turns = math.ceil(rounds / TURN)
-            told = replace(spec, rounds=WARM_UP + turns * (1 + TURN))
+            told = replace(spec, rounds=WARM_UP + turns * (1 + TURN) + 1)
             _turns(group, pythons, told, turns, out)
     return out
 
@@ -264,7 +264,11 @@ def _turns(
     turns: int,
     out: dict[str, list[dict[str, float]]],
 ) -> None:
-    """One start of a group, and all its turns."""
+    """One start of a group, and all its turns.
+
+    A program ends itself after its last round, which takes time. So no program takes that round
+    before all turns are over.
+    """
     processes = []
     failed: set[Process] = set()
     for rival in group:
@@ -277,6 +281,7 @@ def _turns(
         order = processes[:: 1 - 2 * (number % 2)]
         for name, figures in _play(order, failed, 1 + TURN).items():
             out.setdefault(name, []).extend(figures[1:])
+    _play(processes, failed, 1)
     for process in processes:
         process.end()
 

@@ -112,7 +112,13 @@ class Segments:
             self._write(segment, offsets, rows[positions])
 
     def _write(self, segment: Segment, offsets: Tensor, rows: Tensor) -> None:
-        segment.rows.index_copy_(0, offsets, rows)
+        where: Tensor | slice = offsets
+        if not offsets.is_cuda:  # nobody waits for a GPU here
+            where = _as_slice(offsets)
+        if isinstance(where, slice):
+            segment.rows[where].copy_(rows)
+        else:
+            segment.rows.index_copy_(0, where, rows)
         if segment.path is not None:
             self.dirty.add(segment.path)
 
@@ -166,10 +172,13 @@ class Segments:
 
 
 def _as_slice(positions: Tensor) -> Tensor | slice:
-    """Positions in rising order; a slice, which copies nothing, where they are consecutive."""
+    """Different positions; a slice, which copies nothing, where each is one behind the last."""
+    if not len(positions):
+        return slice(0, 0)
     first = int(positions[0])
     last = int(positions[-1])
-    if last - first + 1 == len(positions):
+    consecutive = last - first + 1 == len(positions)
+    if consecutive and bool((positions.diff() == 1).all()):
         return slice(first, last + 1)
     return positions
 

@@ -52,7 +52,7 @@ class Slots:
             self._taken = _longer(self._taken, size)
 
     def take(self, count: int) -> Tensor:
-        """Take some of the free slots."""
+        """Take some of the free slots, in rising order: rows of one segment follow each other."""
         chunks = [torch.empty(0, dtype=torch.int64)]
         while count:
             chunk = self._free.pop()
@@ -62,7 +62,7 @@ class Slots:
             chunks.append(chunk)
             count -= len(chunk)
             self.available -= len(chunk)
-        slots = torch.cat(chunks)
+        slots = torch.cat(chunks).sort().values
         self._taken[slots] = self.saves
         return slots
 
