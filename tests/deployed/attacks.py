@@ -61,6 +61,8 @@ class Siege:
         changes: dict[str, Any] = {"rounds": rounds, "score_every": rounds}
         self.run = covey.run(experiment(CASES[CASE], **changes), runtime=self.tree)
         self.plain = covey.run(experiment(CASES[CASE], **changes))
+        self.bounds: dict[int, float] = {}
+        self.tree.nodes["server", 0].norm_bounds = self.bounds
         self.lines: list[str] = []
         self._serial = 0
         self._round: threading.Thread | None = None
@@ -502,12 +504,11 @@ def too_long(data: bytes) -> bytes:
 
 
 def bounded(siege: Siege) -> None:
-    server = siege.tree.nodes["server", 0]
-    server.norm_bounds = {SEAT: 100.0}
+    siege.bounds[SEAT] = 100.0
     try:
         lying(too_long)(siege)
     finally:
-        server.norm_bounds = {}
+        siege.bounds.clear()
 
 
 NOT_FINITE = "a row that is not finite, of a child that does not say that it diverged"
@@ -663,7 +664,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         siege = Siege(Path(folder))
         try:
-            outcomes = [attacked(siege, attack) for attack in ATTACKS]
+            outcomes = []
+            for attack in ATTACKS:
+                print(attack, file=sys.stderr, flush=True)
+                outcomes.append(attacked(siege, attack))
         finally:
             siege.close()
     print(table(outcomes))

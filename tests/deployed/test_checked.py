@@ -361,7 +361,7 @@ def test_good_facts_pass() -> None:
     check(GOOD, SUBTREE, rehearsed())
 
 
-BAD = {
+BAD: dict[str, list[Any]] = {
     "traffic": [
         [["server-device", "up", "train", 1, 2, 3, 4, 5]],
         [["edge-device", "up", "train", 1, 2, 3, 4]],
