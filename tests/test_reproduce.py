@@ -244,6 +244,11 @@ def test_results_of_other_settings_are_no_results() -> None:
     assert has(content, row, "paper", Options())
     assert not has(content, row, "paper", Options(seeds=4))
     assert not has(content, changed, "paper", Options())
+    coarse = dict(content[row.key])
+    coarse["paper"] = {**coarse["paper"], "compute": "bf16"}
+    content[row.key] = coarse
+    assert has(content, row, "paper", Options(compute="bf16"))
+    assert not has(content, row, "paper", Options())
     lines = verdicts.lines(replace(table, rows=(changed,)), content)
     assert [line.verdict for line in lines] == [Verdict.NOT_RUN]
 
@@ -377,7 +382,10 @@ def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["pfedme/table9"], "there is no table 'pfedme/table9'; one of fedmac/figures"),
+        (
+            ["pfedme/table9"],
+            "'pfedme/table9' (did you mean 'pfedme/table1'?); one of fedmac/figures",
+        ),
         (["pfedme/table1", "--rows", "mnits*"], "no row matches 'mnits*'; rows are legacy2020"),
         (["pfedme/table1", "--seeds", "0"], "seeds = 0; give at least 1"),
         (["pfedme/table1", "--rounds", "-3"], "rounds = -3; give at least 1"),

@@ -86,6 +86,7 @@ class Config(BaseModel):
     device: str = "cpu"
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
+    store: str | None = None
     capture: bool = True
     holdout_devices: int | list[int] = 0
     checkpoint_every: int = Field(10, ge=1)
@@ -285,6 +286,7 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
 
     They then mean the same wherever the resolved file lies.
     """
+    _resolve_path(table, "store", folder)
     data = table.get("data")
     if isinstance(data, dict):
         for key in ("path", "data_dir"):

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
-from covey.deployed.control import LOOPBACK, call
-from covey.deployed.plan import split_address
+from covey.deployed.control import call
+from covey.deployed.plan import LOOPBACK, split_address
 from covey.deployed.plan_files import NODE
 from covey.errors import ConfigError
 
 app = typer.Typer(
-    help="Look at running nodes; pause, resume, stop, evict or admit them.",
+    help="Look at running nodes, and pause, resume, stop, evict or admit them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -108,7 +108,9 @@ def evict(
     node: Nodes = None,
     certs: Certs = None,
 ) -> None:
-    """Close the stream of a child, and do not admit it again.
+    """Close the stream of a child, and refuse it until it is admitted again.
+
+    The order goes to the child's parent. All seats of the child's process become empty.
 
     Examples:
 
@@ -123,7 +125,9 @@ def admit(
     node: Nodes = None,
     certs: Certs = None,
 ) -> None:
-    """Let an evicted child take its seat again, once its process is mended.
+    """Let a child that was evicted take its seat again.
+
+    The order goes to the child's parent. Start the child's process again, unless systemd does.
 
     Examples:
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from covey.cli.validate import STRICT, check
-from covey.deployed.plan import SOURCE, Settings
+from covey.deployed.plan import LOOPBACK, SOURCE, Settings
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -28,6 +28,7 @@ SCORE_EVERY = 10
 class DeployFile(BaseModel):
     """Where the nodes of a tree run. The tables are by tier, or by the name of a seat.
 
+    `names` are lists of names by tier; without them a node is called by its tier and its number.
     `address` says where a node with children is reached. `data` are files of devices on their own
     machines; with "source", each device takes its own part of the experiment's data. `quorum` and
     `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
@@ -38,6 +39,7 @@ class DeployFile(BaseModel):
 
     model_config = STRICT
     address: dict[str, Text] = {}
+    names: dict[str, list[str]] = {}
     data: Literal["source"] | dict[str, Text] = "source"
     quorum: dict[str, Quorum] = {}
     deadline: dict[str, Seconds] = {}
@@ -47,6 +49,7 @@ class DeployFile(BaseModel):
     devices_per_process: int = Field(1, ge=1)
     port: int = Field(8443, ge=1, le=65535)
     control_port: int = Field(9443, ge=1, le=65535)
+    control_host: Text = LOOPBACK
     state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
     durability: Literal["process", "power"] = "process"
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
@@ -90,6 +93,8 @@ def deployable(config: Config) -> Config:
         )
     elif config.device != "cpu":
         reason = f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"'
+    elif config.store is not None:
+        reason = "store: every node of a deployed tree has a disk of its own; leave it out"
     if reason is not None:
         raise ConfigError(f"{reason}.")
     if "score_every" not in config.model_fields_set:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from covey.cli.deploy_config import Norm, Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
-from covey.deployed.plan import ANY_ADDRESS, Process, split_address
-from covey.deployed.seats import seats_of
+from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
+from covey.deployed.seats import Names, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -28,6 +28,7 @@ class NodeFile(BaseModel):
     parent: str | None = None
     listen: str | None = None
     control_port: int = Field(9443, ge=1, le=65535)
+    control_host: str = LOOPBACK
     state: str
     durability: Literal["process", "power"] = "process"
     deadline: Seconds | None = None
@@ -36,9 +37,12 @@ class NodeFile(BaseModel):
     strikes: int = Field(3, ge=1, le=1_000_000)
     data: dict[str, str] = {}
 
-    def process(self, tree: Tree) -> Process:
-        """The process in its tree; an error where a seat or an address does not fit."""
-        seats = seats_of(tree)
+    def process(self, tree: Tree, names: Names | None = None) -> Process:
+        """The process in its tree; an error where a seat or an address does not fit.
+
+        `names` are those that a user gave the nodes of the tree.
+        """
+        seats = seats_of(tree, names)
         for name in self.seats:
             if name not in seats:
                 raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
@@ -63,6 +67,7 @@ class NodeFile(BaseModel):
             patience=patience,
             norm_bounds=self._norm_bounds(own[0].children),
             strikes=self.strikes,
+            control_host=self.control_host,
         )
 
     def _norm_bounds(self, children: tuple[str, ...]) -> dict[str, float]:

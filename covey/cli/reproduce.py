@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
 from covey.cli.stop import Interrupted, stoppable
+from covey.engine.precision import Compute
 from covey.errors import ConfigError
 from covey.papers import report, tables, verdicts
 from covey.papers import reproduce as papers
@@ -48,6 +49,9 @@ def reproduce(
         int | None, typer.Option(help="Score the models every so many rounds. Default: 5.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    compute: Annotated[
+        Compute, typer.Option(help="The type of products in training; the table says if bf16.")
+    ] = "fp32",
     protocol: Annotated[
         Literal["paper", "honest", "both"],
         typer.Option(help="paper: best round on test; honest: chosen on validation."),
@@ -82,7 +86,7 @@ def reproduce(
         return
     selected = tables.select(names)
     chosen = tables.rows_of(selected, rows)
-    options = Options(seeds, rounds, score_every, device, data_dir)
+    options = Options(seeds, rounds, score_every, device, data_dir, compute)
     protocols: Sequence[Protocol] = PROTOCOLS if protocol == "both" else (protocol,)
     if not show:
         _run(chosen, protocols, options, out)

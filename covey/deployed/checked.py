@@ -135,6 +135,7 @@ class OrderCheck(ChildCheck):
         header, rows = parcel.unpack(data)
         if self._says_error(seat, header):
             return
+        checked_facts.check_missing(header, self.subtrees[seat])
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         seen = set()

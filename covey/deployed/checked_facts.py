@@ -85,11 +85,20 @@ def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> 
     """Refuse what stands beside an answer and cannot be of this subtree."""
     _check_sums(field_of(header, "facts"), subtree, rehearsed)
     _check_kept(_listed(header, "kept"), subtree, rehearsed)
+    check_missing(header, subtree)
+
+
+def check_missing(header: Any, subtree: Subtree) -> None:
+    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true."""
     for entry in _listed(header, "missing"):
         _check_missing(entry, subtree)
     ended = _listed(header, "ended")
-    if len(ended) > _ENDED or not all(isinstance(key, str) for key in ended):
-        raise DecodeError("a list of ended asks that cannot be one.")
+    if len(ended) > _ENDED:
+        raise DecodeError(f"{len(ended)} ended asks, more than {_ENDED}.")
+    for pair in ended:
+        _, missing = _parts(pair, _is_key, _is_list, what="an ended ask")
+        for entry in missing:
+            _check_missing(entry, subtree)
 
 
 def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
@@ -147,6 +156,10 @@ def _parts(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_count(value: Any) -> bool:

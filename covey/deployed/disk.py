@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,8 +29,11 @@ from covey.errors import CheckpointError, ConfigError
 Durability = Literal["process", "power"]
 """What a node survives: the end of its process, or a power cut as well (each ask waits for it)."""
 _SYNCHRONOUS: dict[Durability, str] = {"process": "NORMAL", "power": "FULL"}
+_PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
+_CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
 FORMAT = "covey-node-1"
+_CHILDREN = "children"
 _TABLES = (
     # data is NULL where a held version is released
     "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
@@ -113,6 +116,8 @@ class Disk:
         self._connection = sqlite3.connect(
             self.path, check_same_thread=False, isolation_level=None, timeout=30.0
         )
+        self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
+        self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
         with self._transaction() as connection:
@@ -287,7 +292,35 @@ class Disk:
         key: str = found[0][0]
         return key
 
+    def seat_children(self, children: Mapping[str, Seat]) -> None:
+        """These are the children from now on, by name.
+
+        If the tree has changed, what the disk knows of a child goes to its new number. Answers of
+        an ask that the change has interrupted are forgotten.
+        """
+        new = dict(children)
+        old = self.fact(_CHILDREN)
+        if old == new:
+            return
+        with self._transaction() as connection:
+            if old is not None:
+                moved = {old[name]: number for name, number in new.items() if name in old}
+                _move_children(connection, moved)
+            _note(connection, {_CHILDREN: new})
+
     # The server's rounds
+
+    def change_tree(self, state: bytes, facts: Mapping[str, Any]) -> None:
+        """The run of a server goes on from this state on another tree."""
+        with self._transaction("inside-round-commit") as connection:
+            connection.execute("DELETE FROM journal")
+            _note(connection, facts)
+            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state])
+
+    def copy(self, path: Path) -> None:
+        """Write the whole disk to a new file."""
+        with self._alone, closing(sqlite3.connect(path)) as other:
+            self._connection.backup(other)
 
     def end_round(
         self,
@@ -350,6 +383,23 @@ class Disk:
         """The records of all rounds that were written, in order."""
         found = self._query("SELECT record FROM records ORDER BY round")
         return [record for (record,) in found]
+
+
+def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -> None:
+    """Give children their new numbers; those without one are forgotten."""
+    received = connection.execute("SELECT seat, key FROM received").fetchall()
+    connection.execute("DELETE FROM received")
+    for seat, key in received:
+        if seat in moved:
+            connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], key])
+    found = connection.execute("SELECT value FROM facts WHERE name = 'owed'").fetchall()
+    if found:
+        owed = []
+        for key, (round, lane, path, tier, seat, status) in json.loads(found[0][0]):
+            if seat in moved:
+                owed.append([key, [round, lane, path, tier, moved[seat], status]])
+        _note(connection, {"owed": owed})
+    connection.execute("DELETE FROM journal")
 
 
 def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:

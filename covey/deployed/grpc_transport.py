@@ -6,10 +6,11 @@ All state is touched by one event loop alone; `ask` waits for it in the caller's
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError as Cancelled
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,8 +24,12 @@ from covey.deployed.grpc_options import (
     LOG,
     METHOD,
     SERVICE,
+    Failures,
     Limits,
+    broken,
     check_plain,
+    outcome,
+    say,
     server_credentials,
     server_options,
     shared_loop,
@@ -32,11 +37,12 @@ from covey.deployed.grpc_options import (
 from covey.deployed.owed import Owed
 from covey.deployed.transport import Admission, Answer, AskKey, Check, Patience, Seat
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
-from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
+from covey.errors import CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
+_SHOWN = 5  # names in a line of the log
 
 
 @dataclass(eq=False)
@@ -187,10 +193,13 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
+        self._orders: dict[AskKey, _Ask] = {}
+        """Orders whose asks have ended, and which some seats still owe."""
         self._owed = Owed()
         self._checks: set[asyncio.Future[None]] = set()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
+        self._unread = Failures()
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
 
@@ -219,30 +228,29 @@ class GrpcTransport:
         return self._members
 
     def evict(self, name: str) -> None:
-        """Close the stream of a seat and refuse it from now on."""
+        """Close the stream of a seat, with all seats of its process; refuse it from now on."""
         self._do(self._evict(name))
 
-    def readmit(self, name: str) -> None:
+    def admit(self, name: str) -> None:
         """Let an evicted seat be taken again."""
-        self.doorkeeper.readmit(name)
+        self._do(self._admit(name))
 
-    def evicted(self) -> frozenset[str]:
-        """The names of the seats that are refused until they are readmitted."""
-        return self.doorkeeper.evicted
+    def evicted(self) -> frozenset[Seat]:
+        """The seats that are refused, by an order or after too many bad messages."""
+        return frozenset(self.doorkeeper.seats[name] for name in self.doorkeeper.evicted)
 
     def close(self) -> None:
         """End all connections; asks that wait raise a TransportError."""
         if not self._closed:
             self._closed = True
-            self._do(self._stop())
+            with suppress(TransportError):  # of an event loop that has ended
+                self._do(self._stop())
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in the event loop, and wait for it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
-        except Cancelled:
-            raise TransportError("the transport is closed.") from None
+            return outcome(future)
         except BaseException:
             future.cancel()
             raise
@@ -264,7 +272,7 @@ class GrpcTransport:
             else:
                 port = self._server.add_secure_port(address, server_credentials(self._identity))
         except RuntimeError as error:
-            raise ConfigError(f"{address} cannot be listened at: {error}.") from None
+            raise TransportError(_not_listening(address, str(error))) from None
         await self._server.start()
         self._watch = asyncio.ensure_future(self._check_streams())
         return f"{address.rpartition(':')[0]}:{port}"
@@ -283,6 +291,10 @@ class GrpcTransport:
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
             stream.close("PERMISSION_DENIED", f"{name} is evicted")
+            self._leave(stream)
+
+    async def _admit(self, name: str) -> None:
+        self.doorkeeper.readmit(name)
 
     def _open_streams(self) -> list[_Stream]:
         return list(dict.fromkeys(self._streams.values()))
@@ -292,20 +304,30 @@ class GrpcTransport:
         while self._identity is not None:
             await asyncio.sleep(self._limits.check_seconds)
             self._read_revoked(self._identity)
-            now = datetime.now(UTC)
             for stream in self._open_streams():
-                if stream.certificate is None:
-                    continue
-                refusal = stream.certificate.refusal(self._revoked, now)
-                if refusal is not None:
-                    stream.close("UNAUTHENTICATED", refusal)
+                try:
+                    self._check_stream(stream)
+                except Exception as error:  # a stream that cannot be checked is closed
+                    text = f"its certificate cannot be checked: {error!r}"
+                    stream.close("UNAUTHENTICATED", text)
+
+    def _check_stream(self, stream: _Stream) -> None:
+        if stream.certificate is None:
+            return
+        refusal = stream.certificate.refusal(self._revoked, datetime.now(UTC))
+        if refusal is not None:
+            stream.close("UNAUTHENTICATED", refusal)
 
     def _read_revoked(self, identity: Identity) -> None:
         """Read what is revoked; where that fails, what was revoked before stays so."""
         try:
             self._revoked |= identity.revoked()
-        except CoveyError as error:
-            LOG.error("the revoked certificates are not read anew: %s", error)
+        except (CoveyError, OSError, ValueError) as error:
+            text = f"the revoked certificates are not read anew: {error}"
+            if self._unread.add(text):
+                say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
+        else:
+            self._unread.clear()
 
     # Asking
 
@@ -314,39 +336,58 @@ class GrpcTransport:
         if key in self._asks:
             raise TransportError(f"{key} is being asked already.")
         self._asks[key] = ask
-        for seat in ask.own:
-            self._owed.ask(seat, key)
         for stream in self._open_streams():
             stream.queue(ask)
         try:
             await self._answered(ask, patience)
         finally:
             del self._asks[key]
-            for stream in self._open_streams():
-                stream.pending.pop(ask, None)
+            if key.lane == "order":
+                self._orders[key] = ask
+                self._forget_followed()
+            else:
+                for stream in self._open_streams():
+                    stream.pending.pop(ask, None)
         return ask.result()
+
+    def _forget_followed(self) -> None:
+        """Forget the orders that nobody owes any more."""
+        self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
 
     async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
         began = time.monotonic()
+        note = self._limits.note_seconds
         while not ask.ended(patience, time.monotonic() - began):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
-            for seat in ask.wanted_again(patience, time.monotonic() - began):
+            waited = time.monotonic() - began
+            for seat in ask.wanted_again(patience, waited):
                 self._ask_again(ask, seat)
+            if waited >= note:
+                self._note_waiting(ask, waited)
+                note = 2 * waited
             ask.changed.clear()
-            left = None
-            if patience is not None:
-                left = began + patience.seconds - time.monotonic()
-                if left <= 0:
-                    left = None
+            left = note - waited
+            if patience is not None and waited < patience.seconds:
+                left = min(left, patience.seconds - waited)
             with suppress(TimeoutError):
-                await asyncio.wait_for(ask.changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await ask.changed.wait()
+
+    def _note_waiting(self, ask: _Ask, waited: float) -> None:
+        """Log which seats an ask waits for."""
+        names = {seat: name for name, seat in self.doorkeeper.seats.items()}
+        missing = ask.missing()
+        empty = [names[seat] for seat in missing if seat not in self._streams]
+        shown = ", ".join(names[seat] for seat in missing[:_SHOWN])
+        text = f"{len(missing)} of {len(ask.own)} seats have not answered {ask.key}: {shown}"
+        seconds = round(waited, 1)
+        say(logging.WARNING, "waiting", text, seconds=seconds, empty=empty[:_SHOWN])
 
     def _ask_again(self, ask: _Ask, seat: Seat) -> None:
         """Ask a seat once more after a bad answer; an empty seat is asked when it is taken."""
         ask.bad.discard(seat)
-        self._owed.ask(seat, ask.key)
         if seat in self._streams:
             self._streams[seat].queue_again(ask, seat)
 
@@ -363,6 +404,9 @@ class GrpcTransport:
         except Refusal as refusal:
             await self._refuse(context, peer, refusal)
             return
+        except Exception as error:
+            await self._refuse(context, peer, _judged(error))
+            return
         LOG.info("joined: %s", stream)
         try:
             await self._converse(stream, context)
@@ -378,7 +422,11 @@ class GrpcTransport:
             LOG.info("closed %s: %s", peer, refusal)
         else:
             self.refused[refusal.code] += 1
-            LOG.warning("refused %s: %s", peer, refusal)
+            facts = {"code": refusal.code, "count": self.refused[refusal.code]}
+            level = logging.WARNING
+            if refusal.code == "INTERNAL":
+                level = logging.ERROR
+            LOG.log(level, "refused %s: %s", peer, refusal, extra={"facts": facts})
         await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal))
 
     def _authenticated(self, context: Any) -> Certificate | None:
@@ -409,14 +457,15 @@ class GrpcTransport:
         except BaseException:
             self._leave(stream)
             raise
-        for ask in self._asks.values():
+        for ask in (*self._orders.values(), *self._asks.values()):
             stream.queue(ask)
         return stream
 
     async def _hello(self, context: Any) -> Hello:
         """The first message of a process."""
         try:
-            data = await asyncio.wait_for(context.read(), self._limits.hello_seconds)
+            async with asyncio.timeout(self._limits.hello_seconds):
+                data = await context.read()
             if data is grpc().aio.EOF:
                 raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
             message = Assembler(limit=0).take(data)
@@ -474,10 +523,9 @@ class GrpcTransport:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
-            if isinstance(result, Refusal):
-                stream.close(result.code, str(result))
-            elif isinstance(result, Exception):
-                stream.close("UNAVAILABLE", f"its connection broke: {result!r}")
+            if isinstance(result, Exception):
+                refusal = _judged(result)
+                stream.close(refusal.code, str(refusal))
 
     async def _write(self, stream: _Stream, context: Any) -> None:
         """Send requests as they come."""
@@ -489,6 +537,8 @@ class GrpcTransport:
                 continue
             ask, seats = batch
             ask.sent.update(seats)
+            for seat in seats:
+                self._owed.ask(seat, ask.key)
             await self._send(stream, context, _request(ask, seats))
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
@@ -506,7 +556,8 @@ class GrpcTransport:
         while True:
             limit = self._limits.stall_seconds if assembler.within else None
             try:
-                data = await asyncio.wait_for(context.read(), limit)
+                async with asyncio.timeout(limit):
+                    data = await context.read()
             except TimeoutError:
                 raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
             if data is end:
@@ -558,26 +609,33 @@ class GrpcTransport:
             stream.unanswered[head.seat] -= 1
         stream.wake.set()
         ask = self._asks.get(key)
-        if ask is None:
-            LOG.info("late: %s to %s", stream, key)
+        if ask is not None:
+            task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
             return
-        if ask.check is None:
-            self._believe(ask, head.seat, data)
-            return
-        task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        LOG.info("late: %s to %s", stream, key)
+        order = self._orders.get(key)
+        if order is not None:
+            order.answers.setdefault(head.seat, b"")
+            self._forget_followed()
 
     async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
         """Believe an answer, or drop it: a long one is checked by another thread."""
-        assert ask.check is not None
-        if len(data) > _LONG:
+        reason = None
+        if ask.check is not None and len(data) > _LONG:
             reason = await asyncio.to_thread(ask.check, seat, data)
-        else:
+        elif ask.check is not None:
             reason = ask.check(seat, data)
         if reason is None:
-            self._believe(ask, seat, data)
-            return
+            ask.answers.setdefault(seat, data)
+        else:
+            self._drop(stream, ask, seat, reason)
+            ask.bad.add(seat)
+        ask.changed.set()
+
+    def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
+        """Count a bad answer; evict the sender of too many."""
         self.refused["bad"] += 1
         name = next(name for name, number in stream.seats.items() if number == seat)
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
@@ -585,12 +643,30 @@ class GrpcTransport:
         if self._strike(stream, reason):
             stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
             self._leave(stream)
-        ask.bad.add(seat)
-        ask.changed.set()
 
-    def _believe(self, ask: _Ask, seat: Seat, data: bytes) -> None:
-        ask.answers.setdefault(seat, data)
-        ask.changed.set()
+
+def _judged(error: Exception) -> Refusal:
+    """Why a stream has ended: a refusal, a connection that broke, or an error of this parent."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, broken()):
+        return Refusal("UNAVAILABLE", f"its connection broke: {error!r}")
+    return Refusal("INTERNAL", f"the parent failed: {type(error).__name__}: {error}")
+
+
+def _not_listening(address: str, error: str) -> str:
+    """Why a parent cannot listen at an address, and what to do about it."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason = error
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or str(failure)
+    fix = f"end the process that has the port {port}, or listen at another one"
+    return f"{address} cannot be listened at: {reason}; {fix}."
 
 
 def _request(ask: _Ask, seats: list[Seat]) -> Message:

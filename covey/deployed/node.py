@@ -45,7 +45,9 @@ from covey.types import Ids, Rows
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 _ENDED = 32
-"""How many trainings a node remembers to have ended."""
+"""How many trainings, and how many orders, a node remembers to have ended."""
+_ONCE = ("hold", "release")
+"""Orders that depend on when they are followed: one that comes again is not followed again."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,11 @@ class Node(Station):
         self._answered_key: AskKey | None = None
         """The key of the ask that this node answers."""
         self._rehearsed = Rehearsed(self.tree.links)
-        self._ended: list[str] = []
-        """The keys of the last trainings that ended before the ask that is under way."""
+        self._ended: list[Any] = []
+        """(key, who was missing in it) of the last trainings that ended before the ask under way.
+
+        A parent that had given up waiting for such an answer learns from it what has happened.
+        """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
         """The keys of the asks that each child did not answer since it last answered one.
 
@@ -230,21 +235,25 @@ class Node(Station):
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
-        """A child says which trainings it ended.
+        """A child that was late says which asks it ended: perhaps it lost the late one."""
+        if child in self._owed:
+            self._settle_owed(child, header_of(reply).get("ended", []))
 
-        Perhaps it lost one that it was late for. Perhaps it ended one whose answer was bad.
+    def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
+        """Note who was missing below in asks that a child ended late; it never got the others.
+
+        It may also have ended an ask to which a bad answer came from its seat.
         """
-        owed = self._owed.pop(child, None)
-        if owed is None:
-            return
-        ended = header_of(reply).get("ended", [])
-        for key, entry in owed:
+        missing_by_key = dict(ended)
+        for key, entry in self._owed.pop(child, []):
             if entry.lane != "train":
                 continue
-            if entry.status == "late" and key not in ended:
+            if key in missing_by_key:
+                if entry.status == "bad":
+                    self.missing.append(replace(entry, status="late"))
+                self.missing += [Missing(*values) for values in missing_by_key[key]]
+            elif entry.status == "late":
                 self.missing.append(replace(entry, status="absent"))
-            elif entry.status == "bad" and key in ended:
-                self.missing.append(replace(entry, status="late"))
 
     def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
         """What every answer to a question must be, from a rehearsal on no rows."""
@@ -351,18 +360,17 @@ class Node(Station):
         reply = self._served(header, [*down, *each])
         facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
         if key.lane == "train":
-            facts["ended"] = [*self._ended, str(key)][-_ENDED:]
+            facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts)
         self._written()
         return reply
 
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
-        missing = [list(astuple(entry)) for entry in self.missing]
         return {
             **super()._facts(),
             "kept": self._described(),
-            "missing": missing,
+            "missing": self._missing_facts(),
             "ended": self._ended,
             "key": str(self._answered_key),
             "seat": self.place.number,
@@ -399,6 +407,10 @@ class Node(Station):
         if not len(ids):
             self._rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
+
+    def _missing_facts(self) -> list[Any]:
+        """Who was missing in the ask under way, as JSON can hold it."""
+        return [list(astuple(entry)) for entry in self.missing]
 
     def _owed_facts(self) -> list[Any]:
         """The asks that children were late for, as JSON can hold them."""
@@ -496,12 +508,14 @@ class Node(Station):
         *,
         round: int,
         deepest: str | None = None,
+        asked: AskKey | None = None,
     ) -> list[NodeRow]:
         """Do something here and at all nodes down to a tier; the rows that come back.
 
         `rows` are those of the whole subtree; each has a route in `arguments` where it must.
+        `asked` is the key of the parent's order.
         """
-        out = self._follow(name, arguments, rows, round)
+        out = self._follow_once(name, arguments, rows, round, asked)
         last = deepest or self.place.tiers[-1]
         if self.place.tiers.index(last) <= self.place.tiers.index(self.place.tier):
             return out
@@ -525,14 +539,22 @@ class Node(Station):
             patience = self._patience(len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
         answers = self._reach().ask(key, b"", own, patience, check)
+        return out + self._rows_of_orders(name, answers)
+
+    def _rows_of_orders(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
+        """The rows that came back from children who followed an order."""
+        out: list[NodeRow] = []
         failures = []
         for child in self.seats:
             if answers[child].status != "answered":
                 continue  # it follows when it is back
-            reply, more = parcel.unpack(answers[child].data)
+            reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            out += more
+            elif name == "write":
+                self._settle_owed(child, reply["ended"])
+                self.missing += [Missing(*values) for values in reply["missing"]]
+            out += rows
         if failures:
             raise failures[0]
         return out
@@ -559,14 +581,39 @@ class Node(Station):
         """Follow an order of the parent."""
         header, rows = parcel.unpack(own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
+        self.missing.clear()
         out = self.order(
             key.program,
             header["arguments"],
             rows,
             round=header["round"],
             deepest=header["deepest"],
+            asked=key,
         )
-        return parcel.pack({"error": None}, out)
+        ended = self.database.fact("ended") or []
+        facts = {"error": None, "missing": self._missing_facts(), "ended": ended}
+        return parcel.pack(facts, out)
+
+    def _follow_once(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        rows: Sequence[NodeRow],
+        round: int,
+        asked: AskKey | None,
+    ) -> list[NodeRow]:
+        """As `_follow`, but not again where an order comes again.
+
+        After a broken connection a parent cannot know whether its order was followed, and sends it
+        again. The node may have trained meanwhile.
+        """
+        if asked is None or name not in _ONCE:
+            return self._follow(name, arguments, rows, round)
+        orders: list[str] = self.database.fact("orders") or []
+        if str(asked) not in orders:
+            self._follow(name, arguments, rows, round)
+            self.database.note(orders=[*orders, str(asked)][-_ENDED:])
+        return []
 
     def _follow(
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int

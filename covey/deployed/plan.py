@@ -6,12 +6,11 @@ A process hosts one seat, or several devices of one parent.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from covey.deployed.seats import NamedSeat, seats_of
+from covey.deployed.seats import NamedSeat, Names, check_name, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -20,8 +19,7 @@ Durability = Literal["process", "power"]
 SOURCE = "source"
 """Data of a device that takes its own part of the experiment's data."""
 ANY_ADDRESS = "0.0.0.0"
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""What may stand in a certificate, a host name and a file name alike."""
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,8 @@ class Settings:
 
     address: Mapping[str, str] = field(default_factory=dict)
     """Where a node with children is reached, as host:port or host; "{seat}" is its name."""
+    names: Names = field(default_factory=dict)
+    """What the nodes of a tier are called, in the order of their numbers."""
     data: Mapping[str, str] = field(default_factory=dict)
     """Files of devices on their own machines; "{seat}" is the device's name."""
     quorum: Mapping[str, int | float] = field(default_factory=dict)
@@ -45,6 +45,7 @@ class Settings:
     devices_per_process: int = 1
     port: int = 8443
     control_port: int = 9443
+    control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
 
@@ -68,6 +69,8 @@ class Process:
     """The largest norm of a row that a child may answer in training, by its name."""
     strikes: int = 3
     """Bad messages after which a child is evicted."""
+    control_host: str = LOOPBACK
+    """Where the control port listens; beyond loopback, operators need a certificate."""
 
     @property
     def tier(self) -> str:
@@ -87,6 +90,8 @@ class Process:
             table["parent"] = self.parent
         if self.listen is not None:
             table["listen"] = self.listen
+        if self.control_host != LOOPBACK:
+            table["control_host"] = self.control_host
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum
@@ -101,7 +106,7 @@ class Process:
 
 def processes_of(tree: Tree, settings: Settings) -> list[Process]:
     """Every process of a tree, parents before their children."""
-    seats = seats_of(tree)
+    seats = seats_of(tree, settings.names)
     _check(tree, seats, settings)
     groups = _groups(tree, seats, settings)
     addresses = _addresses(seats, settings)
@@ -133,6 +138,7 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 patience=_patience(first, settings),
                 norm_bounds=_norm_bounds(first, seats, settings),
                 strikes=settings.strikes,
+                control_host=settings.control_host,
             )
         )
     return out
@@ -170,10 +176,8 @@ def join_address(host: str, port: int) -> str:
 
 def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
     """Refuse names that are neither a tier nor a seat, or of the wrong kind."""
-    for name in (*seats, *settings.processes):
-        if not _NAME.fullmatch(name):
-            fix = "use up to 63 lower-case letters, digits and -"
-            raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
+    for name in settings.processes:
+        check_name(name)
     of_parents = {
         "address": settings.address,
         "quorum": settings.quorum,
@@ -201,7 +205,7 @@ def _check_bounds(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings
         if key == tree.tiers[0]:
             raise ConfigError(f"deploy.norm_bound.{key}: it answers nobody; leave it out.")
         if key not in tree.tiers and key not in seats:
-            raise ConfigError(f"deploy.norm_bound.{key}: {_known(tree)}; give one of these.")
+            raise ConfigError(f"deploy.norm_bound.{key}: {_known(tree, seats)}; give one of these.")
 
 
 def _check_key(
@@ -209,7 +213,7 @@ def _check_key(
 ) -> None:
     """Refuse a key that is no tier and no seat, or of devices where they have no such setting."""
     if key not in tree.tiers and key not in seats:
-        raise ConfigError(f"{where}: {_known(tree)}; give one of these.")
+        raise ConfigError(f"{where}: {_known(tree, seats)}; give one of these.")
     leaf = tree.tiers[-1]
     is_device = _seat_like(key, seats).tier == leaf
     if is_device and not device:
@@ -225,11 +229,13 @@ def _seat_like(key: str, seats: Mapping[str, NamedSeat]) -> NamedSeat:
     return next(seat for seat in seats.values() if seat.tier == key)
 
 
-def _known(tree: Tree) -> str:
+def _known(tree: Tree, seats: Mapping[str, NamedSeat]) -> str:
     """What a key of a table may be, in words."""
-    seats = [f"{tier}0 to {tier}{tree.size(tier) - 1}" for tier in tree.tiers[1:]]
-    tiers = ", ".join(tree.tiers)
-    return f"this tree has the tiers {tiers} and the seats {tree.tiers[0]}, {', '.join(seats)}"
+    parts = [tree.tiers[0]]
+    for tier in tree.tiers[1:]:
+        names = [seat.name for seat in seats.values() if seat.tier == tier]
+        parts.append(f"{names[0]} to {names[-1]}")
+    return f"this tree has the tiers {', '.join(tree.tiers)} and the seats {', '.join(parts)}"
 
 
 # The parts of a process

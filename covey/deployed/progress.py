@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat, Transport
 
-State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
-STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
+State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
+STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
 Clock = Callable[[], float]
 _SHOWN = 4  # digits of a path
 
@@ -24,6 +24,7 @@ class SeatProgress:
     """Whether this process hosts it."""
     working: bool = False
     taken: bool = False
+    evicted: bool = False
     round: int | None = None
     last_key: str | None = None
     rounds: int = 0
@@ -32,7 +33,6 @@ class SeatProgress:
     up_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     """How many asks were answered, late or absent, and how many answers were bad."""
-    evicted: bool = False
     reason: str | None = None
     """Why its last bad answer was refused."""
     last_time: float | None = None
@@ -78,7 +78,6 @@ class Progress:
         self.process = process
         self.tier = tier
         self.seats: dict[str, SeatProgress] = {}
-        self._watched: list[WatchedTransport] = []
         self._clock = clock
         self._began = clock()
         self._lock = threading.Lock()
@@ -87,12 +86,18 @@ class Progress:
         self._stopping = threading.Event()
         self._started = False
         self._ended = False
+        self._connected: Callable[[], bool] | None = None
+        self._transports: list[WatchedTransport] = []
 
     # Orders
 
     def start(self) -> None:
         """The process is ready."""
         self._started = True
+
+    def dials(self, connected: Callable[[], bool]) -> None:
+        """The process has a parent; `connected` says whether it has its seats there now."""
+        self._connected = connected
 
     def end(self) -> None:
         """The process has done its work."""
@@ -143,12 +148,17 @@ class Progress:
 
         return watched
 
-    def transport(self, names: Mapping[Seat, str], transport: Transport) -> WatchedTransport:
+    def transport(
+        self,
+        names: Mapping[Seat, str],
+        transport: Transport,
+        evicted: Callable[[], frozenset[Seat]] = frozenset,
+    ) -> WatchedTransport:
         """The transport to the children, watched; `names` are those of their seats."""
         for name in names.values():
             self.seats.setdefault(name, SeatProgress(own=False))
-        watched = WatchedTransport(self, names, transport)
-        self._watched.append(watched)
+        watched = WatchedTransport(self, names, transport, evicted)
+        self._transports.append(watched)
         return watched
 
     def asked(self, names: Mapping[Seat, str], key: AskKey, sizes: Mapping[Seat, int]) -> float:
@@ -178,13 +188,12 @@ class Progress:
             self.seats[name].count("bad")
             self.seats[name].reason = reason
 
-    def members(self, taken: set[str], evicted: frozenset[str] = frozenset()) -> None:
-        """Which children have taken their seats now, and which are not let in."""
+    def members(self, names: Collection[str], taken: set[str], evicted: set[str]) -> None:
+        """Which of these children have taken their seats now, and which are refused."""
         with self._lock:
-            for name, seat in self.seats.items():
-                if not seat.own:
-                    seat.taken = name in taken
-                    seat.evicted = name in evicted
+            for name in names:
+                self.seats[name].taken = name in taken
+                self.seats[name].evicted = name in evicted
 
     # What is told
 
@@ -199,14 +208,16 @@ class Progress:
             return "paused"
         if not self._started:
             return "starting"
+        if self._connected is not None and not self._connected():
+            return "dialling"
         if any(seat.working for seat in self.seats.values()):
             return "working"
         return "waiting"
 
     def as_dict(self) -> dict[str, Any]:
         """The status as JSON can hold it."""
-        for transport in self._watched:
-            transport.members()
+        for transport in self._transports:
+            transport.members()  # a child may have gone while an ask waits for it
         now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
@@ -239,9 +250,9 @@ class Progress:
         }
 
     def _seat_state(self, seat: SeatProgress) -> str:
-        if seat.own and self.state in ("starting", "paused", "draining", "ended"):
+        if seat.own and self.state not in ("waiting", "working"):
             return self.state
-        if seat.evicted and not seat.taken:
+        if seat.evicted:
             return "evicted"
         if not seat.taken:
             return "empty"
@@ -260,11 +271,9 @@ class Progress:
         metrics.add("uptime_seconds", "gauge", process, status["seconds"])
         for seat in status["seats"]:
             labels = process | {"seat": seat["seat"]}
-            empty = seat["state"] in ("empty", "evicted")
-            metrics.add("seat_taken", "gauge", labels, int(not empty))
-            if not seat["own"]:
-                evicted = int(seat["state"] == "evicted")
-                metrics.add("seat_evicted", "gauge", labels, evicted)
+            taken = seat["state"] not in ("empty", "evicted")
+            metrics.add("seat_taken", "gauge", labels, int(taken))
+            metrics.add("seat_evicted", "gauge", labels, int(seat["state"] == "evicted"))
             metrics.add("rounds_total", "counter", labels, seat["rounds"])
             for direction in ("down", "up"):
                 ends = labels | {"direction": direction}
@@ -277,22 +286,20 @@ class Progress:
         return metrics.text()
 
 
-@runtime_checkable
-class Evicting(Protocol):
-    """A transport that refuses seats which have misbehaved."""
-
-    def evicted(self) -> frozenset[str]:
-        """The names of the seats that are refused until they are readmitted."""
-        ...
-
-
 class WatchedTransport:
     """A transport that tells a process's progress of its asks, and waits while it is paused."""
 
-    def __init__(self, progress: Progress, names: Mapping[Seat, str], inner: Transport) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        names: Mapping[Seat, str],
+        inner: Transport,
+        evicted: Callable[[], frozenset[Seat]] = frozenset,
+    ) -> None:
         self._progress = progress
         self._names = names
         self._inner = inner
+        self._evicted = evicted
 
     def ask(
         self,
@@ -329,10 +336,9 @@ class WatchedTransport:
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         members = self._inner.members()
-        evicted: frozenset[str] = frozenset()
-        if isinstance(self._inner, Evicting):
-            evicted = self._inner.evicted()
-        self._progress.members({self._names[seat] for seat in members}, evicted)
+        taken = {self._names[seat] for seat in members}
+        evicted = {self._names[seat] for seat in self._evicted()}
+        self._progress.members(self._names.values(), taken, evicted)
         return members
 
     def close(self) -> None:

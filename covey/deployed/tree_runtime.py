@@ -7,8 +7,9 @@ good, so that a node which was away finds out when it is asked again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from covey.deployed.node_rows import NodeRow
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.kernel.algorithm import Program
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
+from covey.links.meter import Key, Traffic
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played
 from covey.tree import Tree
@@ -61,7 +63,14 @@ class TreeRuntime(Runtime):
         self.server.missing.clear()
         played = self.server.play(program, rows, round=round, lane=lane)
         self._missing += self.server.missing
-        return played
+        traffic = [self._ordered(by_link) for by_link in played.traffic]
+        return replace(played, traffic=traffic)
+
+    def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
+        """Traffic in the order of the simulator: down from the top, then up to it."""
+        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
+        return dict(sorted(traffic.items(), key=lambda item: ways.index(item[0][:2])))
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
@@ -138,9 +147,12 @@ class TreeRuntime(Runtime):
     def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
         """Let every node write the models that it uses into its own folder.
 
-        `rows` are the global rows of the models' chosen rounds.
+        `rows` are the global rows of the models' chosen rounds. Nodes that were late in the last
+        round tell by then what they did in it.
         """
+        self.server.missing.clear()
         self._order("write", as_arguments(models), rows)
+        self._missing += self.server.missing
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""

@@ -44,7 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         rows = tables.rows_of(tables.select(given.tables), given.rows)
         options = Options(
-            given.seeds, given.rounds, given.score_every, given.device, given.data_dir
+            given.seeds,
+            given.rounds,
+            given.score_every,
+            given.device,
+            given.data_dir,
+            given.compute,
         )
         protocols = PROTOCOLS if given.protocol == "both" else (given.protocol,)
         reproduce(_share(rows, given.share), protocols, options, given.out, Printer())
@@ -78,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="fewer rounds than the paper has")
     parser.add_argument("--score-every", type=int, help="default: 5")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compute", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--protocol", choices=(*PROTOCOLS, "both"), default="both")
     parser.add_argument("--data-dir", help="where the data sets are; default: COVEY_DATA")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="folder of results")

@@ -15,6 +15,7 @@ from torch import nn
 from covey import data, models
 from covey.algorithms import ALGORITHMS
 from covey.data import Shards
+from covey.engine.precision import Compute
 from covey.errors import ConfigError, DivergedError
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
@@ -43,6 +44,7 @@ class Options:
     score_every: int | None = None
     device: str = "cpu"
     data_dir: str | None = None
+    compute: Compute = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("seeds", "rounds", "score_every"):
@@ -66,7 +68,8 @@ def measure(
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
     on test ("paper"), or of the round chosen on validation ("honest"). `area` has the mean over all
     scored rounds, which says how fast a model learns. A run that diverges has the figures of the
-    rounds before, and `diverged` says why it ended.
+    rounds before, and `diverged` says why it ended. `compute` is there where products were not
+    computed in fp32.
     """
     began = time.perf_counter()
     experiments = [_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
@@ -78,6 +81,8 @@ def measure(
         "models": _figures(histories, protocol),
         "area": _areas(histories),
     }
+    if options.compute != "fp32":
+        out["compute"] = options.compute
     if diverged:
         out["diverged"] = diverged
     return out
@@ -150,6 +155,7 @@ def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Ex
         batches="uniform",
         protocol=protocol,
         device=options.device,
+        compute=options.compute,
         score_every=options.score_every or row.score_every,
         parts=_PARTS[protocol],
     )

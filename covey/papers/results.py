@@ -40,13 +40,17 @@ def read(path: Path) -> dict[str, Entry]:
 
 
 def has(results: Results, row: Row, protocol: Protocol, options: Options) -> bool:
-    """Whether there is a result of this row: of its settings, with as many rounds and seeds."""
+    """Whether there is a result of this row: of its settings, with as many rounds and seeds.
+
+    A result in bf16 does not stand for one in fp32.
+    """
     entry = results.get(row.key, {})
     result = entry.get(protocol)
     if result is None or entry.get("settings") != row.digest():
         return False
     enough = result["rounds"] >= options.rounds_of(row)
-    return bool(enough and result["seeds"] >= options.seeds)
+    exact = result.get("compute", options.compute) == options.compute
+    return bool(enough and exact and result["seeds"] >= options.seeds)
 
 
 class Store(AbstractContextManager["Store"]):
@@ -84,7 +88,8 @@ class Store(AbstractContextManager["Store"]):
     def merge(self, other: Path) -> int:
         """Add the results of another file, and return how many rows there are then.
 
-        Of two results of a row and protocol the one with more rounds, then seeds, stays.
+        Of two results of a row and protocol the one with more rounds, then seeds, stays; of equal
+        ones that in fp32.
         """
         with self._alone():
             content = self.read()
@@ -140,8 +145,8 @@ def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:
     return out
 
 
-def _size(result: Entry) -> tuple[int, int]:
-    return result["rounds"], result["seeds"]
+def _size(result: Entry) -> tuple[int, int, bool]:
+    return result["rounds"], result["seeds"], "compute" not in result
 
 
 def _text(entry: Entry) -> str:

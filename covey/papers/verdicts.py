@@ -106,6 +106,8 @@ def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: R
 def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> bool:
     """Whether the rows of an order that were run have equally many rounds and seeds.
 
+    Their products must be computed in the same type, too.
+
     A short row beside a whole one decides nothing.
     """
     methods = {name.partition(":")[0] for group in ordering.chain for name in group}
@@ -113,7 +115,7 @@ def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> boo
     for method in methods & set(rows):
         result = _valid(results, rows[method]).get("paper", {})
         if result.get("models"):
-            sizes.add((result["rounds"], result["seeds"]))
+            sizes.add((result["rounds"], result["seeds"], result.get("compute")))
     return len(sizes) <= 1
 
 
@@ -200,7 +202,7 @@ def _verdict(
             return Verdict.DIFFERS, "it diverged before the first score"
         return Verdict.NOT_RUN, ""
     if result["rounds"] < row.rounds or len(ours) < SEEDS:
-        return Verdict.SHORT, f"{result['rounds']} of {row.rounds} rounds, {len(ours)} of 3 seeds"
+        return Verdict.SHORT, _shortness(result, row, len(ours))
     verdict = compare(ours, cell)
     reason = table.reason(row)
     if result.get("diverged"):
@@ -210,6 +212,14 @@ def _verdict(
     if _in_order(row, model, checked):
         verdict = Verdict.ORDERING
     return verdict, reason
+
+
+def _shortness(result: Entry, row: Row, seeds: int) -> str:
+    """What a result lacks of a whole one."""
+    text = f"{result['rounds']} of {row.rounds} rounds, {seeds} of 3 seeds"
+    if "compute" in result:
+        text += f", products in {result['compute']}"
+    return text
 
 
 def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:

@@ -18,7 +18,7 @@ from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
 from covey.runs import checkpoint
@@ -119,7 +119,8 @@ def build(
     if not isinstance(runtime, str):
         runtime.check(experiments)
     elif runtime not in RUNTIMES:
-        raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
+        hint = meant(runtime, RUNTIMES)
+        raise ConfigError(f"runtime = {runtime!r}{hint}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
     ranks = ALONE
     if runtime == "sharded":
@@ -200,7 +201,7 @@ def _simulator(
         memory=first.memory,
         chunk_rows=_chunk_rows(task, workers),
         grain=_grain(first, task),
-        capture=first.capture and not first.rates().schedules,
+        capture=first.capture,
     )
 
 
@@ -236,7 +237,7 @@ def _sharded(
         memory=experiment.memory,
         chunk_rows=_chunk_rows(task, workers),
         grain=_grain(experiment, task),
-        capture=experiment.capture and not experiment.rates().schedules,
+        capture=experiment.capture,
         ranks=ranks,
         shares=shares,
     )

@@ -31,7 +31,7 @@ from covey.engine.metrics import (
 from covey.engine.named_losses import Huber
 from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
-from covey.errors import ConfigError, DataError, shown
+from covey.errors import ConfigError, DataError, meant, shown
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST
 from covey.runs.stopping import VALIDATION, early_stop
@@ -182,7 +182,8 @@ def _check_choices(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if not _among(value, choices):
             listed = ", ".join(map(repr, choices))
-            raise ConfigError(f"{name} = {shown(value)}: choose one of {listed}.")
+            hint = meant(value, map(str, choices))
+            raise ConfigError(f"{name} = {shown(value)}{hint}: choose one of {listed}.")
 
 
 def _check_norm(experiment: Experiment) -> None:

@@ -652,6 +652,11 @@ class BaseRuntime(Runtime):
                 self.store.put(tier, name, ids, rows, play.round)
         if play.tape is not None:
             play.tape.worked(call)
+        self._add_facts(tier, ids, call, idle)
+
+    def _add_facts(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+        """Add up what a call noted and worked."""
+        play = self._play
         if play.trains:
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)

@@ -47,6 +47,8 @@ class Ranks:
         self.rank = launch.rank
         self.world = launch.world
         self.local_rank = launch.local_rank
+        self.alone = launch.world == 1 and group is None
+        """Whether nothing is exchanged: one process without a group that carries its rows."""
         self.stop = False
         """Whether this process was asked to stop; all know after the next meeting."""
         self.stopping = False
@@ -91,7 +93,7 @@ class Ranks:
 
         With `everyone=False` only rank 0 gets them, and the others get none.
         """
-        if self.world == 1:
+        if self.alone:
             return rows
         form = f"{list(rows.shape[1:])} {rows.dtype}"
         self.meet(f"gather {list(counts)} rows of {form}")
@@ -116,7 +118,7 @@ class Ranks:
 
         They are added in an order that depends on the number of ranks.
         """
-        if self.world == 1:
+        if self.alone:
             return list(sums)
         forms = [f"{list(rows.shape)} {rows.dtype}" for rows in sums]
         self.meet(f"add {', '.join(forms)}")
@@ -131,7 +133,7 @@ class Ranks:
 
     def gather_json(self, what: str, value: Any) -> list[Any]:
         """The value of every rank, as JSON can hold it, in the order of ranks."""
-        if self.world == 1:
+        if self.alone:
             return [value]
         text = json.dumps(value).encode()
         sizes = self.meet(what, len(text))
@@ -156,7 +158,7 @@ class Ranks:
             if done:
                 self.meet(done)
         except BaseException as error:
-            if self.world == 1 or _is_agreed(error):
+            if self.alone or _is_agreed(error):
                 raise
             agreed = self._failed(error)
             if agreed is error:
@@ -165,7 +167,7 @@ class Ranks:
 
     def use(self, device: torch.device) -> None:
         """Let rows lie on this device: with CUDA, each rank takes the GPU of its local rank."""
-        if self.world == 1 or device.type != "cuda":
+        if self.alone or device.type != "cuda":
             return
         if device.index is not None:
             fix = 'give device = "cuda": each rank takes the GPU of its LOCAL_RANK'
@@ -193,7 +195,7 @@ class Ranks:
 
     def _statuses(self, what: str, size: int, *, fine: bool = True) -> list[list[int]]:
         """(what it does, whether it is fine, a size) of every rank; errors are raised."""
-        if self.world == 1:
+        if self.alone:
             return [[0, 1, size]]
         name = zlib.crc32(what.encode())
         status = torch.tensor([name, int(fine), size, int(self.stop)])

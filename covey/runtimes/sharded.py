@@ -47,7 +47,7 @@ class Sharded(Simulator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ranks.world > 1:
+        if not self.ranks.alone:
             self.rounds = None  # a CUDA graph of a whole round cannot wait for other ranks
 
     @property
@@ -131,7 +131,7 @@ class Sharded(Simulator):
 
     def _all_facts(self, facts: Facts, answer: Any) -> Facts:
         """The facts of all ranks, which from now on know the same."""
-        if self.ranks.world == 1:
+        if self.ranks.alone:
             return facts
         own = self._reported(facts.as_dict())
         own["answer"] = _digest(answer)
@@ -193,7 +193,7 @@ class Sharded(Simulator):
     def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that the nodes of all ranks keep, on every rank."""
         ids, rounds, rows = super().read(tier, name, label, copy)
-        if tier in self.shares.above or self.ranks.world == 1:
+        if tier in self.shares.above or self.ranks.alone:
             return ids, rounds, rows
         with self.ranks.together():
             counts = self.ranks.gather_json(f"read {tier} {name} {label}", len(ids))

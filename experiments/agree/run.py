@@ -38,8 +38,12 @@ def makers() -> dict[str, Make]:
 
 
 def states(make: Make, device: str) -> dict[str, Any]:
+    """What a run on this device holds after its last round, in float64."""
+    return held(covey.run(make(dtype=torch.float64, device=device)))
+
+
+def held(run: covey.Run) -> dict[str, Any]:
     """The global row, every kept row and the meter after the last round."""
-    run = covey.run(make(dtype=torch.float64, device=device))
     list(run)
     out: dict[str, Any] = {"global": run.w.cpu(), "meter": sorted(run.meter.state())}
     for tier, name, ids, _, rows in run._columns():
@@ -50,17 +54,22 @@ def states(make: Make, device: str) -> dict[str, Any]:
 
 def difference(make: Make) -> float:
     """The largest relative difference of any row; infinite where something else differs."""
-    processor = states(make, "cpu")
-    gpu = states(make, "cuda")
-    if processor.keys() != gpu.keys():
+    return furthest(states(make, "cpu"), states(make, "cuda"))
+
+
+def furthest(expected: dict[str, Any], got: dict[str, Any]) -> float:
+    """The largest relative difference of any row; infinite where something else differs."""
+    if expected.keys() != got.keys():
         return float("inf")
     worst = 0.0
-    for name, value in processor.items():
+    for name, value in expected.items():
         if not isinstance(value, Tensor):
-            if value != gpu[name]:
+            if value != got[name]:
                 return float("inf")
+        elif value.shape != got[name].shape:
+            return float("inf")
         elif value.numel():
-            worst = max(worst, _distance(value.double(), gpu[name].double()))
+            worst = max(worst, _distance(value.double(), got[name].double()))
     return worst
 
 

@@ -148,7 +148,7 @@ class Siege:
         self.begin()
         attack.do(self)
         until(lambda: SEAT not in self.parent.members())
-        self.parent.readmit(NAME)
+        self.parent.admit(NAME)
         self.tree.dial("server", 0, "device", [SEAT])
         self.tree.ports.insert(SEAT, self.tree.ports.pop())
 
@@ -424,7 +424,7 @@ def evicted(siege: Siege) -> None:
             intruder.asked()
     code, text = intruder.peer.end()
     assert (code, "evicted" in text) == ("PERMISSION_DENIED", True)
-    assert NAME in siege.parent.evicted()
+    assert SEAT in siege.parent.evicted()
     again = Peer(siege.address, own(siege), parent=PARENT).send(GREETING)
     assert again.end()[0] == "PERMISSION_DENIED"
 

@@ -24,8 +24,8 @@ from covey.deployed.local_transport import LocalTransport
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.progress import Progress
-from covey.deployed.replay import missing_of, replay
-from covey.deployed.server_run import finish, server_run
+from covey.deployed.replay import replay
+from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Handler, Patience
 from covey.errors import DecodeError, DivergedError
 from covey.runtimes.envelope import open_sealed, seal
@@ -254,7 +254,8 @@ def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> 
     stream = io.StringIO()
     with family(folder, count=2) as tree, EventLog("server", stream).library():
         progress = Progress("server", "server")
-        transport = progress.transport({0: "device0", 1: "device1"}, tree.parent)
+        names = {0: "device0", 1: "device1"}
+        transport = progress.transport(names, tree.parent, tree.parent.evicted)
         bad = [b"bad", b"bad", b"bad", b"good"]
         tree.dial(0)
         liar = tree.dial(1, handler=lambda *_: bad.pop(0))
@@ -269,7 +270,7 @@ def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> 
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        until(lambda: "device1" in tree.parent.evicted())
+        until(lambda: 1 in tree.parent.evicted())
         until(lambda: told(progress)["device1"]["state"] == "evicted")
         assert told(progress)["device1"]["asks"] == {"bad": 3}
         assert told(progress)["device1"]["bad_reason"] == "a lie"
@@ -278,7 +279,7 @@ def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> 
         assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3' in metrics
         assert 'covey_seat_evicted{process="server",seat="device1"} 1' in metrics
         liar.thread.join(10)
-        tree.parent.readmit("device1")
+        tree.parent.admit("device1")
         tree.dial(1, handler=lambda *_: bad.pop(0))
         thread.join(10)
         assert out[0][1].data == b"good"
@@ -344,7 +345,7 @@ GOOD: dict[str, Any] = {
     },
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
-    "ended": ["key"],
+    "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
 }
 
 
@@ -414,7 +415,7 @@ BAD: dict[str, list[Any]] = {
         [[0, "train", 2**64, "device", 4, "late"]],
         [[0, "train", 7, "device", 4]],
     ],
-    "ended": [[1], ["key"] * 65, "key"],
+    "ended": [[1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
 }  # fmt: skip
 
 
@@ -430,6 +431,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
         check(header, SUBTREE, rehearsed())
 
 
+FINE: dict[str, Any] = {"error": None, "missing": [], "ended": []}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
 
@@ -450,14 +452,14 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     arguments = {"name": "personal", "label": "present"}
     templates = {("device", "personal"): torch.zeros(0, 3)}
     reads = OrderCheck("read", arguments, {1: SUBTREE}, templates)
-    assert reads(1, parcel.pack({"error": None}, [ROW])) is None
+    assert reads(1, parcel.pack(FINE, [ROW])) is None
     bad = NodeRow(**{**vars(ROW), **change})
-    reason = reads(1, parcel.pack({"error": None}, [bad]))
+    reason = reads(1, parcel.pack(FINE, [bad]))
     assert reason is not None
     assert text in reason
-    assert "twice" in str(reads(1, parcel.pack({"error": None}, [ROW, ROW])))
+    assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
-    assert "rows in the answer" in str(held(1, parcel.pack({"error": None}, [ROW])))
+    assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
     assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
     assert held.failed == {1}
     assert "[[[" not in str(held(1, seal({"error": 3}, [])))

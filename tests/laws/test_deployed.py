@@ -22,8 +22,8 @@ import covey
 from covey.deployed.disk import set_fault
 from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
-from covey.deployed.replay import missing_of, replay
-from covey.deployed.server_run import finish, server_run
+from covey.deployed.replay import replay
+from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs import snapshot
