@@ -283,6 +283,11 @@ class Disk:
             return None
         return {seat: Answer(_status(status), data) for seat, status, data in found}
 
+    def journalled_without(self, seat: Seat) -> list[str]:
+        """The keys of the asks in the journal that a seat has got, and not answered well."""
+        text = "SELECT key FROM journal WHERE seat = ? AND status IN ('late', 'bad')"
+        return [key for (key,) in self._query(text, [seat])]
+
     def received(self, seat: Seat) -> str | None:
         """The key of the last answer that was journalled of a seat."""
         found = self._query("SELECT key FROM received WHERE seat = ?", [seat])
