@@ -32,7 +32,8 @@ class DeployFile(BaseModel):
     machines; with "source", each device takes its own part of the experiment's data. `quorum` and
     `deadline` say how many children are enough after how many seconds. `processes` names devices
     that share a process; `devices_per_process` puts neighbours together. `state` is the folder of a
-    node's disk on its machine.
+    node's disk on its machine. Without `share_rows`, edges and devices keep what they keep to
+    themselves: the server's folder has no models of theirs.
     """
 
     model_config = STRICT
@@ -48,6 +49,7 @@ class DeployFile(BaseModel):
     control_host: Text = LOOPBACK
     state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
     durability: Literal["process", "power"] = "process"
+    share_rows: bool = True
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
 
     def settings(self) -> Settings:

@@ -33,6 +33,7 @@ class NodeFile(BaseModel):
     durability: Literal["process", "power"] = "process"
     deadline: Seconds | None = None
     quorum: int | None = Field(None, ge=1)
+    share_rows: bool = True
     data: dict[str, str] = {}
 
     def process(self, tree: Tree, names: Names | None = None) -> Process:
@@ -63,6 +64,7 @@ class NodeFile(BaseModel):
             durability=self.durability,
             data=self.data,
             patience=patience,
+            share_rows=self.share_rows,
             control_host=self.control_host,
         )
 

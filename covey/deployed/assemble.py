@@ -61,6 +61,7 @@ def node_of(
     *,
     transport: Transport | None = None,
     patience: Patience | None = None,
+    shares_rows: bool = True,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
@@ -93,6 +94,7 @@ def node_of(
         database=disk,
         transport=transport,
         patience=patience,
+        shares_rows=shares_rows,
     )
 
 

@@ -44,6 +44,8 @@ class Settings:
     control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Process:
     patience: Patience | None = None
     control_host: str = LOOPBACK
     """Where the control port listens; beyond loopback, operators need a certificate."""
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
     @property
     def tier(self) -> str:
@@ -87,6 +91,8 @@ class Process:
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum
+        if not self.share_rows:
+            table["share_rows"] = False
         if self.data:
             table["data"] = dict(self.data)
         return table
@@ -124,6 +130,7 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 durability=settings.durability,
                 data=_data(group, settings),
                 patience=_patience(first, settings),
+                share_rows=settings.share_rows,
                 control_host=settings.control_host,
             )
         )

@@ -168,7 +168,14 @@ class Member:
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
+        node = node_of(
+            parts,
+            facts,
+            disk,
+            transport=transport,
+            patience=process.patience,
+            shares_rows=process.share_rows or process.parent is None,
+        )
         door.node = node
         return node
 
