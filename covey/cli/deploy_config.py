@@ -78,26 +78,40 @@ def deployable(config: Config) -> Config:
     if config.deploy is None:
         why = "has no table [deploy], which says where the nodes run"
         raise ConfigError(f"the file {why}; docs/deploy.md has an example.")
-    reason = None
-    if config.seeds > 1:
-        reason = f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1"
-    elif config.radio is not None:
-        reason = "[radio] is a model of a network, and a deployed tree has a real one; leave it out"
-    elif config.holdout_devices:
-        reason = "holdout_devices: a device of a deployed tree is in the tree or not; leave it out"
-    elif config.compare:
-        reason = (
-            "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out"
-        )
-    elif config.device != "cpu":
-        reason = f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"'
-    elif config.store is not None:
-        reason = "store: every node of a deployed tree has a disk of its own; leave it out"
+    reason = _refusal(config)
     if reason is not None:
         raise ConfigError(f"{reason}.")
     if "score_every" not in config.model_fields_set:
         return config.model_copy(update={"score_every": SCORE_EVERY})
     return config
+
+
+def _refusal(config: Config) -> str | None:
+    """What a deployed tree cannot do of what a file says, and what to do; None: it can do all."""
+    reasons = {
+        f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1": (
+            config.seeds > 1
+        ),
+        "[radio] is a model of a network, and a deployed tree has a real one; leave it out": (
+            config.radio is not None
+        ),
+        "holdout_devices: a device of a deployed tree is in the tree or not; leave it out": (
+            bool(config.holdout_devices)
+        ),
+        "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out": (
+            bool(config.compare)
+        ),
+        f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"': (
+            config.device != "cpu"
+        ),
+        "store: every node of a deployed tree has a disk of its own; leave it out": (
+            config.store is not None
+        ),
+        f'store_rows = "{config.store_rows}" is for the simulator; leave it out': (
+            config.store_rows != "dense"
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def check_quorum(deploy: DeployFile, algorithm: Algorithm) -> None:

@@ -14,12 +14,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal, get_args
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, ConfigError
+
+RowForm = Literal["dense", "float16"]
+"""How rows lie in segments: as they are, or rounded to float16."""
 
 SEGMENT = 2**27
 """The bytes of a segment."""
@@ -47,8 +51,17 @@ class Segment:
 class Segments:
     """Rows like `template`, [0, ...], in main memory or in files of a folder."""
 
-    def __init__(self, template: Tensor, nodes: int, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        template: Tensor,
+        nodes: int,
+        folder: Path | None = None,
+        form: RowForm = "dense",
+    ) -> None:
         self.template = template.new_empty((0, *template.shape[1:]))
+        self.form = form
+        self.stored = stored(self.template, form)
+        """Empty rows of the shape and type in which segments hold them."""
         self.folder = folder
         self.segments: list[Segment] = []
         self.capacity = 0
@@ -57,7 +70,7 @@ class Segments:
         self.links: dict[Path, set[Path]] = {}
         """Other names that this process gave its files."""
         self._ends = torch.empty(0, dtype=torch.int64)
-        row = self.template[0:0].new_empty((1, *self.template.shape[1:]))
+        row = self.stored.new_empty((1, *self.stored.shape[1:]))
         self.row_bytes = max(1, row.nbytes)
         largest = max(1, SEGMENT // self.row_bytes)
         self.per_segment = min(largest, 2 * max(nodes, 1))
@@ -68,10 +81,10 @@ class Segments:
         before = self.capacity
         if self.folder is not None:
             while self.capacity < before + count:
-                self.add(_created(self.template, self.folder, self.per_segment))
+                self.add(_created(self.stored, self.folder, self.per_segment))
             return torch.arange(before, self.capacity)
         more = max(count, min(self.capacity // 2, self.per_segment))
-        rows = self.template.new_empty((more, *self.template.shape[1:]))
+        rows = self.stored.new_empty((more, *self.stored.shape[1:]))
         if self.template.is_cuda and self.segments:
             rows = torch.cat([self.segments[0].rows, rows])
             self.segments.clear()
@@ -90,21 +103,25 @@ class Segments:
         """A copy of the rows in these slots."""
         if len(self.segments) == 1:
             slots = self.on_device(slots)
-            return torch.index_select(self.segments[0].rows, 0, slots)
+            rows = torch.index_select(self.segments[0].rows, 0, slots)
+            return rows.to(self.template.dtype)
         out = self.template.new_empty((len(slots), *self.template.shape[1:]))
         for segment, positions, offsets in self._by_segment(slots):
-            out[positions] = torch.index_select(segment.rows, 0, offsets)
+            rows = torch.index_select(segment.rows, 0, offsets)
+            out[positions] = rows.to(self.template.dtype)
         return out
 
     def read_into(self, slots: Tensor, out: Tensor) -> None:
         """Copy the rows in these slots, numbers on the device of the rows, without waiting."""
-        if len(self.segments) == 1:
+        if len(self.segments) == 1 and self.stored.dtype == out.dtype:
             torch.index_select(self.segments[0].rows, 0, slots, out=out)
         else:
             out.copy_(self.read(slots))
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Rows into slots, which are all different."""
+        if rows.dtype != self.stored.dtype:
+            rows = _rounded(rows, self.stored.dtype)
         if len(self.segments) == 1:
             self._write(self.segments[0], self.on_device(slots), rows)
             return
@@ -169,6 +186,31 @@ class Segments:
             first = int(self._ends[number]) - len(segment.rows)
             yield segment, _as_slice(positions), slots[positions] - first
             start += count
+
+
+def stored(template: Tensor, form: RowForm) -> Tensor:
+    """Empty rows [0, ...] of the shape and type in which rows like `template` lie in a segment."""
+    if form == "float16" and template.is_floating_point():
+        return template.half()
+    if form not in get_args(RowForm):
+        raise ValueError(f"rows of the form {form!r}")
+    return template
+
+
+def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows in a shorter type; an error where one of their numbers is too large for it."""
+    out = rows.to(dtype)
+    infinite = torch.isinf(out)
+    if bool(infinite.any()):
+        lost = rows[infinite & torch.isfinite(rows)]
+        if len(lost):
+            largest = float(lost.abs().max())
+            limit = torch.finfo(dtype).max
+            raise ConfigError(
+                f"store_rows = 'float16': a node keeps a number of size {largest:.3g}, and float16 "
+                f"ends at {limit:g}; use store_rows = 'dense'."
+            )
+    return out
 
 
 def _as_slice(positions: Tensor) -> Tensor | slice:

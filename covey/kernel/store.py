@@ -19,7 +19,7 @@ from torch import Tensor
 
 from covey.errors import ProgramError
 from covey.kernel.changes import Changes
-from covey.kernel.segments import Segment, Segments, sync
+from covey.kernel.segments import RowForm, Segment, Segments, sync
 from covey.kernel.slots import NEVER, Slots
 
 __all__ = [
@@ -124,10 +124,15 @@ class Column:
     """The rows one name has on one tier, with the round each was kept in."""
 
     def __init__(
-        self, nodes: int, template: Tensor, folder: Path | None = None, saves: int = 0
+        self,
+        nodes: int,
+        template: Tensor,
+        folder: Path | None = None,
+        saves: int = 0,
+        form: RowForm = "dense",
     ) -> None:
         self.nodes = nodes
-        self.segments = Segments(template, nodes, folder)
+        self.segments = Segments(template, nodes, folder, form)
         self.present = Version(nodes)
         self.held: dict[str, Version] = {}
         self._held_at: dict[tuple[str, int], int] = {}
@@ -400,6 +405,8 @@ class Store:
     """Where files with rows lie; None: rows are in memory."""
     saves: int = 0
     """How many checkpoints were made of rows in files."""
+    form: RowForm = "dense"
+    """How rows lie in memory or in files."""
     _syncing: Thread | None = None
     _unsynced: list[OSError] = field(default_factory=list)
 
@@ -412,7 +419,7 @@ class Store:
         """The column of a name, which is opened for rows like these if there is none."""
         key = (tier, name)
         if key not in self.columns:
-            self.columns[key] = Column(self.sizes[tier], rows, self.folder, self.saves)
+            self.columns[key] = Column(self.sizes[tier], rows, self.folder, self.saves, self.form)
         return self.columns[key]
 
     def get(

@@ -122,6 +122,7 @@ def build(
         hint = meant(runtime, RUNTIMES)
         raise ConfigError(f"runtime = {runtime!r}{hint}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
+    _check_store_rows(first, runtime)
     ranks = ALONE
     if runtime == "sharded":
         ranks = join()
@@ -155,8 +156,7 @@ def build(
     else:
         task = task_of(first, module, Shards.stack(data))
         simulator = _simulator(experiments, start, copies, task, links, air, Simulator)
-        if folder is not None:
-            simulator.store_in(folder)
+        simulator.store_in(folder, first.store_rows)
         built = simulator
     notes += _engine_notes(first, built.task)
     notes += loss_notes(first)
@@ -241,6 +241,17 @@ def _sharded(
         ranks=ranks,
         shares=shares,
     )
+
+
+def _check_store_rows(experiment: Experiment, runtime: str | RuntimeFactory) -> None:
+    """Refuse rows in another form where nodes keep them elsewhere than in main memory or files."""
+    form = experiment.store_rows
+    if form == "dense":
+        return
+    if runtime != "simulator" or not experiment.device.startswith("cpu"):
+        raise ConfigError(
+            f"store_rows = {form!r} is for the simulator on a CPU; use store_rows = 'dense'."
+        )
 
 
 def _check_sharded(experiments: Sequence[Experiment]) -> None:

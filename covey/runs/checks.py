@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, meant, shown
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST
+from covey.kernel.segments import RowForm
 from covey.runs.stopping import VALIDATION, early_stop
 from covey.tree import Tree
 from covey.wireless import Radio
@@ -85,6 +86,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": ("device", "frozen", "group"),
     "dtype": (torch.float32, torch.float64),
     "compute": ("fp32", "bf16"),
+    "store_rows": get_args(RowForm),
 }
 
 

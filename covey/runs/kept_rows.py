@@ -24,7 +24,7 @@ from torch import Tensor
 
 from covey.errors import CheckpointError
 from covey.kernel import segments
-from covey.kernel.segments import Segment
+from covey.kernel.segments import RowForm, Segment
 from covey.kernel.slots import NEVER
 from covey.kernel.store import PRESENT, Column, ColumnKey, Frozen, Saved, Store, rising
 from covey.links.node_bytes import NodeKey
@@ -135,6 +135,7 @@ class RowsFolder:
             "tier": tier,
             "name": name,
             "dtype": str(column.template.dtype),
+            "form": own.form,
             "shape": list(column.template.shape[1:]),
             "segments": listed,
         }
@@ -276,16 +277,19 @@ class ReadColumn:
     segments: Sequence[tuple[int, Segment]]
     versions: Mapping[str, Saved]
     nodes: int
+    form: RowForm
 
     def attach(self, store: Store, nodes: slice) -> None:
-        """Take over the rows where they lie."""
-        store.opened(self.tier, self.name, self.template).attach(
-            nodes.start, self.segments, self.versions
-        )
+        """Take over the rows where they lie, or as a copy where the store has another form."""
+        column = store.opened(self.tier, self.name, self.template)
+        if self.form == store.form:
+            column.attach(nodes.start, self.segments, self.versions)
+        else:
+            store.thaw(self.frozen(), nodes)
 
     def frozen(self) -> Frozen:
         """The rows in memory, as any runtime takes them."""
-        column = Column(self.nodes, self.template)
+        column = Column(self.nodes, self.template, form=self.form)
         column.attach(0, self.segments, self.versions)
         return Frozen(self.tier, self.name, *column.freeze(slice(0, self.nodes)))
 
@@ -372,6 +376,8 @@ def _read_column(
     tier = facts["tier"]
     name = facts["name"]
     template = torch.empty((0, *facts["shape"]), dtype=_DTYPES[facts["dtype"]])
+    form = facts.get("form", "dense")
+    stored = segments.stored(template, form)
     parts = []
     for start, count, file in facts["segments"]:
         path = folder / _file_name(file)
@@ -379,7 +385,7 @@ def _read_column(
             _link(path, live / file)
             path = live / file
         try:
-            parts.append((int(start), segments.opened(template, path, count)))
+            parts.append((int(start), segments.opened(stored, path, count)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}); keep a checkpoint and its folder together."
@@ -390,7 +396,7 @@ def _read_column(
         ids = (slots != NEVER).nonzero()[:, 0]
         _check_rows(folder, parts, slots[ids], sums[ids])
         versions[label] = Saved(ids, slots[ids], rounds[ids])
-    return ReadColumn(tier, name, template, parts, versions, replay.sizes[tier])
+    return ReadColumn(tier, name, template, parts, versions, replay.sizes[tier], form)
 
 
 def _check_rows(

@@ -232,6 +232,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             "sentence": sentence(task),
             **solvers(task),
         }
+        if self.experiment.store_rows != "dense":
+            out["store_rows"] = self.experiment.store_rows
+        if self.experiment.store_rows == "float16":
+            out["sentence"] += "; kept rows are rounded to float16"
         if self.experiment.algorithm.hessians:
             out["hessian"] = "exact, by autograd"
             if task.no_hessian is not None:

@@ -200,6 +200,13 @@ class Fleet:
                     out.append(entry)
         return out
 
+    def left(self, parent: str, child: str, since: float) -> float | None:
+        """When a parent has logged that a child is gone; None: it has not."""
+        for event in self.events(parent, "left"):
+            if event["text"].startswith(f"left: {child} ") and seconds_of(event) > since:
+                return seconds_of(event)
+        return None
+
     def status(self, name: str) -> dict[str, Any]:
         """What the control port of a node says, asked on its machine."""
         with self.machines.inside(name):

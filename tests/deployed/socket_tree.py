@@ -121,6 +121,8 @@ class SocketTree:
             port.serve(handlers)
         except BaseException as error:
             self.errors.append(error)
+            for transport in self.transports:  # nobody waits for a node that is gone
+                transport.close()
 
     def close(self) -> None:
         for port, _ in self.ports:

@@ -5,6 +5,7 @@ Whatever the network does, a tree without a quorum ends with the bits of the sim
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -62,9 +63,12 @@ def breaks(fleet: Fleet) -> None:
 
 
 def cuts(fleet: Fleet) -> None:
-    """Everything that a device sends or gets is lost, for longer than the pings take."""
+    """Everything that a device sends or gets is lost, until the pings have found it."""
     fleet.proxies["device5"].cut()
-    time.sleep(20)
+    cut = time.time()
+    fleet.until(lambda: fleet.left("server", "device5", cut) is not None, 30, "word of it")
+    print(json.dumps({"found": round(time.time() - cut, 1)}))
+    time.sleep(max(0.0, cut + 20 - time.time()))
     fleet.proxies["device5"].mend()
 
 

@@ -47,21 +47,13 @@ def report(**figures: float) -> None:
 
 def found(fleet: Fleet, since: float) -> dict[str, float]:
     """Seconds until those who lost edge1 said so: its parent, its children, and itself."""
-    fleet.until(lambda: _left(fleet, "server", "edge1", since) is not None, FOUND, "word of it")
-    left = _left(fleet, "server", "edge1", since)
+    fleet.until(lambda: fleet.left("server", "edge1", since) is not None, FOUND, "word of it")
+    left = fleet.left("server", "edge1", since)
     assert left is not None
     out = {"log": left - since}
     fleet.until(lambda: fleet.seat_states("server")["edge1"] == "empty", 5, "status")
     out["status"] = time.time() - since
     return out
-
-
-def _left(fleet: Fleet, parent: str, child: str, since: float) -> float | None:
-    """When a parent has logged that a child is gone."""
-    for event in fleet.events(parent, "left"):
-        if event["text"].startswith(f"left: {child} ") and seconds_of(event) > since:
-            return seconds_of(event)
-    return None
 
 
 def wait_joined(fleet: Fleet, name: str) -> None:

@@ -20,6 +20,7 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from tests.cli.command import BASE, SMALL, spawn
 from tests.cli.command import covey as command
+from tests.deployed.forked import start_by_forks
 from tests.deployed.members import ADDRESS, member, planned, serving
 
 pytest.importorskip("grpc")
@@ -132,12 +133,31 @@ def test_free_ports_differ() -> None:
 # Real processes
 
 
+SEVEN = (*SMALL, "rounds=2", "data.devices=4", "tree.edges=2", "checkpoint_every=9")
+PERMFL = ("algorithm={name='permfl', edge_rounds=2, steps=2}", "codec=int8")
+
+
+@pytest.mark.parametrize("changes", [(), PERMFL], ids=["sfedhp", "permfl"])
+def test_seven_processes_are_the_simulator(
+    changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 + 2 + 4 processes with certificates, each with its own memory, disk and signals."""
+    started = start_by_forks(monkeypatch)
+    _is_the_simulator(tmp_path, *SEVEN, *changes)
+    assert len(started) == 7
+    assert {process.poll() for process in started.values()} == {0}  # all were drained
+
+
 @SLOW
 def test_a_tree_of_real_processes_is_the_simulator(tmp_path: Path) -> None:
-    local = command("deploy", "local", *LOCAL, "--out", tmp_path / "local", "--json")
+    _is_the_simulator(tmp_path, *LOCAL)
+
+
+def _is_the_simulator(tmp_path: Path, *words: str) -> None:
+    local = command("deploy", "local", *words, "--out", tmp_path / "local", "--json")
     assert local.code == 0, local.err
     run = Path(json.loads(local.out)["folder"])
-    assert command("run", *LOCAL, "--out", tmp_path / "run").code == 0
+    assert command("run", *words, "--out", tmp_path / "run").code == 0
     records = [_records(run), _records(tmp_path / "run")]
     assert records[0] == records[1]
     for model in (tmp_path / "run" / "models").rglob("*.safetensors"):
