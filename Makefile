@@ -24,10 +24,13 @@ test-browser: .venv/dev
 	$(PIP) -e '.[browser]'
 	$(BIN)/python -m pytest -q tests/browser
 
-# A deployed tree at length: every case over sockets, a million hostile streams.
+# A deployed tree at length: every case over sockets, real processes in network namespaces (one tree
+# at a time, as root), a million hostile streams.
+ON_A_NETWORK = tests/deployed/test_namespaces.py tests/deployed/test_partition.py
 test-deployed: export COVEY_TEST_ALL := 1
 test-deployed: .venv/dev
-	$(BIN)/python -m pytest -n 2 -q tests/deployed $(wildcard tests/laws/test_deployed.py) tests/laws/test_sockets.py
+	$(BIN)/python -m pytest -n 2 -q tests/deployed $(ON_A_NETWORK:%=--ignore=%) $(wildcard tests/laws/test_deployed.py) tests/laws/test_sockets.py
+	$(BIN)/python -m pytest -q -rs $(ON_A_NETWORK)
 	$(BIN)/python -m fuzz.stream --random 1000000 1
 
 lint: .venv/dev

@@ -13,6 +13,8 @@ CoveyError
 └── TransportError   another node of a deployed tree is refused, or cannot be reached
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -58,6 +60,35 @@ class RankError(CoveyError):
 
 class TransportError(CoveyError):
     """Another node of a deployed tree is refused, or cannot be reached."""
+
+
+def closest(given: Any, choices: Iterable[str]) -> str | None:
+    """The choice that is most like what was given, whatever its case; None where none is.
+
+    >>> closest("Adma", ["sgd", "adam"]), closest("SGD", ["sgd", "adam"])
+    ('adam', 'sgd')
+    """
+    if not isinstance(given, str):
+        return None
+    by_lower = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(given[:100].lower(), by_lower, n=1)
+    if not close:
+        return None
+    return by_lower[close[0]]
+
+
+def meant(given: Any, choices: Iterable[str]) -> str:
+    """What may have been meant by a name that is none of the choices, to follow that name.
+
+    >>> meant("admw", ["sgd", "adam", "adamw"])
+    " (did you mean 'adamw'?)"
+    >>> meant("lion", ["sgd", "adam", "adamw"])
+    ''
+    """
+    choice = closest(given, choices)
+    if choice is None:
+        return ""
+    return f" (did you mean {choice!r}?)"
 
 
 def shown(value: Any) -> str:

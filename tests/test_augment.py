@@ -165,9 +165,17 @@ def cuts(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("augment", "changes", "words"),
     [
-        ("flipp", {}, "'flipp': choose from crop, flip, noise, or give a function"),
+        (
+            "flipp",
+            {},
+            r"'flipp' \(did you mean 'flip'\?\): choose from crop, flip, noise, or give a function",
+        ),
         (3, {}, "3: choose from"),
-        ({"name": "crop", "pads": 2}, {}, "crop has no option 'pads'; it has pad"),
+        (
+            {"name": "crop", "pads": 2},
+            {},
+            r"crop has no option 'pads' \(did you mean 'pad'\?\); it has pad",
+        ),
         ({"name": "crop", "pad": 9}, {}, "pad = 9; give a whole number from 1 to 6"),
         ({"name": "noise", "sd": -1.0}, {}, "sd = -1.0; give a number above 0"),
         (

@@ -6,19 +6,22 @@ import os
 import signal
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import covey
-from covey import Experiment, Run, Tree, models
+from covey import Algorithm, Experiment, Nodes, Rows, Run, Tree, models
 from covey.algorithms import PerMFL
 from covey.data import Part, Shards
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel import segments
+from covey.kernel.store import Store
 from covey.runs import checkpoint, kept_rows
 from covey.runs.run import Runs
 from tests import peek
@@ -224,7 +227,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     run.save(path)
     facts = facts_of(path)
     folder = path.with_suffix(".rows")
-    _, _, name = facts["columns"][0]["segments"][0]
+    _, _, name, _ = facts["columns"][0]["segments"][0]
     for file, words in ((name, "rows are not those"), (facts["log"], "not what was written")):
         good = (folder / file).read_bytes()
         (folder / file).write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
@@ -256,14 +259,14 @@ MOMENTS = {
 """Functions in which a process dies: in a round, and in a save from its first write to its end."""
 
 
-def killed(folder: Path, moment: str) -> int:
+def killed(folder: Path, moment: str, **changes: Any) -> int:
     """Run seven rounds in a process that dies; the signal that ended it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
         child = os.fork()
     if not child:
         try:
-            run = covey.run(experiment(), store=folder / "live")
+            run = covey.run(experiment(**changes), store=folder / "live")
             ran(run, 4).save(folder / "run.safetensors")
             ran(run, 5).save(folder / "run.safetensors")
             place, name = MOMENTS[moment]
@@ -289,3 +292,73 @@ def test_a_killed_process_loses_no_checkpoint(
     ran(run, 8).save(path)
     assert same(bits(ran(run)), whole)
     assert same(bits(ran(covey.run(experiment(), resume=path))), whole)
+
+
+# Rows in float16
+
+
+@dataclass(frozen=True)
+class Halving(Algorithm):
+    """Devices keep a number that follows what they kept before; the server's row stays."""
+
+    sends: ClassVar[str] = "nothing"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        me.ask(self.device, w)
+        return w
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        before = me.recall("personal", torch.ones_like(w))
+        return me.keep("personal", before / 3 + me.ids[:, None] * 1e-3)
+
+
+def test_a_number_is_rounded_whenever_it_is_kept(tmp_path: Path) -> None:
+    """x <- half(x / 3 + id / 1000), in float64, by numpy's own rounding."""
+    shards = pool(4)
+    work = Experiment(
+        Halving(),
+        shards,
+        models.linear(6, 3),
+        Tree.flat(4),
+        rounds=5,
+        dtype=torch.float64,
+        store_rows="float16",
+    )
+    for store in (None, tmp_path):
+        run = ran(covey.run(work, store=store))
+        _, rows = run.rows("personal")
+        x = np.ones(4)
+        for _ in range(5):
+            x = (x / 3 + np.arange(4) * 1e-3).astype(np.float16).astype(np.float64)
+        assert rows.dtype == torch.float64
+        assert np.array_equal(rows.numpy(), np.repeat(x[:, None], WIDTH, 1))
+        column = peek.store(run).columns["device", "personal"]
+        assert column.segments.row_bytes == 2 * WIDTH
+        assert run.engine["sentence"].endswith("; kept rows are rounded to float16")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("moment", ["round", "manifest"])
+def test_a_killed_process_loses_no_checkpoint_of_rounded_rows(tmp_path: Path, moment: str) -> None:
+    work = experiment(store_rows="float16")
+    expected = bits(ran(covey.run(work)))
+    assert killed(tmp_path, moment, store_rows="float16") == signal.SIGKILL
+    path = tmp_path / "run.safetensors"
+    for store in (tmp_path / "live", None):
+        run = covey.run(work, resume=path, store=store)
+        assert run.round == 5
+        assert same(bits(ran(run)), expected)
+    with pytest.raises(CheckpointError, match="store_rows"):
+        covey.run(experiment(), resume=path)
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    rows = torch.tensor([[1.0, 7e4]])
+    store = Store({"device": 3}, form="float16")
+    with pytest.raises(ConfigError, match=r"of size 7e\+04, and float16 ends at 65504; use"):
+        store.put("device", "personal", torch.tensor([1]), rows, 0)
+    store.put("device", "diverged", torch.tensor([1]), torch.tensor([[1.0, torch.inf]]), 0)
+    with pytest.raises(ConfigError, match="store_rows = 'float16' is for the simulator on a CPU"):
+        covey.run(experiment(store_rows="float16"), runtime="loopback")
+    with pytest.raises(ConfigError, match="did you mean 'float16'"):
+        experiment(store_rows="float6")

@@ -339,7 +339,10 @@ def test_accelerated_steps_and_a_solver_are_refused(algorithm: Algorithm) -> Non
         ({"clip": 0}, "clip = 0; give a number above 0"),
         ({"schedule": "cosin"}, "choose one of constant, cosine, linear, step"),
         ({"schedule": []}, "choose one of constant"),
-        ({"momentum": 0.9, "state": "keep"}, "state = 'keep'; choose one of reset, kept"),
+        (
+            {"momentum": 0.9, "state": "keep"},
+            r"state = 'keep' \(did you mean 'kept'\?\); choose one of reset, kept",
+        ),
         ({"state": "kept"}, 'state = "kept", but sgd has no state; set momentum'),
     ],
 )

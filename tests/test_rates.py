@@ -137,7 +137,10 @@ def test_what_decides_bits_is_in_the_fingerprint() -> None:
         ("cosine", "give a table such as"),
         ({"eta": "cosine"}, "FedAvgM has no rate 'eta'; its rates are: momentum, server_lr, lr"),
         ({"steps": "cosine"}, "FedAvgM has no rate 'steps'"),
-        ({"server_lr": "cosin"}, "server_lr = 'cosin'; choose one of constant, cosine"),
+        (
+            {"server_lr": "cosin"},
+            r"server_lr = 'cosin' \(did you mean 'cosine'\?\); choose one of constant, cosine",
+        ),
         ({"server_lr": 0.5}, "server_lr = 0.5; choose one of"),
     ],
 )

@@ -383,7 +383,10 @@ def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["pfedme/table9"], "there is no table 'pfedme/table9'; one of fedmac/figures"),
+        (
+            ["pfedme/table9"],
+            "'pfedme/table9' (did you mean 'pfedme/table1'?); one of fedmac/figures",
+        ),
         (["pfedme/table1", "--rows", "mnits*"], "no row matches 'mnits*'; rows are legacy2020"),
         (["pfedme/table1", "--seeds", "0"], "seeds = 0; give at least 1"),
         (["pfedme/table1", "--rounds", "-3"], "rounds = -3; give at least 1"),

@@ -398,7 +398,7 @@ def test_a_folder_goes_on_with_another_stop_alone(alone: Path, tmp_path: Path) -
     assert refused.code != 0
     assert "to go on, give stop more patience, or leave it out" in refused.err
     refused = command("run", "--resume", folder, "algorithm.lr=0.1")
-    assert "may only get more rounds or another stop" in refused.err
+    assert "may only get more rounds, another stop or another store" in refused.err
     assert (folder / "config.toml").read_text() == (alone / "config.toml").read_text()
     again = command("run", "--resume", folder)
     assert "to go on, add stop.patience=7" in again.out

@@ -36,6 +36,7 @@ _TRAINING = (
     "device",
     "workers",
     "memory",
+    "store_rows",
 )
 _NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8

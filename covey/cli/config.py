@@ -35,6 +35,7 @@ from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.rates import rates
+from covey.kernel.segments import RowForm
 from covey.runs.experiment import Experiment
 from covey.runs.stopping import early_stop
 
@@ -86,6 +87,8 @@ class Config(BaseModel):
     device: str = "cpu"
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
+    store: str | None = None
+    store_rows: RowForm = "dense"
     capture: bool = True
     holdout_devices: int | list[int] = 0
     checkpoint_every: int = Field(10, ge=1)
@@ -285,6 +288,7 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
 
     They then mean the same wherever the resolved file lies.
     """
+    _resolve_path(table, "store", folder)
     data = table.get("data")
     if isinstance(data, dict):
         for key in ("path", "data_dir"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +11,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from covey.cli.config import Config
-from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
-from covey.cli.device_data import CENSUS_FILE, check_files, described, is_census
+from covey.cli.deploy_local import LocalTree, show_end
+from covey.cli.deployment import Deployment
+from covey.cli.device_data import described
+from covey.cli.load import load as load_run
+from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
-from covey.cli.stop import Interrupted
-from covey.data.census import read as read_census
-from covey.data.census import text as census_text
 from covey.deployed import extras, plan_files
-from covey.deployed.local import LocalProcesses, on_this_machine
-from covey.deployed.plan import Process, processes_of
-from covey.runs.experiment import Experiment
-from covey.tree import Tree
 
 app = typer.Typer(
     help="Run a tree on real machines.",
@@ -43,48 +38,6 @@ Changes = Annotated[
 AUTHORITY = Path("certs")
 """The folder of the authority that signs the requests, as `covey certs` has it."""
 _SHOWN = 12  # commands that a terminal lists
-
-
-@dataclass(frozen=True, eq=False)
-class Deployment:
-    """A file with a table [deploy], wholly checked, and the processes of its tree."""
-
-    config: Config
-    deploy: DeployFile
-    experiment: Experiment
-    tree: Tree
-    processes: list[Process]
-
-    @staticmethod
-    def of(config: Config, *, local: bool = False) -> Deployment:
-        """Check that the experiment can be deployed, and plan its processes.
-
-        Processes of this machine alone get addresses of their own later.
-        """
-        if local and config.deploy is None:
-            config = config.model_copy(update={"deploy": {}})
-        config = deployable(config)
-        deploy = read(config.deploy or {})
-        check_quorum(deploy, config.learner())
-        experiment = config.experiment(config.seed)
-        tree = tree_of(experiment)
-        settings = deploy.settings()
-        if local:
-            address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
-            settings = replace(settings, address=address)
-        processes = processes_of(tree, settings)
-        check_files(config, processes)
-        return Deployment(config, deploy, experiment, tree, processes)
-
-    def write(self, folder: Path, processes: list[Process]) -> dict[str, Path]:
-        """Write the files of all processes; return the folder of each."""
-        config = self.config
-        files: dict[str, str] = {}
-        if is_census(config):
-            files[CENSUS_FILE] = census_text(read_census(Path(config.data["path"])))
-            config = config.model_copy(update={"data": config.data | {"path": CENSUS_FILE}})
-        files[plan_files.EXPERIMENT] = config.text()
-        return plan_files.write(processes, files, folder, self.deploy.image)
 
 
 @app.command()
@@ -172,15 +125,16 @@ def local(
     changes: Changes = None,
     out: Annotated[
         Path,
-        typer.Option(help="The folder of all processes; it must be new or empty."),
+        typer.Option(help="The folder of all processes. One of the same run goes on."),
     ] = Path("local"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole tree on this machine, as real processes with certificates made on the spot.
 
-    All processes end after the last round, on Ctrl-C, or when one of them fails. The server's
-    metrics and models are in OUT/server/state/run.
+    All processes end after the last round, on Ctrl-C, or when one of them fails. The same command
+    goes on then. The server's folder OUT/server/state/run is that of `covey run`; every device has
+    its models in OUT/device0/state/device0.
 
     Examples:
 
@@ -191,31 +145,12 @@ def local(
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     extras.grpc()
     deployment = Deployment.of(load_and_note(console, file, changes or []), local=True)
-    processes = on_this_machine(deployment.processes, out)
-    deployment.write(out, processes)
-    if not insecure:
-        plan_files.add_certificates(processes, out)
-    names = [process.name for process in processes]
-    tree = LocalProcesses(out, names, insecure=insecure)
-    status = f"covey ctl status --plan {out}"
-    console.print(escape(f"{deployment.tree}: {len(names)} processes; look at them: {status}"))
-    rounds = _watched(console, tree, deployment.config.rounds)
-    run = out / names[0] / "state" / "run"
+    words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
+    tree = LocalTree(deployment, out, insecure=insecure, command=shlex.join(words))
+    folder = tree.run(console)
     if as_json:
-        print(json.dumps({"folder": str(run), "processes": names, "rounds": rounds}))
+        facts = summary([load_run(folder)]).as_dict()
+        names = [process.name for process in deployment.processes]
+        print(json.dumps({"folder": str(folder), "processes": names, **facts}))
         return
-    console.print(escape(f"{rounds} rounds; metrics and models: {run}"))
-
-
-def _watched(console: Console, tree: LocalProcesses, rounds: int) -> int:
-    """Start a tree and show its rounds; return how many there were."""
-    done = 0
-    try:
-        with tree.started():
-            for event in tree.events():
-                if event.get("event") == "round":
-                    done = event["round"]
-                    console.print(f"round {done}/{rounds}  {event['seconds']:.2f} s")
-    except KeyboardInterrupt:
-        raise Interrupted(f"all processes are stopped after round {done}") from None
-    return done
+    show_end(console, folder, out)

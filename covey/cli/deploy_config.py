@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from covey.cli.validate import STRICT, check
-from covey.deployed.plan import SOURCE, Settings
+from covey.deployed.plan import LOOPBACK, SOURCE, Settings
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Quorum = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 SCORE_EVERY = 10
 """Rounds between two scores where a file does not say: scores cost as many messages as training."""
@@ -27,24 +28,33 @@ SCORE_EVERY = 10
 class DeployFile(BaseModel):
     """Where the nodes of a tree run. The tables are by tier, or by the name of a seat.
 
+    `names` are lists of names by tier; without them a node is called by its tier and its number.
     `address` says where a node with children is reached. `data` are files of devices on their own
     machines; with "source", each device takes its own part of the experiment's data. `quorum` and
-    `deadline` say how many children are enough after how many seconds. `processes` names devices
-    that share a process; `devices_per_process` puts neighbours together. `state` is the folder of a
-    node's disk on its machine.
+    `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
+    norm of a row that a node may answer in training. After `strikes` bad messages a parent evicts
+    their sender. `processes` names devices that share a process; `devices_per_process` puts
+    neighbours together. `state` is the folder of a node's disk on its machine. Without
+    `share_rows`, edges and devices keep what they keep to themselves: the server's folder has no
+    models of theirs.
     """
 
     model_config = STRICT
     address: dict[str, Text] = {}
+    names: dict[str, list[str]] = {}
     data: Literal["source"] | dict[str, Text] = "source"
     quorum: dict[str, Quorum] = {}
     deadline: dict[str, Seconds] = {}
+    norm_bound: dict[str, Norm] = {}
+    strikes: int = Field(3, ge=1, le=1_000_000)
     processes: dict[str, list[str]] = {}
     devices_per_process: int = Field(1, ge=1)
     port: int = Field(8443, ge=1, le=65535)
     control_port: int = Field(9443, ge=1, le=65535)
+    control_host: Text = LOOPBACK
     state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
     durability: Literal["process", "power"] = "process"
+    share_rows: bool = True
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
 
     def settings(self) -> Settings:
@@ -73,24 +83,40 @@ def deployable(config: Config) -> Config:
     if config.deploy is None:
         why = "has no table [deploy], which says where the nodes run"
         raise ConfigError(f"the file {why}; docs/deploy.md has an example.")
-    reason = None
-    if config.seeds > 1:
-        reason = f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1"
-    elif config.radio is not None:
-        reason = "[radio] is a model of a network, and a deployed tree has a real one; leave it out"
-    elif config.holdout_devices:
-        reason = "holdout_devices: a device of a deployed tree is in the tree or not; leave it out"
-    elif config.compare:
-        reason = (
-            "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out"
-        )
-    elif config.device != "cpu":
-        reason = f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"'
+    reason = _refusal(config)
     if reason is not None:
         raise ConfigError(f"{reason}.")
     if "score_every" not in config.model_fields_set:
         return config.model_copy(update={"score_every": SCORE_EVERY})
     return config
+
+
+def _refusal(config: Config) -> str | None:
+    """What a deployed tree cannot do of what a file says, and what to do; None: it can do all."""
+    reasons = {
+        f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1": (
+            config.seeds > 1
+        ),
+        "[radio] is a model of a network, and a deployed tree has a real one; leave it out": (
+            config.radio is not None
+        ),
+        "holdout_devices: a device of a deployed tree is in the tree or not; leave it out": (
+            bool(config.holdout_devices)
+        ),
+        "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out": (
+            bool(config.compare)
+        ),
+        f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"': (
+            config.device != "cpu"
+        ),
+        "store: every node of a deployed tree has a disk of its own; leave it out": (
+            config.store is not None
+        ),
+        f'store_rows = "{config.store_rows}" is for the simulator; leave it out': (
+            config.store_rows != "dense"
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def check_quorum(deploy: DeployFile, algorithm: Algorithm) -> None:

@@ -23,6 +23,20 @@ def is_census(config: Config) -> bool:
     return config.data.get("name") == CENSUS
 
 
+def with_names(config: Config, leaf: str) -> Config:
+    """The file with the names of its census for the devices, where it does not name them itself.
+
+    `leaf` is the tier of the devices.
+    """
+    order = config.data.get("order")
+    deploy = dict(config.deploy or {})
+    names = deploy.get("names", {})
+    if not is_census(config) or not order or leaf in names:
+        return config
+    deploy["names"] = {**names, leaf: list(order)}
+    return config.model_copy(update={"deploy": deploy})
+
+
 def described(config: Config, file: Path) -> dict[str, Any]:
     """What a device tells of its file: counts and shapes, and no example."""
     if not is_census(config):

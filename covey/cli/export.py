@@ -25,7 +25,7 @@ from covey.cli.nodes import Node
 from covey.cli.options import AsJson
 from covey.cli.results import OfSeed, RunFolder
 from covey.data.extras import needed
-from covey.errors import ConfigError, CoveyError, ModelError
+from covey.errors import ConfigError, CoveyError, ModelError, meant
 from covey.models import merge
 from covey.origin import FAULTS, told
 from covey.runs.snapshot import PRIVATE, Snapshot
@@ -177,7 +177,8 @@ def _holders(run: Loaded, read: Snapshot) -> list[Node]:
 def format_of(name: str) -> Format:
     """The format of this name, with the libraries that it needs."""
     if name not in FORMATS:
-        raise ConfigError(f"--to {name}: choose one of {', '.join(FORMATS)}.")
+        hint = meant(name, FORMATS)
+        raise ConfigError(f"--to {name}{hint}: choose one of {', '.join(FORMATS)}.")
     if name == "onnx":
         for library in ("onnx", "onnxscript", "onnxruntime"):
             needed(library, extra="onnx", to="write an ONNX file and check it")

@@ -15,7 +15,8 @@ Every file is replaced whole or not at all, or only grows.
     checkpoint.previous...      the checkpoint before it
     models/NAME.safetensors     the parameters of every node that keeps this model, in the round
                                 that the table reports
-    models/last/...             the same in the last round
+    models/last/...             the same in the last round; rows in files of more than 256 MB
+                                are in the checkpoint alone
     data.json                   the form of the data (classes, names, scaling), for new devices
     devices.csv                 how every device does with every model
     confusion.csv               examples by class and predicted class, where metrics has confusion
@@ -53,6 +54,8 @@ from covey.runs import snapshot, status
 from covey.runs.lock import try_lock
 from covey.runs.run import Round, Seed, Which
 
+MODEL = 2**28
+"""Bytes of a model's rows in files; with more, no copy of them is written into models/."""
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _PATIENCE = (
     1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
@@ -169,19 +172,25 @@ class Folder:
         ):
             file.write(json.dumps(record.as_dict()) + "\n")
 
-    def models(self, run: Seed) -> None:
+    def models(self, run: Seed) -> list[str]:
         """Write every kept model in its chosen round, and below `last` in the last round.
 
-        The format is that of covey/runs/snapshot.py.
+        The format is that of covey/runs/snapshot.py. The names of those are returned whose rows
+        stay in the checkpoint alone, because they are too many.
         """
         algorithm = type(run.experiment.algorithm).__name__
         space = run.runtime.task.space
+        left_out = []
         for name in run.models(scored=False):
+            if run.stored_bytes(name) > MODEL and not space.norms:
+                left_out.append(name)
+                continue
             for which, subfolder in WHERE.items():
                 kept = run.snapshot(name, which)  # all ranks together
                 if self.writes:
                     path = self.path / subfolder / f"{name}.safetensors"
                     snapshot.write(path, kept, space, algorithm)
+        return left_out
 
 
 def create(path: Path) -> Folder:

@@ -28,10 +28,11 @@ from covey.data.files import token_ids
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.data.windows import ids as token_numbers
+from covey.deployed import own_models
 from covey.engine.layout import ParameterLayout
 from covey.engine.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, meant
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs import checkpoint, snapshot
@@ -58,8 +59,18 @@ MOST_PERSONAL = ("personal", "edge", "global")
 
 
 def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
-    """The run in a folder; of several seeds the first, or the one that is asked for."""
+    """The run in a folder; of several seeds the first, or the one that is asked for.
+
+    The folder of a deployed node's state has the models of that node alone.
+    """
+    from covey.cli import node_folder
+
     folder = Path(path)
+    if (folder / own_models.FACTS).exists():
+        return node_folder.LoadedNode(folder)
+    reason = node_folder.refusal(folder)
+    if reason is not None:
+        raise ConfigError(reason)
     if not (folder / "config.toml").exists():
         raise ConfigError(
             f"{folder} is not a run folder: it has no config.toml; "
@@ -251,12 +262,19 @@ class Loaded:
         if (name, which) not in self._snapshots:
             # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
             if self.finished:
-                path = self.place / _FOLDERS[which] / f"{name}.safetensors"
-                read = snapshot.read(path, self._space)
+                read = self._written(name, which)
             else:
                 read = self._run.snapshot(name, which)
             self._snapshots[name, which] = read
         return self._snapshots[name, which]
+
+    def _written(self, name: str, which: Which) -> Snapshot:
+        """A model of a finished run: in its file or, if it has none, in the checkpoint's rows."""
+        path = self.place / _FOLDERS[which] / f"{name}.safetensors"
+        saved = self.place / "checkpoint.safetensors"
+        if path.exists() or checkpoint.ROWS not in checkpoint.read(saved, tensors=False).facts:
+            return snapshot.read(path, self._space)
+        return self._saved_run.snapshot(name, which, mapped=True)
 
     def module(
         self,
@@ -274,9 +292,7 @@ class Loaded:
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
-        row = read.row(self._node(read.tier, number), number)
-        if row is None:
-            raise ConfigError(f"device {device!r} has no {read.model!r} in {self.place}.")
+        row = self._row(read, number)
         devices: Sequence[int] = [number]
         if pooled is not None:
             devices = pooled
@@ -366,6 +382,11 @@ class Loaded:
         return Run(self.experiment, resume=saved if goes_on else None)
 
     @cached_property
+    def _saved_run(self) -> Run:
+        """The finished run at its last round, with its rows where they lie."""
+        return Run(self.experiment, resume=self.place / "checkpoint.safetensors", reading=True)
+
+    @cached_property
     def _simulator(self) -> Simulator:
         """Tree, data and store of the run.
 
@@ -385,8 +406,9 @@ class Loaded:
         if model is None:
             return next(name for name in (*MOST_PERSONAL, names[0]) if name in names)
         if model not in names:
+            hint = meant(model, names)
             raise ConfigError(
-                f"there is no model {model!r} in {self.place}; there are {', '.join(names)}."
+                f"there is no model {model!r} in {self.place}{hint}; there are {', '.join(names)}."
             )
         return model
 
@@ -480,6 +502,26 @@ class Loaded:
             node = torch.searchsorted(ends, node, right=True)
         return int(node)
 
+    def _row(self, read: Snapshot, device: int) -> Tensor:
+        """The row that a device uses of a model, [P]."""
+        node = self._node(read.tier, device)
+        row = read.row(node, device)
+        if row is None:
+            raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")
+        if self._lacks is not None and node not in read.ids.tolist():
+            fix = f"load the models of {read.tier} {node} on its own machine"
+            raise ConfigError(f"{self.place} lacks {self._lacks}; {fix}.")
+        return row
+
+    @cached_property
+    def _lacks(self) -> str | None:
+        """Whose rows the folder of a deployed run does not have, in words."""
+        saved = self.place / "checkpoint.safetensors"
+        if not saved.exists():
+            return None
+        text: str | None = checkpoint.read(saved, tensors=False).facts.get(checkpoint.LACKS)
+        return text
+
     @property
     def _own_way(self) -> bool:
         """Whether the algorithm predicts otherwise than by a forward pass."""
@@ -511,11 +553,10 @@ class Loaded:
         tier = simulator.tree.tiers[-1]
         ids = torch.tensor([device])
         for name, part in read.beside.items():
-            if bool((part.ids == device).any()):
-                simulator.store.put(tier, name, ids, part.rows[part.ids == device], read.round)
-        row = read.row(self._node(read.tier, device), device)
-        if row is None:
-            raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")
+            own = part.of(device)
+            if len(own):
+                simulator.store.put(tier, name, ids, own, read.round)
+        row = self._row(read, device)
         me = Nodes(simulator, tier, ids, round=read.round, path=0)
         with torch.no_grad():
             predict = self.experiment.algorithm.predictor(me, read.model, row[None])

@@ -25,6 +25,7 @@ from covey.cli import (
     ctl,
     data,
     deploy,
+    deploy_change,
     export,
     new,
     registry,
@@ -58,6 +59,7 @@ from covey.errors import (
     DivergedError,
     ProgramError,
     RankError,
+    TransportError,
 )
 from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
@@ -117,6 +119,13 @@ def run(
             help="simulator (all devices at once), sharded (under torchrun) or loopback (slow).",
         ),
     ] = AUTO,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the nodes' rows in files of this folder, not in memory (docs/scale.md).",
+        ),
+    ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,6 +161,8 @@ def run(
 
       covey run my.toml --log tensorboard                logged while it runs
 
+      covey run my.toml --store rows                     with rows in files, for many devices
+
       torchrun --nproc-per-node 2 -m covey run my.toml   on two processes
     """
     runtime = chosen(runtime)
@@ -160,6 +171,8 @@ def run(
         ranks = join()
     console = Console(stderr=as_json, soft_wrap=True, highlight=False, quiet=not ranks.leads)
     path, changes = split(arguments)
+    if store is not None:
+        changes.append(f"store={json.dumps(str(store))}")
     forced = False
     with ranks.together():
         makers = trackers.makers(log or [])
@@ -257,6 +270,7 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
+deploy.app.command()(deploy_change.change)
 app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=DEPLOY)
 app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
@@ -397,9 +411,10 @@ _CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
     ProgramError: 2,
     RankError: EXIT_CODE,
+    TransportError: 6,
     CoveyError: 1,
 }
-_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 130: "stopped"}
+_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 5: "error", 6: "error", 130: "stopped"}
 
 
 def _check_resumed(folder: Path, out: Path | None, path: Path | None) -> None:

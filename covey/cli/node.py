@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from covey.cli.deploy_config import read as read_deploy
 from covey.cli.device_data import own_data
 from covey.cli.folder import Folder
 from covey.cli.node_config import NodeFile
+from covey.cli.node_folder import write_forms
+from covey.cli.server_folder import RUN, ServerFolder
 from covey.deployed.certificates import CERTIFICATE, Identity
 from covey.deployed.events import EventLog
 from covey.deployed.grpc_network import GrpcNetwork
@@ -20,11 +23,7 @@ from covey.deployed.plan import SOURCE
 from covey.deployed.plan_files import EXPERIMENT
 from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
-from covey.errors import ConfigError
-from covey.runs.run import Run
-
-RUN = "run"
-"""The folder below the server's state that holds its metrics and models."""
+from covey.errors import ConfigError, DivergedError
 
 
 def node(
@@ -59,8 +58,13 @@ def node(
         Path | None,
         typer.Option(metavar="DIR", help="Its certificate and key. Default: beside NODE.toml."),
     ] = None,
-    control_port: Annotated[
-        int | None, typer.Option(help="The port of covey ctl on loopback.")
+    control_port: Annotated[int | None, typer.Option(help="The port of covey ctl.")] = None,
+    control_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Where it listens. Beyond loopback it needs the certificate of an operator.",
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
@@ -83,6 +87,7 @@ def node(
         "listen": listen,
         "state": None if state is None else str(state),
         "control_port": control_port,
+        "control_host": control_host,
     }
     folder = Path() if file is None else file.parent
     settings = _settings(file, {key: value for key, value in given.items() if value is not None})
@@ -131,28 +136,36 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
     if loaded.deploy is None:
         loaded = loaded.model_copy(update={"deploy": {}})
     loaded = deployable(loaded)
-    check_quorum(read_deploy(loaded.deploy or {}), loaded.learner())
+    deploy = read_deploy(loaded.deploy or {})
+    check_quorum(deploy, loaded.learner())
     experiment = loaded.experiment(loaded.seed)
-    process = settings.process(tree_of(experiment))
+    process = settings.process(tree_of(experiment), deploy.names)
     log = EventLog(process.name)
     progress = Progress(process.name, process.tier)
     own = own_data(loaded, process, experiment.data)
     member = Member(process, parts_of(experiment), GrpcNetwork(identity), log, progress, own)
     with log.library(), member.running(identity):
+        write_forms(loaded, process, experiment.data)
         if process.parent is not None:
             member.serve()
             return
-        folder = Folder(Path(process.state) / RUN)
-        folder.make()
-        with folder.lock(), folder.status():
-            folder.write("config.toml", loaded.text())
-            _rounds(member, member.run(), folder)
+        folder = ServerFolder(loaded, Folder(Path(process.state) / RUN), sys.argv)
+        with folder.open():
+            _rounds(member, folder)
 
 
-def _rounds(member: Member, run: Run, folder: Folder) -> None:
+def _rounds(member: Member, folder: ServerFolder) -> None:
     """Every round of the server, written down; the models at the end."""
-    folder.metrics(run.history)
-    for record in member.rounds(run):
-        folder.append(record)
-    if run.done:
-        folder.models(run)
+    run = member.run()
+    folder.begin(run)
+    try:
+        for record in member.rounds(run):
+            folder.add(run, record)
+    except DivergedError:
+        folder.end(run)  # the rounds before are good
+        raise
+    folder.end(run)
+    lacks = run.runtime.lacks
+    if lacks is not None:
+        fix = "start the server again when their nodes are back"
+        member.log.warning("incomplete", text=f"the run folder lacks {lacks}; {fix}")

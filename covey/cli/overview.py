@@ -19,6 +19,7 @@ EXIT_CODES = {
     3: "training diverged; the last good state is saved",
     4: "a file could not be read or written; the state saved before is intact",
     5: "another process of a sharded run ended; the last checkpoint is intact",
+    6: "a deployed node was refused, or could not listen or be reached; its disk is intact",
     130: "stopped by Ctrl-C or SIGTERM; the state is saved",
 }
 EPILOG = (
@@ -64,7 +65,7 @@ _COMMANDS = {
     DEPLOY: {
         "node": "Run one node of a deployed tree: a device, an edge, or the server.",
         "deploy": "Run a tree on real machines.",
-        "ctl": "Look at running nodes, and pause, resume, stop or evict them.",
+        "ctl": "Look at running nodes, and pause, resume, stop, evict or admit them.",
         "certs": "Make, renew and revoke the certificates of a tree.",
     },
 }

@@ -21,7 +21,7 @@ from covey.cli.folder import refused
 from covey.cli.options import AsJson
 from covey.cli.scenario import ScenarioFile, ScenarioForm, load
 from covey.cli.show import plural
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
 
@@ -168,7 +168,8 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
     name, _, values = sweep.partition("=")
     if name.strip() not in SWEEPS or not values.strip():
         raise ConfigError(
-            f"--sweep {sweep!r} must be one of {', '.join(SWEEPS)} and values, "
+            f"--sweep {sweep!r}{meant(name.strip(), SWEEPS)} must be one of "
+            f"{', '.join(SWEEPS)} and values, "
             'such as "deadline=15 ms,25 ms".'
         )
     name = name.strip()

@@ -4,100 +4,136 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from covey.cli.options import AsJson, load_and_note
-from covey.deployed.disk import Disk
-from covey.deployed.replay import by_ask, missing_of, replay
-from covey.deployed.server_run import captured_in
+from covey.cli.config import Config, load
+from covey.cli.device_data import is_census
+from covey.cli.options import AsJson
+from covey.cli.server_folder import REPLAY, RUN, ReplayFacts
+from covey.deployed.replay import by_ask, replay
 from covey.errors import ConfigError
-from covey.runs.run import Run
+from covey.runs import checkpoint
+from covey.runs.run import Run, history
+from covey.runs.same_state import record_differences, state_differences
+
+_SAVED = "checkpoint.safetensors"
+_BELOW = (Path(), Path(RUN), Path("server") / "state" / RUN)
+"""Where the folder of the run may lie below the folder that is given."""
+_SHOWN = 12  # differences that a terminal lists
 
 
 def replay_command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="The experiment file of the run.")
-    ],
-    disk: Annotated[
-        Path, typer.Argument(metavar="DISK", help="The server's disk: its file node.sqlite.")
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The server's run folder, or the folder of all nodes."),
     ],
     as_json: AsJson = False,
 ) -> None:
     """Repeat a deployed run in the simulator, with the same nodes late and absent.
 
-    The global model and the scores of every round must be those of the deployed run, bit for bit;
-    the exit code is 1 where they are not.
+    All rows, every record, the traffic and the notes must be those of the deployed run, bit for
+    bit; only seconds differ. The exit code is 1 where anything else does. The data of all devices
+    must be on this machine.
 
     Examples:
 
-      covey replay tree.toml deploy/server/state/server/node.sqlite
+      covey replay local
+
+      covey replay /var/lib/covey/server/run
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
-    facts = _compared(console, file, disk)
+    facts = _compared(_run_folder(run))
     if as_json:
         print(json.dumps(facts))
     else:
-        console.print(escape(_sentence(facts)))
+        _show(console, facts)
     if not facts["equal"]:
         raise typer.Exit(1)
 
 
-def _compared(console: Console, file: Path, path: Path) -> dict[str, Any]:
-    """Run the replay, and compare it with the server's disk."""
-    if not path.is_file():
-        raise ConfigError(f"{path} is no file; give node.sqlite of the server.")
-    config = load_and_note(console, file, [])
-    disk = Disk(path)
-    try:
-        captured = captured_in(disk)
-        records = [json.loads(record) for record in disk.records()]
-        missing = missing_of(disk)
-    finally:
-        disk.close()
-    if captured is None:
-        raise ConfigError(f"{path} has no round of a server; give the disk of the server.")
-    run = replay(config.experiment(config.seed), missing)
-    differing = _differing_rounds(run, records)
-    same_model = torch.equal(run.w, captured.tensors["server"])
-    asks = by_ask(missing).values()
+def _run_folder(path: Path) -> Path:
+    """The folder of the run in a folder that may hold all nodes."""
+    for below in _BELOW:
+        folder = path / below
+        if (folder / REPLAY).exists() and (folder / _SAVED).exists():
+            return folder
+    if (path / _SAVED).exists():
+        fix = f"`covey run {path / 'config.toml'}` repeats it"
+        raise ConfigError(f"{path} is a run of the simulator, without late nodes; {fix}.")
+    raise ConfigError(
+        f"{path} is no folder of a deployed run that has ended; give RUN/server/state/run. "
+        "The server writes it after its last round, or when it is stopped."
+    )
+
+
+def _compared(folder: Path) -> dict[str, Any]:
+    """Run the replay, and compare it with what the server wrote."""
+    config = load(folder / "config.toml")
+    if is_census(config):
+        rule = "a replay needs the examples of all devices on one machine"
+        raise ConfigError(f"the data of this run stay with their devices, and {rule}.")
+    lacks = checkpoint.read(folder / _SAVED, tensors=False).facts.get(checkpoint.LACKS)
+    if lacks is not None:
+        fix = "start its server again while all nodes are there"
+        raise ConfigError(f"{folder} lacks {lacks}, so it cannot be compared; {fix}.")
+    facts = ReplayFacts.read(folder)
+    if facts.changes:
+        rule = "a replay has one tree"
+        raise ConfigError(f"the tree of this run changed after round {facts.changes[0]}; {rule}.")
+    written = history(folder / _SAVED)
+    with TemporaryDirectory() as place:
+        run = _again(config, facts, len(written), Path(place))
+        saved = Path(place) / _SAVED
+        run.save(saved)
+        state = state_differences(checkpoint.read(saved), checkpoint.read(folder / _SAVED))
+    differing = [*record_differences(written, run.history), *state]
+    asks = by_ask(facts.missing).values()
     statuses = Counter(status for by_node in asks for status in by_node.values())
     return {
-        "rounds": len(records),
+        "folder": str(folder),
+        "rounds": len(written),
         "late": statuses["late"],
         "absent": statuses["absent"],
-        "differing_rounds": differing,
-        "global_model_equal": same_model,
-        "equal": same_model and not differing,
+        "bad": statuses["bad"],
+        "differences": differing,
+        "equal": not differing,
     }
 
 
-def _differing_rounds(run: Run, records: list[dict[str, Any]]) -> list[int]:
-    """The rounds whose scores are others than those of the deployed run, counted from 1."""
-    out = []
-    for written in records:
-        again = json.loads(json.dumps(next(run).as_dict()))
-        if again["models"] != written["models"]:
-            out.append(int(written["round"]) + 1)
-    return out
+def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
+    """As many rounds as the deployed run has; it got more of them as often as that run did."""
+    experiment = config.experiment(config.seed)
+    saved = None
+    for end in facts.ends:
+        run = replay(replace(experiment, rounds=end), facts.missing, saved)
+        for _ in run:
+            pass
+        saved = place / f"{end}.safetensors"
+        run.save(saved)
+    run = replay(experiment, facts.missing, saved)
+    while run.round < rounds:
+        next(run)
+    return run
 
 
-def _sentence(facts: dict[str, Any]) -> str:
+def _show(console: Console, facts: dict[str, Any]) -> None:
     """The result in words."""
-    repeated = (
-        f"{facts['rounds']} rounds, {facts['late']} late and {facts['absent']} absent answers"
-    )
+    counts = f"{facts['late']} late, {facts['absent']} absent and {facts['bad']} bad answers"
+    console.print(escape(f"{facts['folder']}: {facts['rounds']} rounds, {counts}"))
     if facts["equal"]:
-        return f"{repeated}: the replay equals the deployed run, bit for bit."
-    differences = []
-    if facts["differing_rounds"]:
-        rounds = ", ".join(map(str, facts["differing_rounds"]))
-        differences.append(f"other scores in rounds {rounds}")
-    if not facts["global_model_equal"]:
-        differences.append("another global model")
-    return f"{repeated}: the replay has {' and '.join(differences)}."
+        what = "rows, records, traffic and notes are those of the deployed run, bit for bit"
+        console.print(f"equal: {what}")
+        return
+    console.print("NOT equal; these differ:")
+    differences = facts["differences"]
+    for difference in differences[:_SHOWN]:
+        console.print(escape(f"  {difference}"))
+    if len(differences) > _SHOWN:
+        console.print(f"  and {len(differences) - _SHOWN} more (--json lists all)")

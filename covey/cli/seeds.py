@@ -19,7 +19,7 @@ from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
-from covey.cli.recording import Recorder
+from covey.cli.recording import DEVICES, Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.cli.tracked import Tracked
@@ -61,7 +61,7 @@ class Start:
         groups = side_by_side(seeds, each, experiments.runtime)
         return Start(
             groups,
-            covey.runs(each[: len(groups[0])], runtime=experiments.runtime),
+            covey.runs(each[: len(groups[0])], runtime=experiments.runtime, store=config.store),
         )
 
     def take(self, seeds: list[int]) -> Runs | None:
@@ -155,24 +155,33 @@ class Seeds:
             self._print_once(f"note: {note}")
         recorders = [Recorder(folder) for folder in folders]
         for run, recorder in zip(runs.seeds, recorders, strict=True):
-            recorder.folder.metrics(run.history)
-            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
-            recorder.begin(run, self.config.method())
+            begin(run, recorder, self.config)
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
             self._rounds(runs, seeds, recorders, tracked)
-            _save(runs, recorders)
+            for name in _save(runs, recorders):
+                self._print_once(f"note: {_left_out(name)}")
+            self._note_devices(runs)
             if runs.stopped is not None:
                 self.stopped.update(seeds)
                 self._note(f"{self._label(seeds)}{runs.stopped}")
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
+    def _note_devices(self, runs: Runs) -> None:
+        """Say that the table of devices is not of all, where so many were scored."""
+        scored = runs.seeds[0].sizes[runs.runtime.tree.tiers[-1]]
+        if runs.experiment.score_sample is not None:
+            scored = min(scored, runs.experiment.score_sample)
+        if scored > DEVICES:
+            self._print_once(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
+
     def _build(self, seeds: list[int], folders: list[Folder]) -> Runs:
         if self.start is not None and (runs := self.start.take(seeds)):
             return runs
         saved = [folder.checkpoint if folder.checkpoint.exists() else None for folder in folders]
         each = [self.experiments.of(self.config, seed) for seed in seeds]
-        return covey.runs(each, resume=saved, runtime=self.experiments.runtime)
+        runtime = self.experiments.runtime
+        return covey.runs(each, resume=saved, runtime=runtime, store=self.config.store)
 
     @contextmanager
     def _tracking(
@@ -267,21 +276,46 @@ class Seeds:
             self.console.print(line)
 
 
-def _save(runs: Runs, recorders: list[Recorder]) -> None:
-    """Save every run; the checkpoint comes last.
+def begin(run: Seed, recorder: Recorder, config: Config) -> None:
+    """Write what is known before the first round that is left."""
+    recorder.folder.metrics(run.history)
+    recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+    recorder.begin(run, config.method())
+
+
+def _left_out(name: str) -> str:
+    """That a model has no file of its own, and where it is."""
+    return (
+        f"the rows of {name!r} are in checkpoint.rows alone, because they are large; "
+        "covey predict and covey export read single nodes there."
+    )
+
+
+def _save(runs: Runs, recorders: list[Recorder]) -> list[str]:
+    """Save every run; return the names of models that were not written apart."""
+    left_out: list[str] = []
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        left_out += save(run, recorder)
+    return left_out
+
+
+def save(run: Seed, recorder: Recorder) -> list[str]:
+    """Save a run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
+    The names of models are returned that were not written apart.
     """
-    for run, recorder in zip(runs.seeds, recorders, strict=True):
-        folder = recorder.folder
-        if run.done:
-            folder.models(run)
-            folder.write("devices.csv", to_csv(run.devices()))
-            _write_confusion(folder, run)
-        folder.metrics(run.history)
-        folder.write("metrics.csv", rounds_csv(run.history))
-        recorder.sync(run)
-        run.save(folder.checkpoint)
+    left_out: list[str] = []
+    folder = recorder.folder
+    if run.done:
+        left_out += folder.models(run)
+        folder.write("devices.csv", to_csv(run.devices(DEVICES)))
+        _write_confusion(folder, run)
+    folder.metrics(run.history)
+    folder.write("metrics.csv", rounds_csv(run.history))
+    recorder.sync(run)
+    run.save(folder.checkpoint)
+    return left_out
 
 
 def _write_confusion(folder: Folder, run: Seed) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, closest, shown
 
 T = typing.TypeVar("T", bound=BaseModel)
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -180,8 +179,17 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     value = spell(first["input"])
     if len(value) > _LONGEST:
         value = f"{value[:_LONGEST]}..."
+    if first["type"] == "literal_error":
+        value += nearest(first["input"], _literals(field.annotation))
     fix = f"{_default(field)}{_as_list(full_key, first)}"
     return f"{full_key} = {value}{verb} {' or '.join(rules)}{fix}."
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The words that an annotation lists, also inside a list."""
+    if isinstance(annotation, str):
+        return [annotation]
+    return [word for inside in typing.get_args(annotation) for word in _literals(inside)]
 
 
 def _as_list(key: str, error: Mapping[str, Any]) -> str:
@@ -236,5 +244,7 @@ def spell(value: Any) -> str:
 
 def nearest(key: str, choices: typing.Iterable[str], prefix: str = "") -> str:
     """What the user may have meant, to follow what was written."""
-    close = difflib.get_close_matches(key, list(choices), n=1, cutoff=0.5)
-    return f" (did you mean {prefix}{close[0]}?)" if close else ""
+    choice = closest(key, choices)
+    if choice is None:
+        return ""
+    return f" (did you mean {prefix}{choice}?)"

@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import MISSING, fields, is_dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from covey.codecs.auto import Auto
@@ -11,7 +10,7 @@ from covey.codecs.codec import Codec
 from covey.codecs.coo import Coo
 from covey.codecs.dense import Dense
 from covey.codecs.quantised import Quantised
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 from covey.installed import Declared, find
 from covey.origin import FAULTS, told
 
@@ -45,7 +44,7 @@ def codec(name: str, **options: Any) -> Codec:
     declared = find("codecs", name, CODECS)
     if declared is None and name not in CODECS:
         raise ConfigError(
-            f"there is no codec {name!r}{_nearest(name, CODECS)}; "
+            f"there is no codec {name!r}{meant(name, CODECS)}; "
             f"known codecs are {', '.join(CODECS)}."
         )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
@@ -55,7 +54,7 @@ def codec(name: str, **options: Any) -> Codec:
         if free:
             listed = f"its options are {', '.join(free)}"
         raise ConfigError(
-            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {listed}."
+            f"the codec {name!r} has no option {unknown!r}{meant(unknown, free)}; {listed}."
         )
     if options:
         plain = replace(plain, **options)
@@ -93,7 +92,3 @@ def declared_codec(declared: Declared) -> Codec:
         raise declared.wrong(f"the codec is called {made.name!r}; the names must be the same.")
     codec: Codec = made
     return codec
-
-
-def _nearest(name: str, names: Any) -> str:
-    return "".join(f" (did you mean {near!r}?)" for near in get_close_matches(name, names, n=1))

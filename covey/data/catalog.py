@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from covey.errors import DataError
+from covey.errors import DataError, meant
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def known(name: str, split: str | None = None) -> KnownSet:
             wanted = f"{name!r}"
         else:
             wanted = f"{name!r} with split={split!r}"
-        raise DataError(f"no data set is called {wanted}; choose one of {', '.join(CATALOG)}.")
+        hint = meant(key, CATALOG)
+        listed = ", ".join(CATALOG)
+        raise DataError(f"no data set is called {wanted}{hint}; choose one of {listed}.")
     return CATALOG[key]
 
 

@@ -66,6 +66,7 @@ def census(
     label: str = "label",
     decimal: str = ".",
     split: Split = SPLIT,
+    order: Sequence[str] = (),
     seed: int = 0,
 ) -> Shards:
     """Devices whose data stay on their own machines, for `covey deploy`.
@@ -73,10 +74,11 @@ def census(
     The path is a folder with one description per device, device0.json and so on, as `covey deploy
     describe` writes them, or one file with all of them. `features`, `classes` and `label` say what
     the device's own file holds; without `classes`, labels are numbers to predict. Values are taken
-    as they are: scale them beforehand. Nobody's examples are here, so that only a deployed tree can
-    train on them.
+    as they are: scale them beforehand. With `order`, devices have these names instead of device0
+    and so on, and stand in this order. Nobody's examples are here, so that only a deployed tree
+    can train on them.
     """
-    devices = read(Path(path).expanduser())
+    devices = read(Path(path).expanduser(), order)
     shapes = {facts.shape for facts in devices}
     if len(shapes) > 1:
         first, second, *_ = sorted(shapes)
@@ -157,8 +159,8 @@ def device_shards(
     )
 
 
-def read(path: Path) -> list[DeviceFacts]:
-    """The facts of all devices, in the order of their numbers."""
+def read(path: Path, order: Sequence[str] = ()) -> list[DeviceFacts]:
+    """The facts of all devices, in the order of their numbers, or in that of the names given."""
     try:
         if path.is_dir():
             texts = {file.stem: _json(file) for file in sorted(path.glob("*.json"))}
@@ -168,16 +170,27 @@ def read(path: Path) -> list[DeviceFacts]:
         raise DataError(f"cannot read the census {path}: {error!r}.") from None
     if not texts:
         raise DataError(f"{path} has no device; put device0.json and so on there.")
+    if order:
+        return _ordered(path, texts, order)
     numbers = {}
     for name, values in texts.items():
         number = re.fullmatch(r"[a-z-]+(\d{1,9})", name)
         if number is None:
-            raise DataError(f"{path}: {name!r} is no device; name files as device17.json.")
+            fix = "name files as device17.json, or give data.order, a list of names"
+            raise DataError(f"{path}: {name!r} is no device; {fix}.")
         numbers[int(number[1])] = DeviceFacts.from_dict(values, f"{path}: {name}")
     missing = sorted(set(range(max(numbers, default=0) + 1)) - set(numbers))
     if missing:
         raise DataError(f"{path} lacks the devices {some(missing)}; describe them too.")
     return [numbers[number] for number in sorted(numbers)]
+
+
+def _ordered(path: Path, texts: Mapping[str, Any], order: Sequence[str]) -> list[DeviceFacts]:
+    """The facts of the devices that are named, in this order; others are no part of the tree."""
+    missing = sorted(set(order) - set(texts))
+    if missing:
+        raise DataError(f"{path} lacks the devices {', '.join(missing[:5])}; describe them too.")
+    return [DeviceFacts.from_dict(texts[name], f"{path}: {name}") for name in order]
 
 
 def text(devices: Sequence[DeviceFacts]) -> str:

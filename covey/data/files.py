@@ -32,7 +32,7 @@ from covey.data.tables import (
     is_missing,
     lacks_name,
 )
-from covey.errors import DataError, shown
+from covey.errors import DataError, meant, shown
 
 
 def files(
@@ -638,7 +638,8 @@ def check_options(columns: Columns, classes: Sequence[str] | None, *, regression
         raise DataError(f'decimal = {columns.decimal!r}: choose "." or ",".')
     if columns.missing not in get_args(Missing):
         choices = ", ".join(map(repr, get_args(Missing)))
-        raise DataError(f"missing = {columns.missing!r}: choose one of {choices}.")
+        hint = meant(columns.missing, get_args(Missing))
+        raise DataError(f"missing = {columns.missing!r}{hint}: choose one of {choices}.")
     _check_lists(columns)
     if columns.more_labels:
         _check_more_labels(columns, classes)

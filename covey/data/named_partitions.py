@@ -19,7 +19,7 @@ from covey.data import recipes
 from covey.data.partition import SPLIT, Labels, Numbers, Split, Use
 from covey.data.recipes import Dealt
 from covey.data.shards import Part
-from covey.errors import DataError, shown
+from covey.errors import DataError, meant, shown
 
 PARTITIONS: dict[str, str] = {
     "iid": "i.i.d. devices: all examples shuffled and dealt in near equal piles",
@@ -185,7 +185,8 @@ def _takes(partition: str) -> list[str]:
 
 def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
     if partition not in _DEALS:
-        raise DataError(f"partition={partition!r}; choose one of {', '.join(_DEALS)}.")
+        hint = meant(partition, _DEALS)
+        raise DataError(f"partition={partition!r}{hint}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _takes(partition):
             option = name

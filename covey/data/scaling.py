@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.errors import DataError
+from covey.errors import DataError, meant
 
 Normalise = Literal["none", "unit", "half", "channel", "pixel", "standard", "paper"]
 """none: as measured. unit: pixels in [0, 1]. half: in [-1, 1]. channel: mean 0 and deviation 1 of
@@ -59,7 +59,8 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     """
     if kind not in get_args(Normalise):
         raise DataError(
-            f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}."
+            f"normalise = {kind!r}{meant(kind, get_args(Normalise))}: "
+            f"choose one of {', '.join(map(repr, get_args(Normalise)))}."
         )
     one = torch.ones(())
     zero = torch.zeros(())

@@ -16,7 +16,7 @@ from torch import Tensor
 from covey import native
 from covey.data import html
 from covey.data.scaling import Scaling
-from covey.errors import ConfigError, DataError, ProgramError, shown
+from covey.errors import ConfigError, DataError, ProgramError, meant, shown
 
 if TYPE_CHECKING:
     from covey.data.encoding import Encoding
@@ -274,7 +274,8 @@ class Shards:
         """The part of that name: "train", "validation" or "test"."""
         if split not in SPLITS:
             raise ConfigError(
-                f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}."
+                f"no split is called {split!r}{meant(split, SPLITS)}; "
+                f"ask for one of {', '.join(map(repr, SPLITS))}."
             )
         return {
             "train": self.train,

@@ -5,7 +5,6 @@ Each row knows its place in its file, so that an error can name it.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.data.shards import SPLITS
-from covey.errors import DataError
+from covey.errors import DataError, meant
 
 _LARGEST = float(np.finfo(np.float32).max)
 _ROLES = ("label", "device", "edge", "part")
@@ -358,7 +357,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
                 if name != Columns.device:
                     advice = f"{advice[:-1]}, and leave out device = {name!r}."
             raise DataError(
-                f"{path} has no column {name!r}{_hint(name, header)}; "
+                f"{path} has no column {name!r}{meant(name, header)}; "
                 f"its columns are {_some(header)}.{advice}"
             )
     features = columns.chosen(header)
@@ -383,12 +382,6 @@ def check_named(table: Table, columns: Columns, path: Path) -> None:
             f"features = {list(columns.features)}, but the columns of x in {path} have no names; "
             "leave features out."
         )
-
-
-def _hint(name: str, header: Sequence[str]) -> str:
-    """What might be meant instead of a column that is not there."""
-    close = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -82,7 +82,8 @@ class Doorkeeper:
         if name not in self.seats:
             raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
         if name in self._evicted:
-            raise Refusal("PERMISSION_DENIED", f"{name} is evicted")
+            fix = f"once its process is mended: covey ctl admit {name}"
+            raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}")
 
     def check_disks(self, hello: Hello) -> None:
         """Refuse a disk that is behind what this parent has received."""
@@ -100,6 +101,11 @@ class Doorkeeper:
         if worst >= self.strikes:
             self._evicted |= names
         return worst >= self.strikes
+
+    @property
+    def evicted(self) -> frozenset[str]:
+        """The names of the seats that are refused."""
+        return frozenset(self._evicted)
 
     def evict(self, name: str) -> None:
         """Refuse a seat from now on."""

@@ -3,7 +3,8 @@
 It listens on loopback. On another address it asks for a certificate of the tree's authority that
 names `operator`. It never shares a port with the nodes.
 
-    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop   POST /evict/SEAT
+    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop
+    POST /evict/SEAT   POST /admit/SEAT
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from typing import Any
 
 from covey.deployed.certificates import AUTHORITY, CERTIFICATE, KEY, Certificate, Identity
 from covey.deployed.events import EventLog
+from covey.deployed.plan import LOOPBACK
 from covey.deployed.progress import Progress
-from covey.errors import ConfigError, CoveyError
+from covey.errors import ConfigError, CoveyError, TransportError
 
-LOOPBACK = "127.0.0.1"
 OPERATOR = "operator"
-ORDERS = ("pause", "resume", "stop", "evict")
+ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first."""
 _SECONDS = 10.0  # that a request may take
 _POLL = 0.05  # s between two looks whether the port is to be closed
 _LONGEST = 1 << 20  # bytes of an answer
-Evict = Callable[[str], None]
+SeatOrder = Callable[[str], None]
 
 
 class Control:
@@ -47,29 +48,39 @@ class Control:
         port: int = 0,
         identity: Identity | None = None,
         log: EventLog | None = None,
-        evict: Evict | None = None,
+        evict: SeatOrder | None = None,
+        admit: SeatOrder | None = None,
     ) -> None:
-        """`identity` is needed beyond loopback; `evict` puts a child out of its seat."""
+        """`identity` is needed beyond loopback.
+
+        `evict` puts a child out of its seat, and `admit` lets it back in.
+        """
         self.progress = progress
         self.log = log
-        self._evict = evict
+        self._seat_orders = {"evict": evict, "admit": admit}
         self.identity = None
         if not is_loopback(host):
             if identity is None:
-                fix = f"use {LOOPBACK}, or give the folder of a certificate"
+                fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
                 raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
             self.identity = identity
         try:
             self._server = _Server((host, port), self)
         except OSError as error:
-            fix = "give another control_port"
-            raise ConfigError(
-                f"the control port {host}:{port}: {error.strerror}; {fix}."
+            fix = "end the process that has it, or give another control_port"
+            raise TransportError(
+                f"the control port {host}:{port}: {error.strerror or error}; {fix}."
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL,), daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """Answer until the port is closed; a process without its control port says so."""
+        try:
+            self._server.serve_forever(_POLL)
+        except Exception as error:
+            if self.log is not None:
+                self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
 
     @property
     def port(self) -> int:
@@ -93,13 +104,17 @@ class Control:
         if order == "stop":
             self.progress.drain()
             return "draining: the process ends after what is under way"
-        if self._evict is None or seat not in self._children():
+        obey = self._seat_orders[order]
+        if obey is None or seat is None or seat not in self._children():
             children = ", ".join(self._children()) or "none"
             raise ConfigError(
-                f"{self.progress.process} cannot evict {seat!r}; its children: {children}."
+                f"{self.progress.process} cannot {order} {seat!r}; its children: {children}."
             )
-        self._evict(str(seat))
-        return f"evicted {seat}: its stream is closed, and it is not admitted again"
+        obey(seat)
+        if order == "admit":
+            return f"admitted {seat}: its process may take the seat again"
+        again = f"covey ctl admit {seat} lets it back in"
+        return f"evicted {seat}: its stream is closed, and it is refused; {again}"
 
     def _children(self) -> list[str]:
         return [name for name, seat in self.progress.seats.items() if not seat.own]
@@ -114,12 +129,24 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], control: Control) -> None:
         self.control = control
         super().__init__(address, _Requests)
+        self._context: ssl.SSLContext | None = None
         if control.identity is not None:
-            context = _context(control.identity, ssl.PROTOCOL_TLS_SERVER)
+            self._context = _context(control.identity, ssl.PROTOCOL_TLS_SERVER)
             # A handshake is in the thread of its connection: a silent peer stops no other.
-            self.socket = context.wrap_socket(
+            self.socket = self._context.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
+
+    def get_request(self) -> Any:
+        """The next connection, with the certificate that lies in the folder now."""
+        identity = self.control.identity
+        if self._context is not None and identity is not None:
+            try:
+                _load(self._context, identity)
+            except (CoveyError, OSError) as error:  # while it is being renewed
+                if self.control.log is not None:
+                    self.control.log.error("control_certificate", text=str(error))
+        return super().get_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what goes wrong with a connection, such as a handshake that fails."""
@@ -177,7 +204,11 @@ class _Requests(BaseHTTPRequestHandler):
         peer = Certificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
         if OPERATOR in peer.seats and peer.serial not in identity.revoked():
             return False
-        self._answer(403, f"the control port needs the certificate of {OPERATOR}")
+        names = ", ".join(peer.seats)
+        fix = f"covey certs issue {OPERATOR}"
+        self._answer(
+            403, f"the control port needs the certificate of {OPERATOR}, not of {names}; {fix}"
+        )
         return True
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
@@ -224,6 +255,8 @@ def call(method: str, address: tuple[str, int], path: str, certificate: Path | N
         connection.close()
     except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
         fix = "is the node running, and is this its control_port?"
+        if certificate is None:
+            fix += " Beyond loopback it answers with --certs alone."
         raise ConfigError(f"no answer from {host}:{port} ({error}); {fix}") from error
     if response.status != 200:
         raise ConfigError(f"{host}:{port}: {text}")
@@ -244,10 +277,15 @@ def _context(identity: Identity, protocol: int) -> ssl.SSLContext:
     # The names in certificates are seats, not hosts; the other side must be of the same authority.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, identity)
+    context.load_verify_locations(identity.folder / AUTHORITY)
+    return context
+
+
+def _load(context: ssl.SSLContext, identity: Identity) -> None:
+    """Let new connections show the certificate that lies in the folder now."""
     folder = identity.folder
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-    context.load_verify_locations(folder / AUTHORITY)
-    return context
 
 
 @contextmanager

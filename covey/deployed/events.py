@@ -81,15 +81,16 @@ class _Lines(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; its first word is the name of the event."""
+        """One line; its first word is the name of the event, `facts` are more fields of it."""
         text = record.getMessage()
         event = text.partition(" ")[0].rstrip(":")
+        facts = {"text": text, **getattr(record, "facts", {})}
         if record.levelno >= logging.ERROR:
-            self._log.error(event, text=text)
+            self._log.error(event, **facts)
         elif record.levelno >= logging.WARNING:
-            self._log.warning(event, text=text)
+            self._log.warning(event, **facts)
         else:
-            self._log.info(event, text=text)
+            self._log.info(event, **facts)
 
 
 def _plain(name: str, fact: Any) -> Any:

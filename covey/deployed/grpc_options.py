@@ -8,19 +8,22 @@ import logging
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from covey.deployed.certificates import Identity
 from covey.deployed.extras import grpc
 from covey.deployed.frames import MAX_FRAME, MAX_MESSAGE
-from covey.errors import ConfigError, CoveyError
+from covey.errors import ConfigError, CoveyError, TransportError
 
 SERVICE = "covey.Tree"
 METHOD = "Join"
 TLS = b"TLSv1.3"
 LOG = logging.getLogger("covey.deployed")
 Option = tuple[str, int | str]
+_T = TypeVar("_T")
+_LOOK = 1.0  # s between two looks whether the event loop is alive
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Limits:
     """Between two checks of the certificates of open streams."""
     strikes: int = 3
     """Bad messages after which a seat is evicted."""
+    settled_seconds: float = 10
+    """A stream that has lived so long was a good one: the next pause is a short one again."""
+    note_seconds: float = 30
+    """An ask that waits so long is logged with the seats it waits for; then ever more rarely."""
 
 
 def options(limits: Limits) -> list[Option]:
@@ -140,8 +147,65 @@ def waits(base: float = 0.1, most: float = 5.0) -> Iterator[float]:
         bound = min(2 * bound, most)
 
 
+@dataclass
+class Failures:
+    """How many times in a row the same thing has failed, and when that is worth a line."""
+
+    count: int = 0
+    _text: str = ""
+
+    def add(self, text: str) -> bool:
+        """Count a failure; return whether to log it: a new text, and then ever more rarely."""
+        self.count += 1
+        new = text != self._text
+        self._text = text
+        return new or self.count & (self.count - 1) == 0 or self.count % 128 == 0
+
+    def clear(self) -> None:
+        """It went well."""
+        self.count = 0
+        self._text = ""
+
+
+def say(level: int, event: str, text: str, **facts: Any) -> None:
+    """Log an event with its facts; the log of a process writes them as JSON."""
+    LOG.log(level, "%s: %s", event, text, extra={"facts": facts})
+
+
+def broken() -> tuple[type[Exception], ...]:
+    """What gRPC raises where a stream has ended, from either side."""
+    aio = grpc().aio
+    return (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError, OSError)
+
+
+@dataclass
+class _Loop:
+    """An event loop with its thread, and what has ended it."""
+
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.loop.set_exception_handler(_unseen)
+        self.thread = threading.Thread(target=self._run, name="covey-grpc", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        except BaseException as error:
+            self.error = error
+            say(logging.CRITICAL, "loop_ended", f"the event loop has ended: {error!r}")
+
+
+def _unseen(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no caller of the event loop sees."""
+    error = context.get("exception")
+    say(logging.ERROR, "unseen_error", f"{context['message']}: {error!r}")
+
+
 _LOCK = threading.Lock()
-_LOOP: list[asyncio.AbstractEventLoop] = []
+_LOOP: list[_Loop] = []
 
 
 def shared_loop() -> asyncio.AbstractEventLoop:
@@ -151,8 +215,21 @@ def shared_loop() -> asyncio.AbstractEventLoop:
     """
     with _LOCK:
         if not _LOOP:
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="covey-grpc", daemon=True)
-            thread.start()
-            _LOOP.append(loop)
-        return _LOOP[0]
+            _LOOP.append(_Loop())
+        return _LOOP[0].loop
+
+
+def outcome(future: Future[_T]) -> _T:
+    """What a coroutine of the event loop returns; an error too if the loop itself has ended."""
+    while True:
+        try:
+            return future.result(_LOOK)
+        except CancelledError:
+            raise TransportError("the transport is closed.") from None
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if not _LOOP[0].thread.is_alive():
+                raise TransportError(
+                    f"the event loop has ended: {_LOOP[0].error!r}; start the process again."
+                ) from _LOOP[0].error

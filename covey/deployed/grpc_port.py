@@ -7,13 +7,15 @@ runs in a thread of its own, so that the stream stays alive while a device train
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from covey.deployed.admit import signed_text
 from covey.deployed.certificates import Certificate, Identity
@@ -23,10 +25,14 @@ from covey.deployed.grpc_options import (
     LOG,
     METHOD,
     SERVICE,
+    Failures,
     Limits,
+    broken,
     channel_credentials,
     channel_options,
     check_plain,
+    outcome,
+    say,
     shared_loop,
     waits,
 )
@@ -63,6 +69,8 @@ class _Session:
     parent: Certificate | None = None
     number: int = 0
     replies: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    sent: int = 0
+    """Replies that were sent."""
 
 
 class GrpcPort:
@@ -102,7 +110,10 @@ class GrpcPort:
         self._instance = os.urandom(16)
         self._session: _Session | None = None
         self._busy = 0
-        self._said = ""
+        self.send_errors = 0
+        """Replies that could not be sent."""
+        self._pauses = waits()
+        self._failures = Failures()
         self._loop = shared_loop()
         self._closing = asyncio.Event()
         self._served: Future[None] | None = None
@@ -116,14 +127,22 @@ class GrpcPort:
         """
         if set(handlers) != set(self.seats.values()):
             raise ConfigError(f"handlers for {sorted(handlers)}, seats {sorted(self.seats)}.")
-        with ThreadPoolExecutor(self._workers, "covey-seat") as pool:
-            future = asyncio.run_coroutine_threadsafe(self._serve(handlers, pool), self._loop)
-            self._served = future
-            try:
-                future.result()
-            except BaseException:
-                future.cancel()
-                raise
+        pool = ThreadPoolExecutor(self._workers, "covey-seat")
+        future = asyncio.run_coroutine_threadsafe(self._serve(handlers, pool), self._loop)
+        self._served = future
+        try:
+            outcome(future)
+        except BaseException:
+            future.cancel()
+            # An edge waits for its children within a request: nobody waits for the edge here.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process has its seats now."""
+        return self._session is not None
 
     def close(self) -> None:
         """Leave the seats, after the requests that are being handled."""
@@ -146,29 +165,28 @@ class GrpcPort:
 
     async def _dial(self, works: Mapping[Seat, _Work]) -> None:
         """Hold a stream to the parent; dial again, ever more slowly, when it ends."""
-        pauses = waits()
+        ends: tuple[type[Exception], ...] = (CoveyError, *broken())
         while not self._closing.is_set():
-            joined = self.joined
             try:
                 await self._stream(works)
-            except (grpc().aio.AioRpcError, CoveyError) as error:
+            except ends as error:
                 self._judge(error)
-            if self.joined > joined:
-                pauses = waits()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), next(pauses))
+                async with asyncio.timeout(next(self._pauses)):
+                    await self._closing.wait()
 
-    def _judge(self, error: Any) -> None:
-        """Log why a stream ended; raise it where dialling again would not help."""
-        text = f"{self.parent} at {self.address}: {error}"
-        if not isinstance(error, CoveyError):
-            code = error.code().name
-            text = f"{self.parent} at {self.address}: {code}: {error.details()}"
-            if code in _FINAL:
-                raise TransportError(f"{text}.")
-        if text != self._said:  # a parent that is away for hours is one line
-            LOG.warning("%s", text)
-        self._said = text
+    def _judge(self, error: Exception) -> None:
+        """Log why a stream ended; raise it where dialling again would not help.
+
+        A parent that is away for hours is few lines, each with the number of attempts.
+        """
+        if self._closing.is_set():
+            return
+        text = f"{self.parent} at {self.address}: {_reason(error)}"
+        if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
+            raise TransportError(f"{text}.")
+        if self._failures.add(text):
+            say(logging.WARNING, "dial_again", text, count=self._failures.count)
 
     def _channel(self) -> Any:
         """A channel with the certificate that lies in the folder now."""
@@ -182,26 +200,55 @@ class GrpcPort:
 
     async def _stream(self, works: Mapping[Seat, _Work]) -> None:
         """One stream, from the hello to its end."""
+        hello = await asyncio.to_thread(self._hello)
         async with self._channel() as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             session = _Session(call)
             try:
-                await self._greet(session)
-                self.joined += 1
-                self._said = ""
-                self._session = session
-                LOG.info("joined %s at %s", self.parent, self.address)
-                await self._converse(session, works)
+                if await self._before_closing(self._greet(session, hello)):
+                    await self._hold(session, works)
+            except asyncio.InvalidStateError as error:
+                raise await _end_of(call, error) from None
             finally:
-                self._session = None
                 call.cancel()
 
-    async def _greet(self, session: _Session) -> None:
-        """Say hello, and check the parent's welcome."""
-        hello = await asyncio.to_thread(self._hello)
-        await self._send(session, Message(hello))
+    async def _hold(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
+        """Have the seats until the stream ends.
+
+        After a stream that was of use, the next attempt is a first one again.
+        """
+        self.joined += 1
+        self._session = session
+        LOG.info("joined %s at %s", self.parent, self.address)
+        began = time.monotonic()
         try:
-            data = await asyncio.wait_for(session.call.read(), self._limits.hello_seconds)
+            await self._converse(session, works)
+        finally:
+            self._session = None
+            if session.sent or time.monotonic() - began >= self._limits.settled_seconds:
+                self._pauses = waits()
+                self._failures.clear()
+
+    async def _before_closing(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something unless this port closes meanwhile; return whether it was done."""
+        working = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait([working, closing], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, closing):
+                task.cancel()
+            await asyncio.gather(working, closing, return_exceptions=True)
+
+    async def _greet(self, session: _Session, hello: Hello) -> None:
+        """Say hello, and check the parent's welcome."""
+        try:
+            async with asyncio.timeout(self._limits.hello_seconds):
+                await self._send(session, Message(hello))
+                data = await session.call.read()
         except TimeoutError:
             raise _Ended(f"no welcome in {self._limits.hello_seconds:g} s") from None
         if data is grpc().aio.EOF:
@@ -237,9 +284,12 @@ class GrpcPort:
             asyncio.ensure_future(self._drain(session)),
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # the reader's reason comes first: it is the parent's
+                if task.cancelled():
+                    raise _Ended("the stream was cancelled")
+                if task.done():
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -253,7 +303,8 @@ class GrpcPort:
         while True:
             limit = self._limits.stall_seconds if assembler.within else None
             try:
-                data = await asyncio.wait_for(session.call.read(), limit)
+                async with asyncio.timeout(limit):
+                    data = await session.call.read()
             except TimeoutError:
                 raise _Ended("a message stalls") from None
             if data is end and self._closing.is_set():
@@ -263,6 +314,7 @@ class GrpcPort:
             message = assembler.take(data)
             if message is not None and not self._closing.is_set():
                 await self._queue(message, works)
+            del data, message  # a handler lets go of a large request when it has read it
 
     async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
         """Let the seats of a request handle it, unless they do so already."""
@@ -276,32 +328,42 @@ class GrpcPort:
             if work is None:
                 raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
             if key not in work.known:
-                work.known.add(key)
                 await work.requests.put((key, common, data))
+                work.known.add(key)  # only now: a stream may end while its queue is full
 
     async def _handle(self, work: _Work, pool: ThreadPoolExecutor) -> None:
         """Handle the requests of one seat, in order."""
         while True:
-            key, common, own = await work.requests.get()
+            key, whole, own = await work.requests.get()
+            common = cast(bytes, memoryview(whole))
+            del whole
             if self._closing.is_set():
                 continue  # the parent asks again, whoever holds the seat then
             self._busy += 1
             try:
-                data = await self._loop.run_in_executor(pool, work.handler, key, common, own)
+                data = await self._loop.run_in_executor(pool, _handled, work, key, common, own)
             finally:
                 self._busy -= 1
             work.known.discard(key)
-            del common, own
             if self._session is not None:
                 head = Reply(Key.of(key), work.seat, len(data))
                 self._session.replies.put_nowait(Message(head, (data,)))
+            del common, own, data
 
     async def _write(self, session: _Session) -> None:
         """Send replies as they come."""
         while True:
             message = await session.replies.get()
-            await self._send(session, message)
+            try:
+                await self._send(session, message)
+            except broken() as error:
+                self.send_errors += 1
+                text = f"a reply to {self.parent} at {self.address}: {_reason(error)}"
+                say(logging.WARNING, "send_error", text, count=self.send_errors)
+                raise
+            session.sent += 1
             session.replies.task_done()
+            del message
 
     async def _send(self, session: _Session, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""
@@ -317,7 +379,7 @@ class GrpcPort:
                 continue
             try:
                 revoked = self._identity.revoked()
-            except CoveyError as error:
+            except (CoveyError, OSError, ValueError) as error:
                 LOG.error("the revoked certificates are not read anew: %s", error)
                 continue
             refusal = session.parent.refusal(revoked, datetime.now(UTC))
@@ -335,7 +397,39 @@ class GrpcPort:
         await session.replies.join()
         await session.call.done_writing()
         with suppress(TimeoutError):
-            await asyncio.wait_for(session.call.code(), self._limits.stall_seconds)
+            async with asyncio.timeout(self._limits.stall_seconds):
+                await session.call.code()
+
+
+def _handled(work: _Work, key: AskKey, common: bytes, own: bytes) -> bytes:
+    """What a handler answers; its errors are logged, and none of them can end the event loop."""
+    try:
+        return work.handler(key, common, own)
+    except BaseException as error:
+        text = f"the handler of the seat {work.seat} failed: {type(error).__name__}: {error}"
+        say(logging.ERROR, "handler_failed", text, seat=work.seat, asked=str(key))
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise TransportError(f"{text}.") from error
+
+
+async def _end_of(call: Any, error: Exception) -> Exception:
+    """Why a call is over; writing to it says only that it is."""
+    if not call.done():
+        return error
+    library = grpc().aio
+    empty = library.Metadata()
+    out: Exception = library.AioRpcError(await call.code(), empty, empty, await call.details())
+    return out
+
+
+def _reason(error: Exception) -> str:
+    """Why a stream has ended, in a few words."""
+    if isinstance(error, CoveyError):
+        return str(error)
+    if isinstance(error, grpc().aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_held(certificate: Certificate, seats: Mapping[str, Seat]) -> None:

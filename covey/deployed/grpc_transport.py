@@ -6,10 +6,11 @@ All state is touched by one event loop alone; `ask` waits for it in the caller's
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError as Cancelled
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,19 +24,25 @@ from covey.deployed.grpc_options import (
     LOG,
     METHOD,
     SERVICE,
+    Failures,
     Limits,
+    broken,
     check_plain,
+    outcome,
+    say,
     server_credentials,
     server_options,
     shared_loop,
 )
 from covey.deployed.owed import Owed
-from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
+from covey.deployed.transport import Admission, Answer, AskKey, Check, Patience, Seat
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
-from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
+from covey.errors import CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
+_LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
+_SHOWN = 5  # names in a line of the log
 
 
 @dataclass(eq=False)
@@ -45,7 +52,10 @@ class _Ask:
     key: AskKey
     common: bytes
     own: Mapping[Seat, bytes]
+    check: Check | None = None
     answers: dict[Seat, bytes] = field(default_factory=dict)
+    bad: set[Seat] = field(default_factory=set)
+    """The seats whose answer was refused, and who are not asked again yet."""
     sent: set[Seat] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,9 +67,17 @@ class _Ask:
         """Whether nothing more is waited for."""
         if len(self.answers) == len(self.own):
             return True
-        if patience is None or waited < patience.seconds:
+        if patience is None or len(self.answers) < patience.quorum:
             return False
-        return len(self.answers) >= patience.quorum
+        return waited >= patience.seconds or len(self.answers) + len(self.bad) == len(self.own)
+
+    def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
+        """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
+        if patience is None or waited >= patience.seconds:
+            return sorted(self.bad)
+        if len(self.own) - len(self.bad) >= patience.quorum:
+            return []
+        return sorted(self.bad)
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
@@ -67,6 +85,8 @@ class _Ask:
         for seat in self.own:
             if seat in self.answers:
                 out[seat] = Answer("answered", self.answers[seat])
+            elif seat in self.bad:
+                out[seat] = Answer("bad")
             elif seat in self.sent:
                 out[seat] = Answer("late")
             else:
@@ -108,6 +128,11 @@ class _Stream:
         if seats:
             self.pending[ask] = seats
             self.wake.set()
+
+    def queue_again(self, ask: _Ask, seat: Seat) -> None:
+        """Let the sender send an ask to one seat again."""
+        self.pending[ask] = [*self.pending.get(ask, []), seat]
+        self.wake.set()
 
     def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
         """The next ask with the seats that it can be sent to now.
@@ -168,9 +193,13 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
+        self._orders: dict[AskKey, _Ask] = {}
+        """Orders whose asks have ended, and which some seats still owe."""
         self._owed = Owed()
+        self._checks: set[asyncio.Future[None]] = set()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
+        self._unread = Failures()
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
 
@@ -182,6 +211,7 @@ class GrpcTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
         try:
@@ -191,29 +221,36 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
-        return self._do(self._ask(key, common, own, patience))
+        return self._do(self._ask(_Ask(key, common, own, check), patience))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         return self._members
 
     def evict(self, name: str) -> None:
-        """Close the stream of a seat and refuse it from now on."""
+        """Close the stream of a seat, with all seats of its process; refuse it from now on."""
         self._do(self._evict(name))
+
+    def admit(self, name: str) -> None:
+        """Let an evicted seat be taken again."""
+        self._do(self._admit(name))
+
+    def evicted(self) -> frozenset[Seat]:
+        """The seats that are refused, by an order or after too many bad messages."""
+        return frozenset(self.doorkeeper.seats[name] for name in self.doorkeeper.evicted)
 
     def close(self) -> None:
         """End all connections; asks that wait raise a TransportError."""
         if not self._closed:
             self._closed = True
-            self._do(self._stop())
+            with suppress(TransportError):  # of an event loop that has ended
+                self._do(self._stop())
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in the event loop, and wait for it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
-        except Cancelled:
-            raise TransportError("the transport is closed.") from None
+            return outcome(future)
         except BaseException:
             future.cancel()
             raise
@@ -235,7 +272,7 @@ class GrpcTransport:
             else:
                 port = self._server.add_secure_port(address, server_credentials(self._identity))
         except RuntimeError as error:
-            raise ConfigError(f"{address} cannot be listened at: {error}.") from None
+            raise TransportError(_not_listening(address, str(error))) from None
         await self._server.start()
         self._watch = asyncio.ensure_future(self._check_streams())
         return f"{address.rpartition(':')[0]}:{port}"
@@ -254,6 +291,10 @@ class GrpcTransport:
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
             stream.close("PERMISSION_DENIED", f"{name} is evicted")
+            self._leave(stream)
+
+    async def _admit(self, name: str) -> None:
+        self.doorkeeper.readmit(name)
 
     def _open_streams(self) -> list[_Stream]:
         return list(dict.fromkeys(self._streams.values()))
@@ -263,60 +304,92 @@ class GrpcTransport:
         while self._identity is not None:
             await asyncio.sleep(self._limits.check_seconds)
             self._read_revoked(self._identity)
-            now = datetime.now(UTC)
             for stream in self._open_streams():
-                if stream.certificate is None:
-                    continue
-                refusal = stream.certificate.refusal(self._revoked, now)
-                if refusal is not None:
-                    stream.close("UNAUTHENTICATED", refusal)
+                try:
+                    self._check_stream(stream)
+                except Exception as error:  # a stream that cannot be checked is closed
+                    text = f"its certificate cannot be checked: {error!r}"
+                    stream.close("UNAUTHENTICATED", text)
+
+    def _check_stream(self, stream: _Stream) -> None:
+        if stream.certificate is None:
+            return
+        refusal = stream.certificate.refusal(self._revoked, datetime.now(UTC))
+        if refusal is not None:
+            stream.close("UNAUTHENTICATED", refusal)
 
     def _read_revoked(self, identity: Identity) -> None:
         """Read what is revoked; where that fails, what was revoked before stays so."""
         try:
             self._revoked |= identity.revoked()
-        except CoveyError as error:
-            LOG.error("the revoked certificates are not read anew: %s", error)
+        except (CoveyError, OSError, ValueError) as error:
+            text = f"the revoked certificates are not read anew: {error}"
+            if self._unread.add(text):
+                say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
+        else:
+            self._unread.clear()
 
     # Asking
 
-    async def _ask(
-        self,
-        key: AskKey,
-        common: bytes,
-        own: Mapping[Seat, bytes],
-        patience: Patience | None,
-    ) -> dict[Seat, Answer]:
+    async def _ask(self, ask: _Ask, patience: Patience | None) -> dict[Seat, Answer]:
+        key = ask.key
         if key in self._asks:
             raise TransportError(f"{key} is being asked already.")
-        ask = _Ask(key, common, own)
         self._asks[key] = ask
-        for seat in own:
-            self._owed.ask(seat, key)
         for stream in self._open_streams():
             stream.queue(ask)
         try:
             await self._answered(ask, patience)
         finally:
             del self._asks[key]
-            for stream in self._open_streams():
-                stream.pending.pop(ask, None)
+            if key.lane == "order":
+                self._orders[key] = ask
+                self._forget_followed()
+            else:
+                for stream in self._open_streams():
+                    stream.pending.pop(ask, None)
         return ask.result()
+
+    def _forget_followed(self) -> None:
+        """Forget the orders that nobody owes any more."""
+        self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
 
     async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
         began = time.monotonic()
+        note = self._limits.note_seconds
         while not ask.ended(patience, time.monotonic() - began):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
+            waited = time.monotonic() - began
+            for seat in ask.wanted_again(patience, waited):
+                self._ask_again(ask, seat)
+            if waited >= note:
+                self._note_waiting(ask, waited)
+                note = 2 * waited
             ask.changed.clear()
-            left = None
-            if patience is not None:
-                left = began + patience.seconds - time.monotonic()
-                if left <= 0:
-                    left = None
+            left = note - waited
+            if patience is not None and waited < patience.seconds:
+                left = min(left, patience.seconds - waited)
             with suppress(TimeoutError):
-                await asyncio.wait_for(ask.changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await ask.changed.wait()
+
+    def _note_waiting(self, ask: _Ask, waited: float) -> None:
+        """Log which seats an ask waits for."""
+        names = {seat: name for name, seat in self.doorkeeper.seats.items()}
+        missing = ask.missing()
+        empty = [names[seat] for seat in missing if seat not in self._streams]
+        shown = ", ".join(names[seat] for seat in missing[:_SHOWN])
+        text = f"{len(missing)} of {len(ask.own)} seats have not answered {ask.key}: {shown}"
+        seconds = round(waited, 1)
+        say(logging.WARNING, "waiting", text, seconds=seconds, empty=empty[:_SHOWN])
+
+    def _ask_again(self, ask: _Ask, seat: Seat) -> None:
+        """Ask a seat once more after a bad answer; an empty seat is asked when it is taken."""
+        ask.bad.discard(seat)
+        if seat in self._streams:
+            self._streams[seat].queue_again(ask, seat)
 
     # A process dials in
 
@@ -330,6 +403,9 @@ class GrpcTransport:
             stream = await self._admitted(context, certificate)
         except Refusal as refusal:
             await self._refuse(context, peer, refusal)
+            return
+        except Exception as error:
+            await self._refuse(context, peer, _judged(error))
             return
         LOG.info("joined: %s", stream)
         try:
@@ -346,7 +422,11 @@ class GrpcTransport:
             LOG.info("closed %s: %s", peer, refusal)
         else:
             self.refused[refusal.code] += 1
-            LOG.warning("refused %s: %s", peer, refusal)
+            facts = {"code": refusal.code, "count": self.refused[refusal.code]}
+            level = logging.WARNING
+            if refusal.code == "INTERNAL":
+                level = logging.ERROR
+            LOG.log(level, "refused %s: %s", peer, refusal, extra={"facts": facts})
         await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal))
 
     def _authenticated(self, context: Any) -> Certificate | None:
@@ -377,14 +457,15 @@ class GrpcTransport:
         except BaseException:
             self._leave(stream)
             raise
-        for ask in self._asks.values():
+        for ask in (*self._orders.values(), *self._asks.values()):
             stream.queue(ask)
         return stream
 
     async def _hello(self, context: Any) -> Hello:
         """The first message of a process."""
         try:
-            data = await asyncio.wait_for(context.read(), self._limits.hello_seconds)
+            async with asyncio.timeout(self._limits.hello_seconds):
+                data = await context.read()
             if data is grpc().aio.EOF:
                 raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
             message = Assembler(limit=0).take(data)
@@ -442,10 +523,9 @@ class GrpcTransport:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
-            if isinstance(result, Refusal):
-                stream.close(result.code, str(result))
-            elif isinstance(result, Exception):
-                stream.close("UNAVAILABLE", f"its connection broke: {result!r}")
+            if isinstance(result, Exception):
+                refusal = _judged(result)
+                stream.close(refusal.code, str(refusal))
 
     async def _write(self, stream: _Stream, context: Any) -> None:
         """Send requests as they come."""
@@ -457,7 +537,10 @@ class GrpcTransport:
                 continue
             ask, seats = batch
             ask.sent.update(seats)
+            for seat in seats:
+                self._owed.ask(seat, ask.key)
             await self._send(stream, context, _request(ask, seats))
+            del batch, ask  # with all its answers
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""
@@ -474,7 +557,8 @@ class GrpcTransport:
         while True:
             limit = self._limits.stall_seconds if assembler.within else None
             try:
-                data = await asyncio.wait_for(context.read(), limit)
+                async with asyncio.timeout(limit):
+                    data = await context.read()
             except TimeoutError:
                 raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
             if data is end:
@@ -513,7 +597,9 @@ class GrpcTransport:
     def _strike(self, stream: _Stream, text: str) -> bool:
         evicted = self.doorkeeper.strike(frozenset(stream.seats))
         if evicted:
-            LOG.warning("evicted %s: %s", stream, text)
+            seats = list(stream.seats)
+            facts = {"seats": seats, "peer": stream.peer, "reason": text}
+            LOG.warning("evicted %s: %s", stream, text, extra={"facts": facts})
         return evicted
 
     def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
@@ -524,11 +610,64 @@ class GrpcTransport:
             stream.unanswered[head.seat] -= 1
         stream.wake.set()
         ask = self._asks.get(key)
-        if ask is None:
-            LOG.info("late: %s to %s", stream, key)
+        if ask is not None:
+            task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
             return
-        ask.answers.setdefault(head.seat, data)
+        LOG.info("late: %s to %s", stream, key)
+        order = self._orders.get(key)
+        if order is not None:
+            order.answers.setdefault(head.seat, b"")
+            self._forget_followed()
+
+    async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
+        """Believe an answer, or drop it: a long one is checked by another thread."""
+        reason = None
+        if ask.check is not None and len(data) > _LONG:
+            reason = await asyncio.to_thread(ask.check, seat, data)
+        elif ask.check is not None:
+            reason = ask.check(seat, data)
+        if reason is None:
+            ask.answers.setdefault(seat, data)
+        else:
+            self._drop(stream, ask, seat, reason)
+            ask.bad.add(seat)
         ask.changed.set()
+
+    def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
+        """Count a bad answer; evict the sender of too many."""
+        self.refused["bad"] += 1
+        name = next(name for name, number in stream.seats.items() if number == seat)
+        facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
+        LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
+        if self._strike(stream, reason):
+            stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
+            self._leave(stream)
+
+
+def _judged(error: Exception) -> Refusal:
+    """Why a stream has ended: a refusal, a connection that broke, or an error of this parent."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, broken()):
+        return Refusal("UNAVAILABLE", f"its connection broke: {error!r}")
+    return Refusal("INTERNAL", f"the parent failed: {type(error).__name__}: {error}")
+
+
+def _not_listening(address: str, error: str) -> str:
+    """Why a parent cannot listen at an address, and what to do about it."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason = error
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or str(failure)
+    fix = f"end the process that has the port {port}, or listen at another one"
+    return f"{address} cannot be listened at: {reason}; {fix}."
 
 
 def _request(ask: _Ask, seats: list[Seat]) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from covey.deployed.plan_files import NODE
 from covey.errors import CoveyError, DivergedError
 
 LOG = "log.jsonl"
+OLD_LOG = "log.previous.jsonl"
 _HOST = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _HIGHEST_PORT = 32_000
@@ -49,7 +51,14 @@ def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]
         if above is not None:
             parent = f"{_HOST}:{listen[above]}"
         state = str((folder / process.name / "state").absolute())
-        local = replace(process, parent=parent, listen=address, control_port=control, state=state)
+        local = replace(
+            process,
+            parent=parent,
+            listen=address,
+            control_host=_HOST,
+            control_port=control,
+            state=state,
+        )
         out.append(local)
     return out
 
@@ -58,7 +67,8 @@ def free_ports(count: int) -> list[int]:
     """So many ports of this machine that nobody uses now.
 
     They are below those that systems give to outgoing connections. Children dial a parent before it
-    listens, and a connection of theirs must not take its port.
+    listens, and a connection of theirs must not take its port. On Linux they stay reserved until
+    this process ends: nodes can listen there, and no other tree gets them.
     """
     ports: list[int] = []
     choice = random.SystemRandom()
@@ -70,11 +80,19 @@ def free_ports(count: int) -> list[int]:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind((_HOST, port))
-        except OSError:
-            return False
+    """Whether nobody uses a port; it is reserved then."""
+    one = socket.socket()
+    try:
+        one.bind((_HOST, port))
+    except OSError:
+        one.close()
+        return False
+    if sys.platform != "linux":
+        one.close()
+        return True
+    # Linux lets a socket that listens share the port with one that does not, if both say so.
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    atexit.register(one.close)
     return True
 
 
@@ -94,6 +112,9 @@ class LocalProcesses:
             for name in self._names:
                 self._running[name] = self._start(name)
             yield
+        except KeyboardInterrupt:
+            self._end_server()
+            raise
         finally:
             self.stop()
 
@@ -104,7 +125,10 @@ class LocalProcesses:
             command.append("--insecure")
         # Many processes share the machine: each has one thread, unless the user says otherwise.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        with open(folder / LOG, "ab") as log:
+        log_file = folder / LOG
+        if log_file.exists():
+            log_file.replace(folder / OLD_LOG)
+        with open(log_file, "wb") as log:
             # A session of its own: Ctrl-C reaches this process alone, which stops the others.
             return subprocess.Popen(
                 command,
@@ -114,28 +138,36 @@ class LocalProcesses:
                 start_new_session=True,
             )
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What the server logs, until it has ended; an error where a process fails."""
-        path = self._folder / self._names[0] / LOG
+    def watch(self) -> Iterator[None]:
+        """A look every now and then until the server has ended; an error where a process fails."""
         server = self._running[self._names[0]]
-        with path.open(encoding="utf-8") as log:
-            while True:
-                ended = server.poll() is not None
-                yield from _events(log.readlines())
-                self._check()
-                if ended:
-                    return
-                time.sleep(_POLL)
+        while True:
+            ended = server.poll()
+            yield
+            if ended == 0:
+                return
+            self._check()
+            time.sleep(_POLL)
 
     def _check(self) -> None:
         """Raise if a process has failed, or has ended before the server."""
+        if self._running[self._names[0]].poll() == 0:
+            return  # it has all it needs of the others
         for name, process in self._running.items():
             code = process.poll()
-            if code is not None and (code != 0 or name != self._names[0]):
+            if code is not None:
                 path = self._folder / name / LOG
                 text = f"{name} ended with code {code}: {last_words(path)}"
                 kind = DivergedError if code == _DIVERGED else ProcessFailed
                 raise kind(f"{text} (all processes are stopped; its log: {path}).")
+
+    def _end_server(self) -> None:
+        """Let the server end its round and write everything down, while the others are there."""
+        server = self._running[self._names[0]]
+        with suppress(ProcessLookupError):
+            server.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            server.wait(_GRACE)
 
     def stop(self) -> None:
         """Let all processes drain, children first; end those that take too long."""
@@ -147,7 +179,7 @@ class LocalProcesses:
         for process in left:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
                 process.wait()
         self._running.clear()

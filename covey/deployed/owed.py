@@ -1,4 +1,8 @@
-"""Which answers the seats owe to their parent: what was asked, and what was answered since."""
+"""Which answers the seats owe to their parent: what was sent, and what was answered since.
+
+A request is sent again where a stream has ended before its answer came. A process that was working
+on it may then answer twice.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,23 @@ REMEMBERED = 64
 
 @dataclass
 class Owed:
-    """The keys that were asked of every seat, and whether each has its answer."""
+    """The keys that were sent to every seat, and how many answers each may still have."""
 
-    _asked: dict[Seat, OrderedDict[AskKey, bool]] = field(default_factory=dict)
+    _sent: dict[Seat, OrderedDict[AskKey, int]] = field(default_factory=dict)
 
     def ask(self, seat: Seat, key: AskKey) -> None:
-        """A seat owes an answer to this key from now on."""
-        keys = self._asked.setdefault(seat, OrderedDict())
-        keys[key] = False
+        """A request with this key is sent to a seat."""
+        keys = self._sent.setdefault(seat, OrderedDict())
+        keys[key] = keys.get(key, 0) + 1
         keys.move_to_end(key)
         while len(keys) > REMEMBERED:
             keys.popitem(last=False)
 
     def settle(self, seat: Seat, key: AskKey) -> None:
         """A seat has answered this key."""
-        self._asked[seat][key] = True
+        keys = self._sent[seat]
+        if key in keys:
+            keys[key] -= 1
 
     def lie(self, head: Head | None, seats: Collection[Seat]) -> str | None:
         """Why a reply from a process with these seats is none that is owed; None: it is.
@@ -42,9 +48,9 @@ class Owed:
         key = head.key.asked()
         if head.seat not in seats:
             return f"an answer for the seat {head.seat}"
-        answered = self._asked.get(head.seat, OrderedDict()).get(key)
-        if answered is None:
+        left = self._sent.get(head.seat, OrderedDict()).get(key)
+        if left is None:
             return f"an answer to {key}, which was not asked"
-        if answered:
+        if left < 1:
             return f"a second answer to {key}"
         return None

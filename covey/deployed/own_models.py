@@ -7,6 +7,8 @@ folder (covey/runs/snapshot.py), with this node's entry alone.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from covey.deployed.node_rows import NodeRow
+from covey.errors import CheckpointError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import snapshot
 from covey.runs.models import GLOBAL, PERSONAL
@@ -25,7 +28,10 @@ from covey.runs.snapshot import PRIVATE, Beside, Snapshot
 if TYPE_CHECKING:
     from covey.deployed.node import Node
 
+DISK = "node.sqlite"
 FOLDER = "models"
+FACTS = "node.json"
+"""The file that says which node a folder is of, and the rounds of its models."""
 _FALLBACK = "fallback "
 
 
@@ -71,9 +77,14 @@ def rows_for_below(node: Node, arguments: Any) -> list[NodeRow]:
 
 
 def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
-    """Write the models that a node uses; `rows` are those of the nodes above it."""
+    """Write the models that a node uses; `rows` are those of the nodes above it.
+
+    A file is replaced in one step, and the one before stays where that fails.
+    """
     device = node.place.tiers[-1]
+    folder = node.database.path.parent
     out = []
+    rounds = {}
     for model in _read(arguments):
         own = model.tier == node.place.tier
         if not own and node.place.tier != device:
@@ -81,10 +92,30 @@ def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
         taken = _snapshot(node, model, rows)
         if taken is None:
             continue
-        path = node.database.path.parent / FOLDER / f"{model.model}.safetensors"
+        path = folder / FOLDER / f"{model.model}.safetensors"
         snapshot.write(path, taken, node.task.space, type(node.algorithm).__name__)
         out.append(path)
+        rounds[model.model] = taken.round
+    facts = {"tier": node.place.tier, "number": node.place.number, "models": rounds}
+    replace_text(folder / FACTS, json.dumps(facts) + "\n")
     return out
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step; a reader sees the old text or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror}; what was there before is untouched."
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _read(arguments: Any) -> list[ChosenModel]:

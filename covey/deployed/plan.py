@@ -6,12 +6,11 @@ A process hosts one seat, or several devices of one parent.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from covey.deployed.seats import NamedSeat, seats_of
+from covey.deployed.seats import NamedSeat, Names, check_name, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -20,8 +19,7 @@ Durability = Literal["process", "power"]
 SOURCE = "source"
 """Data of a device that takes its own part of the experiment's data."""
 ANY_ADDRESS = "0.0.0.0"
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""What may stand in a certificate, a host name and a file name alike."""
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -30,19 +28,28 @@ class Settings:
 
     address: Mapping[str, str] = field(default_factory=dict)
     """Where a node with children is reached, as host:port or host; "{seat}" is its name."""
+    names: Names = field(default_factory=dict)
+    """What the nodes of a tier are called, in the order of their numbers."""
     data: Mapping[str, str] = field(default_factory=dict)
     """Files of devices on their own machines; "{seat}" is the device's name."""
     quorum: Mapping[str, int | float] = field(default_factory=dict)
     """How many children must answer, a number or a fraction, after the deadline."""
     deadline: Mapping[str, float] = field(default_factory=dict)
     """Seconds after which a node goes on with its quorum."""
+    norm_bound: Mapping[str, float] = field(default_factory=dict)
+    """The largest norm of a row that a node may answer in training; without one, any."""
+    strikes: int = 3
+    """Bad messages after which a parent evicts a child."""
     processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Devices that share a process, by the name of the process."""
     devices_per_process: int = 1
     port: int = 8443
     control_port: int = 9443
+    control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,14 @@ class Process:
     durability: Durability
     data: Mapping[str, str]
     patience: Patience | None = None
+    norm_bounds: Mapping[str, float] = field(default_factory=dict)
+    """The largest norm of a row that a child may answer in training, by its name."""
+    strikes: int = 3
+    """Bad messages after which a child is evicted."""
+    control_host: str = LOOPBACK
+    """Where the control port listens; beyond loopback, operators need a certificate."""
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
     @property
     def tier(self) -> str:
@@ -79,9 +94,17 @@ class Process:
             table["parent"] = self.parent
         if self.listen is not None:
             table["listen"] = self.listen
+        if self.control_host != LOOPBACK:
+            table["control_host"] = self.control_host
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum
+        if self.listen is not None:
+            table["strikes"] = self.strikes
+        if self.norm_bounds:
+            table["norm_bounds"] = dict(self.norm_bounds)
+        if not self.share_rows:
+            table["share_rows"] = False
         if self.data:
             table["data"] = dict(self.data)
         return table
@@ -89,7 +112,7 @@ class Process:
 
 def processes_of(tree: Tree, settings: Settings) -> list[Process]:
     """Every process of a tree, parents before their children."""
-    seats = seats_of(tree)
+    seats = seats_of(tree, settings.names)
     _check(tree, seats, settings)
     groups = _groups(tree, seats, settings)
     addresses = _addresses(seats, settings)
@@ -119,6 +142,10 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 durability=settings.durability,
                 data=_data(group, settings),
                 patience=_patience(first, settings),
+                norm_bounds=_norm_bounds(first, seats, settings),
+                strikes=settings.strikes,
+                share_rows=settings.share_rows,
+                control_host=settings.control_host,
             )
         )
     return out
@@ -156,10 +183,8 @@ def join_address(host: str, port: int) -> str:
 
 def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
     """Refuse names that are neither a tier nor a seat, or of the wrong kind."""
-    for name in (*seats, *settings.processes):
-        if not _NAME.fullmatch(name):
-            fix = "use up to 63 lower-case letters, digits and -"
-            raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
+    for name in settings.processes:
+        check_name(name)
     of_parents = {
         "address": settings.address,
         "quorum": settings.quorum,
@@ -168,6 +193,7 @@ def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> No
     for table, values in of_parents.items():
         for key in values:
             _check_key(f"deploy.{table}.{key}", key, tree, seats, device=False)
+    _check_bounds(tree, seats, settings)
     for key in settings.data:
         _check_key(f"deploy.data.{key}", key, tree, seats, device=True)
     for key in settings.quorum:
@@ -180,12 +206,21 @@ def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> No
             raise ConfigError(f"deploy.deadline.{key}: after it, a quorum is enough; {fix}.")
 
 
+def _check_bounds(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
+    """Refuse bounds of nodes that are not there, and one of the server."""
+    for key in settings.norm_bound:
+        if key == tree.tiers[0]:
+            raise ConfigError(f"deploy.norm_bound.{key}: it answers nobody; leave it out.")
+        if key not in tree.tiers and key not in seats:
+            raise ConfigError(f"deploy.norm_bound.{key}: {_known(tree, seats)}; give one of these.")
+
+
 def _check_key(
     where: str, key: str, tree: Tree, seats: Mapping[str, NamedSeat], *, device: bool
 ) -> None:
     """Refuse a key that is no tier and no seat, or of devices where they have no such setting."""
     if key not in tree.tiers and key not in seats:
-        raise ConfigError(f"{where}: {_known(tree)}; give one of these.")
+        raise ConfigError(f"{where}: {_known(tree, seats)}; give one of these.")
     leaf = tree.tiers[-1]
     is_device = _seat_like(key, seats).tier == leaf
     if is_device and not device:
@@ -201,11 +236,13 @@ def _seat_like(key: str, seats: Mapping[str, NamedSeat]) -> NamedSeat:
     return next(seat for seat in seats.values() if seat.tier == key)
 
 
-def _known(tree: Tree) -> str:
+def _known(tree: Tree, seats: Mapping[str, NamedSeat]) -> str:
     """What a key of a table may be, in words."""
-    seats = [f"{tier}0 to {tier}{tree.size(tier) - 1}" for tier in tree.tiers[1:]]
-    tiers = ", ".join(tree.tiers)
-    return f"this tree has the tiers {tiers} and the seats {tree.tiers[0]}, {', '.join(seats)}"
+    parts = [tree.tiers[0]]
+    for tier in tree.tiers[1:]:
+        names = [seat.name for seat in seats.values() if seat.tier == tier]
+        parts.append(f"{names[0]} to {names[-1]}")
+    return f"this tree has the tiers {', '.join(tree.tiers)} and the seats {', '.join(parts)}"
 
 
 # The parts of a process
@@ -328,6 +365,18 @@ def _patience(seat: NamedSeat, settings: Settings) -> Patience | None:
             f"deploy.quorum = {quorum} for {seat.name}, which has {count} children; {fix}."
         )
     return Patience(float(seconds), max(1, int(needed)))
+
+
+def _norm_bounds(
+    seat: NamedSeat, seats: Mapping[str, NamedSeat], settings: Settings
+) -> dict[str, float]:
+    """The bounds of the children of a seat, by name."""
+    out = {}
+    for name in seat.children:
+        bound = _setting(settings.norm_bound, seats[name])
+        if bound is not None:
+            out[name] = float(bound)
+    return out
 
 
 def _setting(table: Mapping[str, Any], seat: NamedSeat) -> Any:

@@ -22,11 +22,10 @@ from covey.deployed.events import EventLog
 from covey.deployed.node import Node
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
-from covey.deployed.seats import NamedSeat, seat_name
+from covey.deployed.seats import NamedSeat
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.transport import Admission, Handler, Port, Seat, Transport
 from covey.deployed.tree_runtime import TreeRuntime
-from covey.errors import CoveyError
 from covey.links.spec import wires
 from covey.runs.build import Parts, module_of, training_data
 from covey.runs.experiment import Experiment
@@ -41,7 +40,24 @@ class Parent(Transport, Protocol):
     """A transport that can put a child out of its seat."""
 
     def evict(self, name: str) -> None:
-        """Close the stream of a seat, and do not admit it again."""
+        """Close the stream of a seat, and refuse it from now on."""
+        ...
+
+    def admit(self, name: str) -> None:
+        """Let an evicted seat be taken again."""
+        ...
+
+    def evicted(self) -> frozenset[Seat]:
+        """The seats that are refused."""
+        ...
+
+
+class Child(Port, Protocol):
+    """A port that knows whether its parent has let it in."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process has its seats now."""
         ...
 
 
@@ -54,7 +70,7 @@ class Network(Protocol):
         """The way to the children of a process, which are by name."""
         ...
 
-    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Port:
+    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Child:
         """The way to the parent; the disk of each seat tells its last written key."""
         ...
 
@@ -112,19 +128,21 @@ class Member:
         """With a control port and signals that drain; everything is closed at the end."""
         process = self.process
         with self._stack:
-            control = Control(
-                self.progress,
-                port=process.control_port,
-                identity=identity,
-                log=self.log,
-                evict=self._evict,
-            )
-            self._stack.callback(control.close)
-            self._stack.enter_context(drained(self.progress, self.log))
-            self.log.info("started", seats=[seat.name for seat in process.seats])
             try:
+                control = Control(
+                    self.progress,
+                    host=process.control_host,
+                    port=process.control_port,
+                    identity=identity,
+                    log=self.log,
+                    evict=self._evict,
+                    admit=self._admit,
+                )
+                self._stack.callback(control.close)
+                self._stack.enter_context(drained(self.progress, self.log))
+                self.log.info("started", seats=[seat.name for seat in process.seats])
                 yield
-            except CoveyError as error:
+            except Exception as error:
                 self.log.error("failed", kind=type(error).__name__, text=str(error))
                 raise
             self.progress.end()
@@ -142,13 +160,27 @@ class Member:
         disk = Disk(state / seat.name / DISK, process.durability)
         self._stack.callback(disk.close)
         self._disks[seat.name] = disk
+        if seat.children:
+            disk.seat_children(self._children(seat))
         door = Door()
         transport = self._transport(seat, door)
         facts = self._told[seat.tier][seat.number]
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
+        bounds = {}
+        for name, number in self._children(seat).items():
+            if name in process.norm_bounds:
+                bounds[number] = process.norm_bounds[name]
+        node = node_of(
+            parts,
+            facts,
+            disk,
+            transport=transport,
+            patience=process.patience,
+            norm_bounds=bounds,
+            shares_rows=process.share_rows or process.parent is None,
+        )
         door.node = node
         return node
 
@@ -161,6 +193,7 @@ class Member:
             handlers[seat.number] = self.progress.handler(seat.name, node.answer)
         closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
         closer.start()
+        self.progress.dials(lambda: port.connected)
         self.progress.start()
         try:
             port.serve(handlers)
@@ -195,20 +228,24 @@ class Member:
         transport = self.network.listen(self.process, self._fingerprint, ids, door)
         self._stack.callback(transport.close)
         self._parents[seat.name] = transport
-        return self.progress.transport({number: name for name, number in ids.items()}, transport)
+        names = {number: name for name, number in ids.items()}
+        return self.progress.transport(names, transport, transport.evicted)
 
     def _children(self, seat: NamedSeat) -> dict[str, Seat]:
         """The ids of the children of a seat, by name."""
         place = self._told[seat.tier][seat.number].place
         numbers = range(place.first_child, place.first_child + place.children)
-        below = place.below(seat.tier)
-        assert below is not None
-        return {seat_name(self.parts.tree, below, number): number for number in numbers}
+        return dict(zip(seat.children, numbers, strict=True))
 
     def _evict(self, name: str) -> None:
         for transport in self._parents.values():
             transport.evict(name)
         self.log.warning("evicted", seat=name)
+
+    def _admit(self, name: str) -> None:
+        for transport in self._parents.values():
+            transport.admit(name)
+        self.log.info("admitted", seat=name)
 
 
 class _Server:

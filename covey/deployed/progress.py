@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Transport
+from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat, Transport
 
-State = Literal["starting", "waiting", "working", "paused", "draining", "ended"]
-STATES = ("starting", "waiting", "working", "paused", "draining", "ended")
+State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
+STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
 Clock = Callable[[], float]
 _SHOWN = 4  # digits of a path
 
@@ -24,6 +24,7 @@ class SeatProgress:
     """Whether this process hosts it."""
     working: bool = False
     taken: bool = False
+    evicted: bool = False
     round: int | None = None
     last_key: str | None = None
     rounds: int = 0
@@ -31,10 +32,17 @@ class SeatProgress:
     down_bytes: int = 0
     up_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """How many asks were answered, late or absent."""
+    """How many asks were answered, late or absent, and how many answers were bad."""
+    reason: str | None = None
+    """Why its last bad answer was refused."""
     last_time: float | None = None
     seconds: float = 0.0
     """The time of all its asks together."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is a child that owes an answer, and nobody is on its seat."""
+        return self.working and not self.own and not self.taken
 
     def began(self, key: AskKey, size: int) -> None:
         """A request came."""
@@ -45,8 +53,10 @@ class SeatProgress:
     def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
         """The request was answered, or not."""
         self.working = False
-        self.counts[status] = self.counts.get(status, 0) + 1
         self.seconds += seconds
+        if status == "bad":  # it was counted when it came
+            return
+        self.count(status)
         if status != "answered":
             return
         self.up_bytes += size
@@ -55,6 +65,10 @@ class SeatProgress:
         if key.lane == "train" and key.round != self.round:
             self.rounds += 1
             self.round = key.round
+
+    def count(self, status: str) -> None:
+        """Count an outcome."""
+        self.counts[status] = self.counts.get(status, 0) + 1
 
 
 class Progress:
@@ -72,12 +86,18 @@ class Progress:
         self._stopping = threading.Event()
         self._started = False
         self._ended = False
+        self._connected: Callable[[], bool] | None = None
+        self._transports: list[WatchedTransport] = []
 
     # Orders
 
     def start(self) -> None:
         """The process is ready."""
         self._started = True
+
+    def dials(self, connected: Callable[[], bool]) -> None:
+        """The process has a parent; `connected` says whether it has its seats there now."""
+        self._connected = connected
 
     def end(self) -> None:
         """The process has done its work."""
@@ -128,11 +148,18 @@ class Progress:
 
         return watched
 
-    def transport(self, names: Mapping[Seat, str], transport: Transport) -> WatchedTransport:
+    def transport(
+        self,
+        names: Mapping[Seat, str],
+        transport: Transport,
+        evicted: Callable[[], frozenset[Seat]] = frozenset,
+    ) -> WatchedTransport:
         """The transport to the children, watched; `names` are those of their seats."""
         for name in names.values():
             self.seats.setdefault(name, SeatProgress(own=False))
-        return WatchedTransport(self, names, transport)
+        watched = WatchedTransport(self, names, transport, evicted)
+        self._transports.append(watched)
+        return watched
 
     def asked(self, names: Mapping[Seat, str], key: AskKey, sizes: Mapping[Seat, int]) -> float:
         """An ask begins; return the time."""
@@ -155,12 +182,18 @@ class Progress:
                 child = self.seats[names[seat]]
                 child.ended(key, answer.status, len(answer.data), now - began, now)
 
-    def members(self, taken: set[str]) -> None:
-        """Which children have taken their seats now."""
+    def refused(self, name: str, reason: str) -> None:
+        """An answer of a child was bad."""
         with self._lock:
-            for name, seat in self.seats.items():
-                if not seat.own:
-                    seat.taken = name in taken
+            self.seats[name].count("bad")
+            self.seats[name].reason = reason
+
+    def members(self, names: Collection[str], taken: set[str], evicted: set[str]) -> None:
+        """Which of these children have taken their seats now, and which are refused."""
+        with self._lock:
+            for name in names:
+                self.seats[name].taken = name in taken
+                self.seats[name].evicted = name in evicted
 
     # What is told
 
@@ -175,12 +208,16 @@ class Progress:
             return "paused"
         if not self._started:
             return "starting"
+        if self._connected is not None and not self._connected():
+            return "dialling"
         if any(seat.working for seat in self.seats.values()):
             return "working"
         return "waiting"
 
     def as_dict(self) -> dict[str, Any]:
         """The status as JSON can hold it."""
+        for transport in self._transports:
+            transport.members()  # a child may have gone while an ask waits for it
         now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
@@ -189,6 +226,7 @@ class Progress:
             "tier": self.tier,
             "state": self.state,
             "seconds": round(now - self._began, 3),
+            "waits_for": [name for name, seat in self.seats.items() if seat.awaited],
             "seats": seats,
         }
 
@@ -206,13 +244,16 @@ class Progress:
             "down_bytes": seat.down_bytes,
             "up_bytes": seat.up_bytes,
             "asks": dict(seat.counts),
+            "bad_reason": seat.reason,
             "lag": lag,
             "ask_seconds": round(seat.seconds, 6),
         }
 
     def _seat_state(self, seat: SeatProgress) -> str:
-        if seat.own and self.state in ("starting", "paused", "draining", "ended"):
+        if seat.own and self.state not in ("waiting", "working"):
             return self.state
+        if seat.evicted:
+            return "evicted"
         if not seat.taken:
             return "empty"
         if seat.working:
@@ -230,7 +271,9 @@ class Progress:
         metrics.add("uptime_seconds", "gauge", process, status["seconds"])
         for seat in status["seats"]:
             labels = process | {"seat": seat["seat"]}
-            metrics.add("seat_taken", "gauge", labels, int(seat["state"] != "empty"))
+            taken = seat["state"] not in ("empty", "evicted")
+            metrics.add("seat_taken", "gauge", labels, int(taken))
+            metrics.add("seat_evicted", "gauge", labels, int(seat["state"] == "evicted"))
             metrics.add("rounds_total", "counter", labels, seat["rounds"])
             for direction in ("down", "up"):
                 ends = labels | {"direction": direction}
@@ -246,10 +289,17 @@ class Progress:
 class WatchedTransport:
     """A transport that tells a process's progress of its asks, and waits while it is paused."""
 
-    def __init__(self, progress: Progress, names: Mapping[Seat, str], inner: Transport) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        names: Mapping[Seat, str],
+        inner: Transport,
+        evicted: Callable[[], frozenset[Seat]] = frozenset,
+    ) -> None:
         self._progress = progress
         self._names = names
         self._inner = inner
+        self._evicted = evicted
 
     def ask(
         self,
@@ -257,21 +307,38 @@ class WatchedTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
-        """Ask as the transport below does."""
+        """Ask as the transport below does; bad answers are counted."""
         if key.lane != "order":
             self._progress.gate()
         sizes = {seat: len(common) + len(part) for seat, part in own.items()}
         began = self._progress.asked(self._names, key, sizes)
-        answers = self._inner.ask(key, common, own, patience)
+        watched = None
+        if check is not None:
+            watched = self._watched(check)
+        answers = self._inner.ask(key, common, own, patience, watched)
         self._progress.heard(self._names, key, answers, began)
         self.members()
         return answers
 
+    def _watched(self, check: Check) -> Check:
+        """The same check, which tells of bad answers."""
+
+        def watched(seat: Seat, data: bytes) -> str | None:
+            reason = check(seat, data)
+            if reason is not None:
+                self._progress.refused(self._names[seat], reason)
+            return reason
+
+        return watched
+
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         members = self._inner.members()
-        self._progress.members({self._names[seat] for seat in members})
+        taken = {self._names[seat] for seat in members}
+        evicted = {self._names[seat] for seat in self._evicted()}
+        self._progress.members(self._names.values(), taken, evicted)
         return members
 
     def close(self) -> None:

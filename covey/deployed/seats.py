@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from covey.errors import ConfigError
 from covey.tree import Tree
+
+Names = Mapping[str, Sequence[str]]
+"""The names that a user gave the nodes of a tier, in the order of their numbers, by tier."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""What may stand in a certificate, a host name and a file name alike."""
 
 
 @dataclass(frozen=True)
 class NamedSeat:
-    """One node of a tree by its name: the tier, and its number where the tier is not the top.
+    """One node of a tree by its name, which a user gave or which is its tier and its number.
 
     A process may leave a seat and return, also on another machine; the seat stays.
     """
@@ -23,38 +31,71 @@ class NamedSeat:
     children: tuple[str, ...] = ()
 
 
-def seat_name(tree: Tree, tier: str, number: int) -> str:
-    """The name of a node: "server", "edge3", "device17"."""
-    if tier == tree.tiers[0]:
-        return tier
-    return f"{tier}{number}"
+def check_name(name: str) -> None:
+    """Refuse what cannot name a seat or a process."""
+    if not _NAME.fullmatch(name):
+        fix = "use up to 63 lower-case letters, digits and -"
+        raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
 
 
-def seats_of(tree: Tree) -> dict[str, NamedSeat]:
-    """Every seat of a tree by its name, from the server down.
+def names_of(tree: Tree, given: Names) -> dict[str, list[str]]:
+    """The names of all nodes, by tier: those given, or else "server", "edge3", "device17".
+
+    >>> names_of(Tree.grouped([1, 1]), {"device": ["pump-a", "pump-b"]})["device"]
+    ['pump-a', 'pump-b']
+    """
+    top = tree.tiers[0]
+    for tier in given:
+        if tier == top or tier not in tree.tiers:
+            tiers = ", ".join(tree.tiers[1:])
+            raise ConfigError(f"deploy.names.{tier}: only nodes of {tiers} can be named.")
+    out = {top: [top]}
+    for tier in tree.tiers[1:]:
+        size = tree.size(tier)
+        names = list(given.get(tier, [f"{tier}{number}" for number in range(size)]))
+        if len(names) != size:
+            fix = "name each of them once, or leave the list out"
+            raise ConfigError(f"deploy.names.{tier} has {len(names)} names of {size}; {fix}.")
+        out[tier] = names
+    _check_names([name for names in out.values() for name in names])
+    return out
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that are none, or that two nodes have."""
+    seen: set[str] = set()
+    for name in names:
+        check_name(name)
+        if name in seen:
+            raise ConfigError(f"deploy.names: two seats are called {name!r}; rename one.")
+        seen.add(name)
+
+
+def seats_of(tree: Tree, given: Names | None = None) -> dict[str, NamedSeat]:
+    """Every seat of a tree by its name, from the server down; `given` are names of a user.
 
     >>> list(seats_of(Tree.grouped([1, 2])))
     ['server', 'edge0', 'edge1', 'device0', 'device1', 'device2']
     >>> seats_of(Tree.grouped([1, 2]))["edge1"].children
     ('device1', 'device2')
     """
+    names = names_of(tree, given or {})
     seats: dict[str, NamedSeat] = {}
     parents: dict[str, str] = {}
     for tier in tree.tiers:
         below = tree.below(tier)
         for number in range(tree.size(tier)):
-            name = seat_name(tree, tier, number)
-            children = _children(tree, tier, number, below)
+            name = names[tier][number]
+            children: tuple[str, ...] = ()
+            if below is not None:
+                children = tuple(names[below][child] for child in _children(tree, tier, number))
             seats[name] = NamedSeat(name, tier, number, parents.get(name), children)
             parents |= dict.fromkeys(children, name)
     return seats
 
 
-def _children(tree: Tree, tier: str, number: int, below: str | None) -> tuple[str, ...]:
-    """The names of the children of a node."""
-    if below is None:
-        return ()
+def _children(tree: Tree, tier: str, number: int) -> range:
+    """The numbers of the children of a node."""
     own = torch.tensor([number])
     first = int(tree.first(tier, own))
-    count = int(tree.counts(tier, own))
-    return tuple(seat_name(tree, below, child) for child in range(first, first + count))
+    return range(first, first + int(tree.counts(tier, own)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from safetensors.torch import load, save
 
 from covey.deployed.disk import Disk
+from covey.deployed.node import Missing
 from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError
@@ -16,7 +18,12 @@ from covey.runs.checkpoint import Checkpoint
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 
-_FACTS = "facts"
+FACTS = "facts"
+"""The key of a state's metadata under which its facts stand."""
+
+
+CHANGES = "tree changes"
+"""The fact that lists the rounds after which the tree changed."""
 
 
 class TreeFactory(RuntimeFactory, Protocol):
@@ -37,10 +44,14 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     disk = runtime.server.database
     written = disk.records()
     captured = captured_in(disk)
+    changed = 0
     if captured is not None:
         records = [json.loads(record) for record in written]
-        run.stand(captured, records)
-    runtime.capture = _Capture(run, len(written))
+        changed = run.stand(captured, records)
+    ends = disk.fact("ends") or []
+    if changed and len(written) not in ends:
+        disk.note(ends=[*ends, len(written)])
+    runtime.capture = _Capture(run, len(written) - changed)
     return run
 
 
@@ -51,7 +62,31 @@ def finish(run: Run) -> None:
     """
     runtime = _tree_of(run)
     runtime.commit()
-    runtime.write_models(*chosen_models(run))
+    with runtime.ending():
+        runtime.write_models(*chosen_models(run))
+    runtime.commit()  # with what late nodes told
+
+
+def ending(run: Run) -> AbstractContextManager[None]:
+    """While a run ends, what it reads of its nodes may lack those that are away."""
+    return _tree_of(run).ending()
+
+
+def missing_of(disk: Disk) -> list[Missing]:
+    """Who was missing in the good rounds of a server's disk."""
+    return [Missing(*entry) for entry in disk.missing()]
+
+
+def replay_facts(run: Run) -> dict[str, Any]:
+    """What a replay of a run on a deployed tree has to know, as JSON can hold it.
+
+    `ends` are the numbers of rounds after which the run was over, before it got more of them: a
+    last round is always scored. `changes` are those after which its tree changed.
+    """
+    disk = _tree_of(run).server.database
+    missing = [list(entry) for entry in disk.missing()]
+    ends = disk.fact("ends") or []
+    return {"ends": ends, "changes": disk.fact(CHANGES) or [], "missing": missing}
 
 
 def captured_in(disk: Disk) -> Checkpoint | None:
@@ -73,7 +108,7 @@ class _Capture:
         tensors = {}
         for name, tensor in captured.tensors.items():
             tensors[name] = tensor.detach().cpu().contiguous()
-        state = save(tensors, {_FACTS: json.dumps(captured.facts)})
+        state = save(tensors, {FACTS: json.dumps(captured.facts)})
         new = self._run.history[self._written :]
         records = [(record.round, json.dumps(record.as_dict())) for record in new]
         self._written = len(self._run.history)
@@ -84,7 +119,7 @@ def _read(state: bytes) -> Checkpoint:
     """The inverse of what a capture gives."""
     length = int.from_bytes(state[:8], "little")
     header = json.loads(state[8 : 8 + length])
-    facts = json.loads(header["__metadata__"][_FACTS])
+    facts = json.loads(header["__metadata__"][FACTS])
     return Checkpoint(load(state), facts)
 
 

@@ -177,7 +177,7 @@ _PARTS = {kind: {part.metadata["number"]: part for part in fields(kind)} for kin
 def write_head(head: Head) -> bytes:
     """A head as bytes."""
     number = next(number for number, kind in HEADS.items() if isinstance(head, kind))
-    return _sized(number, write(head))
+    return b"".join(_sized(number, write(head)))
 
 
 def write(message: Any) -> bytes:
@@ -190,20 +190,21 @@ def write(message: Any) -> bytes:
     for part in _PARTS[type(message)].values():
         value = getattr(message, part.name)
         if part.metadata.get("repeated"):
-            out += [_written(part, item) for item in value]
+            for item in value:
+                out += _written(part, item)
         elif value or isinstance(part.metadata["kind"], type):
-            out.append(_written(part, value))
+            out += _written(part, value)
     return b"".join(out)
 
 
-def _written(part: Field[Any], value: Any) -> bytes:
-    """One field with its tag."""
+def _written(part: Field[Any], value: Any) -> list[bytes]:
+    """The pieces of one field with its tag; long ones are copied once, when they are joined."""
     number = part.metadata["number"]
     kind = part.metadata["kind"]
     if kind == "uint64":
-        return _varint(number << 3 | _VARINT) + _varint(value)
+        return [_varint(number << 3 | _VARINT), _varint(value)]
     if kind == "sint64":
-        return _varint(number << 3 | _VARINT) + _varint(_zigzag(value))
+        return [_varint(number << 3 | _VARINT), _varint(_zigzag(value))]
     if kind == "string":
         return _sized(number, value.encode())
     if kind == "bytes":
@@ -211,8 +212,8 @@ def _written(part: Field[Any], value: Any) -> bytes:
     return _sized(number, write(value))
 
 
-def _sized(number: int, data: bytes) -> bytes:
-    return b"".join([_varint(number << 3 | _BYTES), _varint(len(data)), data])
+def _sized(number: int, data: bytes) -> list[bytes]:
+    return [_varint(number << 3 | _BYTES), _varint(len(data)), data]
 
 
 def _varint(value: int) -> bytes:

@@ -24,7 +24,7 @@ from covey.engine.objective import (
     Objective,
 )
 from covey.engine.optimiser import PLAIN
-from covey.errors import ProgramError
+from covey.errors import ProgramError, meant
 from covey.types import Rows
 
 __all__ = ["Mix", "Move", "alternate"]
@@ -181,7 +181,8 @@ def _check(rows: Registers, moves: Sequence[Move]) -> None:
         unknown = sorted(move.names - rows.keys())
         if unknown:
             have = ", ".join(sorted(rows))
-            raise ProgramError(f"a move names the rows {unknown[0]!r}; there are {have}.")
+            hint = meant(unknown[0], rows)
+            raise ProgramError(f"a move names the rows {unknown[0]!r}{hint}; there are {have}.")
         if move.at is not None and (move.steps != 1 or move.method != "gradient" or move.tol):
             raise ProgramError(
                 f"the move of {move.to!r} takes its gradient at other rows, so it is one plain "

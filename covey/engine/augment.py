@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from covey.engine import rowwise
 from covey.engine.batches import Draw
 from covey.engine.generator import Drawn
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 from covey.origin import FAULTS, told
 
 _STREAM = 1
@@ -197,13 +197,13 @@ def _with_options(name: Any, options: Mapping[str, Any]) -> Augmentation:
     names = ", ".join(_NAMED)
     if not isinstance(name, str) or name not in _NAMED:
         wanted = f"choose from {names}, or give a function of x and u"
-        raise ConfigError(f"augment = {shown(name)}: {wanted}.")
+        raise ConfigError(f"augment = {shown(name)}{meant(name, _NAMED)}: {wanted}.")
     kind = _NAMED[name]
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     for key in options:
         if key not in known:
             has = f"it has {', '.join(known)}" if known else "it has no options"
-            raise ConfigError(f"augment: {name} has no option {key!r}; {has}.")
+            raise ConfigError(f"augment: {name} has no option {key!r}{meant(key, known)}; {has}.")
     return kind(**options)
 
 

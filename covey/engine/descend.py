@@ -23,7 +23,7 @@ from covey.engine.objective import (
 )
 from covey.engine.optimiser import PLAIN
 from covey.engine.solver import ON_DATA, STEP_BY_STEP, refusals, solver
-from covey.errors import ConfigError, ProgramError
+from covey.errors import ConfigError, ProgramError, meant
 from covey.types import Rows
 
 __all__ = ["NO_DATA", "Stepper", "descend"]
@@ -97,7 +97,9 @@ def _check(terms: Objective) -> None:
     if terms.longest < 0 or (tol is not None and tol < 0):
         raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
     if terms.method not in METHODS:
-        raise ProgramError(f"method = {terms.method!r}: choose one of {', '.join(METHODS)}.")
+        hint = meant(terms.method, METHODS)
+        listed = ", ".join(METHODS)
+        raise ProgramError(f"method = {terms.method!r}{hint}: choose one of {listed}.")
 
 
 def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from covey.data import NO_TARGET, Shards
 from covey.engine.named_losses import NAMED, named_loss
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 from covey.origin import FAULTS, told
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -78,7 +78,8 @@ def check_loss_name(loss: Loss) -> None:
         example = f'such as {{name = "cross_entropy", {next(iter(loss), "smoothing")} = ...}}'
         raise ConfigError(f"loss lacks a name; give a table {example}, with one of {names}.")
     raise ConfigError(
-        f"loss = {shown(name)}: choose one of {names} (mse is squared_error), or give a function."
+        f"loss = {shown(name)}{meant(name, known)}: choose one of {names} (mse is squared_error), "
+        "or give a function."
     )
 
 

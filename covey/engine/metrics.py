@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from covey.data import Shards
 from covey.engine import calibration
 from covey.engine.losses import Loss, cross_entropy, loss_function, predicts_numbers
-from covey.errors import ConfigError, DivergedError, shown
+from covey.errors import ConfigError, DivergedError, meant, shown
 from covey.origin import FAULTS, told
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
@@ -505,7 +505,7 @@ def _misfit(name: str, targets: Targets) -> str:
     fix = f"choose from {choices}, or give a function"
     if _is_known(name):
         return f"metrics: {name} is not for this data, {_KINDS[targets.kind]}; {fix}."
-    return f"metrics: there is no metric {shown(name)}; {fix}."
+    return f"metrics: there is no metric {shown(name)}{meant(name, _known())}; {fix}."
 
 
 def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
@@ -523,7 +523,8 @@ def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
         if not _is_known(name):
             known = ", ".join(["top3", *_known()])
             fix = f"choose from {known}, or name a function as module:function"
-            raise ConfigError(f"metrics: there is no metric {shown(name)}; {fix}.")
+            hint = meant(name, [*_known(), *own])
+            raise ConfigError(f"metrics: there is no metric {shown(name)}{hint}; {fix}.")
 
 
 def check_own(metrics: Sequence[Metric], outputs: Tensor, y: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from covey.data import Shards
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 
 Weights = str | tuple[float, ...]
 """One weight per class, or "balanced"."""
@@ -109,12 +109,15 @@ def named_loss(settings: Mapping[str, Any], shards: Shards) -> NamedLoss:
     name = given.pop("name", None)
     if name not in NAMED:
         have = ", ".join(NAMED)
-        raise ConfigError(f"loss = {shown(dict(settings))}: `name` must be one of {have}.")
+        hint = meant(name, NAMED)
+        raise ConfigError(f"loss = {shown(dict(settings))}{hint}: `name` must be one of {have}.")
     kind = NAMED[name]
     known = [field.name for field in fields(kind)]
     for key in given:
         if key not in known:
-            raise ConfigError(f"loss {name} has no setting {key!r}; it has {', '.join(known)}.")
+            hint = meant(key, known)
+            listed = ", ".join(known)
+            raise ConfigError(f"loss {name} has no setting {key!r}{hint}; it has {listed}.")
     values = {key: _value(name, key, value) for key, value in given.items()}
     loss = kind(**values)
     _check_range(name, loss)

@@ -19,7 +19,7 @@ from covey.engine.methods import settle
 from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.engine.schedule import SCHEDULES, factor
 from covey.engine.step_rule import OwnRule, State, StepRule, own_rule
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 from covey.types import Rows
 
 NAMES = ("sgd", "adam", "adamw")
@@ -303,7 +303,7 @@ def _named(name: Any, given: dict[str, Any]) -> Optimiser:
     """The optimiser of a name and its settings."""
     if not isinstance(name, str) or name not in NAMES:
         fix = f"choose one of {', '.join(NAMES)}, or give a function or class of your own"
-        raise ConfigError(f"solver = {shown(name)}: {fix}.")
+        raise ConfigError(f"solver = {shown(name)}{meant(name, NAMES)}: {fix}.")
     for key, value in given.items():
         _check(name, key, value)
     made = Optimiser(name, **given)
@@ -339,7 +339,8 @@ def _check(name: str, key: str, value: Any) -> None:
     hidden = ("name", "rounds", "own")
     known = [field.name for field in fields(Optimiser) if field.name not in hidden]
     if key not in known:
-        raise ConfigError(f"solver has no setting {key!r}; it has {', '.join(known)}.")
+        hint = meant(key, known)
+        raise ConfigError(f"solver has no setting {key!r}{hint}; it has {', '.join(known)}.")
     if key in _ONLY and name not in _ONLY[key]:
         others = " and ".join(_ONLY[key])
         fix = f"it is one of {others}; leave it out"
@@ -347,7 +348,8 @@ def _check(name: str, key: str, value: Any) -> None:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             listed = ", ".join(_CHOICES[key])
-            raise ConfigError(f"solver: {key} = {shown(value)}; choose one of {listed}.")
+            hint = meant(value, _CHOICES[key])
+            raise ConfigError(f"solver: {key} = {shown(value)}{hint}; choose one of {listed}.")
     elif key == "nesterov":
         if not isinstance(value, bool):
             raise ConfigError(f"solver: nesterov = {shown(value)}; give true or false.")

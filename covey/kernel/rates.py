@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from covey.engine.schedule import SCHEDULES, factor
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 from covey.kernel.algorithm import Algorithm
 
 
@@ -58,10 +58,14 @@ def _check(algorithm: Algorithm, name: Any, schedule: Any) -> None:
     able = [field.name for field in fields(_any(algorithm)) if _is_rate(algorithm, field.name)]
     if name not in able:
         have = ", ".join(able) or "none"
-        raise ConfigError(f"schedules: {kind} has no rate {shown(name)}; its rates are: {have}.")
+        hint = meant(name, able)
+        raise ConfigError(
+            f"schedules: {kind} has no rate {shown(name)}{hint}; its rates are: {have}."
+        )
     if schedule not in SCHEDULES:
         listed = ", ".join(SCHEDULES)
-        raise ConfigError(f"schedules: {name} = {shown(schedule)}; choose one of {listed}.")
+        hint = meant(schedule, SCHEDULES)
+        raise ConfigError(f"schedules: {name} = {shown(schedule)}{hint}; choose one of {listed}.")
 
 
 def _any(algorithm: Algorithm) -> Any:

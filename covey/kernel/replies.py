@@ -203,7 +203,7 @@ class Replies:
         """Every answer counts 1: who got none is known without waiting for a GPU."""
         (total,) = self._totals(lambda part: (part.rows,))
         if self._even:
-            return total / self._even
+            return total.div_(self._even)
         nobody = self.count == 0
         divisor = self.count.clamp(min=1)[:, None]
         mean = total / on_device(divisor.to(total.dtype), total.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.codecs import CODECS, Codec, codec
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 from covey.types import Rows
 
 DIRECTIONS = ("down", "up")
@@ -85,9 +85,12 @@ def wires(spec: Spec, links: Sequence[str]) -> LinkSpecs:
     """The specification of every link and direction."""
     if not _is_codec(spec):
         assert isinstance(spec, Mapping)
-        if unknown := set(spec) - set(links):
-            names = ", ".join(links)
-            raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {names}.")
+        if unknown := sorted(set(spec) - set(links), key=str):
+            link = unknown[0]
+            raise ConfigError(
+                f"codec names the link {link!r}{meant(link, links)}, "
+                f"but the links are {', '.join(links)}."
+            )
     out = {}
     for link in links:
         link_spec = spec

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from covey.errors import ModelError
+from covey.errors import ModelError, meant
 from covey.models.cnn import cnn
 
 _NETS: dict[str, dict[str, Any]] = {
@@ -38,6 +38,7 @@ def permfl_cnn(
     """
     if net not in _NETS:
         raise ModelError(
-            f"permfl_cnn(..., net={net!r}): give one of {', '.join(map(repr, _NETS))}."
+            f"permfl_cnn(..., net={net!r}){meant(net, _NETS)}: "
+            f"give one of {', '.join(map(repr, _NETS))}."
         )
     return cnn(shape, classes=classes, **_NETS[net])

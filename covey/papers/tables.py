@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.algorithms import ALGORITHMS
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 
 FOLDER = Path(__file__).parent
 
@@ -119,7 +119,8 @@ def select(patterns: Sequence[str]) -> list[Table]:
     for pattern in patterns:
         matching = fnmatch.filter(names(), pattern)
         if not matching:
-            raise ConfigError(f"there is no table {pattern!r}; one of {', '.join(names())}.")
+            hint = meant(pattern, names())
+            raise ConfigError(f"there is no table {pattern!r}{hint}; one of {', '.join(names())}.")
         out |= dict.fromkeys(matching)
     return [read(name) for name in out]
 

@@ -18,7 +18,7 @@ from covey.data.shards import some
 from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 from covey.kernel.environment import Ideal
 from covey.links.spec import LinkSpecs, wires
 from covey.runs import checkpoint
@@ -119,8 +119,10 @@ def build(
     if not isinstance(runtime, str):
         runtime.check(experiments)
     elif runtime not in RUNTIMES:
-        raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
+        hint = meant(runtime, RUNTIMES)
+        raise ConfigError(f"runtime = {runtime!r}{hint}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
+    _check_store_rows(first, runtime)
     ranks = ALONE
     if runtime == "sharded":
         ranks = join()
@@ -154,8 +156,7 @@ def build(
     else:
         task = task_of(first, module, Shards.stack(data))
         simulator = _simulator(experiments, start, copies, task, links, air, Simulator)
-        if folder is not None:
-            simulator.store_in(folder)
+        simulator.store_in(folder, first.store_rows)
         built = simulator
     notes += _engine_notes(first, built.task)
     notes += loss_notes(first)
@@ -200,7 +201,7 @@ def _simulator(
         memory=first.memory,
         chunk_rows=_chunk_rows(task, workers),
         grain=_grain(first, task),
-        capture=first.capture and not first.rates().schedules,
+        capture=first.capture,
     )
 
 
@@ -236,10 +237,21 @@ def _sharded(
         memory=experiment.memory,
         chunk_rows=_chunk_rows(task, workers),
         grain=_grain(experiment, task),
-        capture=experiment.capture and not experiment.rates().schedules,
+        capture=experiment.capture,
         ranks=ranks,
         shares=shares,
     )
+
+
+def _check_store_rows(experiment: Experiment, runtime: str | RuntimeFactory) -> None:
+    """Refuse rows in another form where nodes keep them elsewhere than in main memory or files."""
+    form = experiment.store_rows
+    if form == "dense":
+        return
+    if runtime != "simulator" or not experiment.device.startswith("cpu"):
+        raise ConfigError(
+            f"store_rows = {form!r} is for the simulator on a CPU; use store_rows = 'dense'."
+        )
 
 
 def _check_sharded(experiments: Sequence[Experiment]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,10 @@ from covey.engine.metrics import (
 from covey.engine.named_losses import Huber
 from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
-from covey.errors import ConfigError, DataError, shown
+from covey.errors import ConfigError, DataError, meant, shown
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST
+from covey.kernel.segments import RowForm
 from covey.runs.stopping import VALIDATION, early_stop
 from covey.tree import Tree
 from covey.wireless import Radio
@@ -85,6 +86,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": ("device", "frozen", "group"),
     "dtype": (torch.float32, torch.float64),
     "compute": ("fp32", "bf16"),
+    "store_rows": get_args(RowForm),
 }
 
 
@@ -182,7 +184,8 @@ def _check_choices(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if not _among(value, choices):
             listed = ", ".join(map(repr, choices))
-            raise ConfigError(f"{name} = {shown(value)}: choose one of {listed}.")
+            hint = meant(value, map(str, choices))
+            raise ConfigError(f"{name} = {shown(value)}{hint}: choose one of {listed}.")
 
 
 def _check_norm(experiment: Experiment) -> None:

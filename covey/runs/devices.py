@@ -88,8 +88,11 @@ def table(
     examples: Mapping[str, Sequence[int]] | None = None,
     has_perplexity: bool = False,
     metrics: Sequence[str] = (),
+    most: int | None = None,
 ) -> list[DeviceScore]:
     """One line per model, part and device that has examples.
+
+    Where more than `most` devices have figures, they are every so many of all devices.
 
     `chosen` and `last` hold each model's round and sums, in its chosen and in its last scored
     round. Where sums count positions, `examples` are the devices' examples by part. `metrics` names
@@ -101,15 +104,18 @@ def table(
         for part in PARTS:
             if part not in parts:
                 continue
-            sums = parts[part].dense().tolist()
-            last_sums = last_parts.get(part, parts[part]).dense().tolist()
-            for k, row in enumerate(sums):
+            figures = _spaced(parts[part], most)
+            last_sums = last_parts.get(part, parts[part]).dense()[figures.ids]
+            rows = zip(
+                figures.ids.tolist(), figures.values.tolist(), last_sums.tolist(), strict=True
+            )
+            for k, row, last_row in rows:
                 if not row[COUNT]:
                     continue
                 accuracy, loss = _figures(row, classifies)
-                last_accuracy, last_loss = _figures(last_sums[k], classifies)
+                last_accuracy, last_loss = _figures(last_row, classifies)
                 rmse, mae = _errors(row)
-                last_rmse, last_mae = _errors(last_sums[k])
+                last_rmse, last_mae = _errors(last_row)
                 score = DeviceScore(
                     device=names[k],
                     edge=edges[k],
@@ -128,12 +134,26 @@ def table(
                     last_rmse=last_rmse,
                     last_mae=last_mae,
                     metrics=_metrics(row, metrics),
-                    last_metrics=_metrics(last_sums[k], metrics),
+                    last_metrics=_metrics(last_row, metrics),
                 )
                 if examples is not None:
                     score = _by_token(score, examples[part][k], has_perplexity)
                 out.append(score)
     return out
+
+
+def _spaced(figures: NodeFigures, most: int | None) -> NodeFigures:
+    """The figures in the order of nodes; of more than `most`, those of every so many nodes.
+
+    >>> figures = NodeFigures(10, torch.tensor([9, 0, 3, 4, 6]), torch.arange(5))
+    >>> _spaced(figures, 4).ids.tolist(), _spaced(figures, 5).ids.tolist()
+    ([0, 3, 6, 9], [0, 3, 4, 6, 9])
+    """
+    order = torch.argsort(figures.ids)
+    if most is not None and len(order) > most:
+        step = math.ceil(figures.nodes / most)
+        order = order[figures.ids[order] % step == 0]
+    return replace(figures, ids=figures.ids[order], values=figures.values[order])
 
 
 def _by_token(score: DeviceScore, examples: int, has_perplexity: bool) -> DeviceScore:

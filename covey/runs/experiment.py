@@ -19,6 +19,7 @@ from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
 from covey.kernel.rates import Rates, rates
+from covey.kernel.segments import RowForm
 from covey.links.spec import Spec, wires
 from covey.runs import checks, fingerprint
 from covey.runs.alike import difference
@@ -71,6 +72,10 @@ class Experiment:
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
     (bytes for rows in training; by default a GPU takes more) never change a result. Nor does
     `capture`, which on a GPU turns a round or the devices' program into a CUDA graph where it can.
+
+    Rows. `store_rows="float16"` rounds the numbers that nodes keep from round to round, which
+    halves their memory and their files, and changes results. "bitmap" leaves out zeros, for sparse
+    models, and changes none (docs/scale.md).
     """
 
     algorithm: Algorithm
@@ -107,6 +112,7 @@ class Experiment:
     solver: Solver = "sgd"
     stop: Stop = None
     schedules: Mapping[str, str] = field(default_factory=dict)
+    store_rows: RowForm = "dense"
 
     def __post_init__(self) -> None:
         checks.check(self)

@@ -87,6 +87,8 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
+    if experiment.store_rows == "float16":
+        out["store_rows"] = experiment.store_rows
     out |= _steps(experiment)
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())

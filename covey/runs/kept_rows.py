@@ -24,7 +24,7 @@ from torch import Tensor
 
 from covey.errors import CheckpointError
 from covey.kernel import segments
-from covey.kernel.segments import Segment
+from covey.kernel.segments import RowForm, Segment
 from covey.kernel.slots import NEVER
 from covey.kernel.store import PRESENT, Column, ColumnKey, Frozen, Saved, Store, rising
 from covey.links.node_bytes import NodeKey
@@ -130,11 +130,12 @@ class RowsFolder:
             link = self.path / segment.path.name
             _link(segment.path, link)
             own.links.setdefault(segment.path, set()).add(link)
-            listed.append([start, len(segment.rows), segment.path.name])
+            listed.append([start, len(segment.rows), segment.path.name, segment.kind])
         return {
             "tier": tier,
             "name": name,
             "dtype": str(column.template.dtype),
+            "form": own.form,
             "shape": list(column.template.shape[1:]),
             "segments": listed,
         }
@@ -170,7 +171,7 @@ def _named(facts: Mapping[str, Any]) -> set[str]:
     """The files that a checkpoint counts on."""
     files = {str(facts["log"])}
     for column in facts["columns"]:
-        files |= {name for _, _, name in column["segments"]}
+        files |= {entry[2] for entry in column["segments"]}
     return files
 
 
@@ -276,16 +277,19 @@ class ReadColumn:
     segments: Sequence[tuple[int, Segment]]
     versions: Mapping[str, Saved]
     nodes: int
+    form: RowForm
 
     def attach(self, store: Store, nodes: slice) -> None:
-        """Take over the rows where they lie."""
-        store.opened(self.tier, self.name, self.template).attach(
-            nodes.start, self.segments, self.versions
-        )
+        """Take over the rows where they lie, or as a copy where the store has another form."""
+        column = store.opened(self.tier, self.name, self.template)
+        if self.form == store.form:
+            column.attach(nodes.start, self.segments, self.versions)
+        else:
+            store.thaw(self.frozen(), nodes)
 
     def frozen(self) -> Frozen:
         """The rows in memory, as any runtime takes them."""
-        column = Column(self.nodes, self.template)
+        column = Column(self.nodes, self.template, form=self.form)
         column.attach(0, self.segments, self.versions)
         return Frozen(self.tier, self.name, *column.freeze(slice(0, self.nodes)))
 
@@ -372,14 +376,17 @@ def _read_column(
     tier = facts["tier"]
     name = facts["name"]
     template = torch.empty((0, *facts["shape"]), dtype=_DTYPES[facts["dtype"]])
+    form = facts.get("form", "dense")
     parts = []
-    for start, count, file in facts["segments"]:
+    for start, count, file, *kinds in facts["segments"]:
+        kind = int(kinds[0]) if kinds else 0
         path = folder / _file_name(file)
         if live is not None and path.exists():
             _link(path, live / file)
             path = live / file
         try:
-            parts.append((int(start), segments.opened(template, path, count)))
+            stored = segments.stored(template, form, kind)
+            parts.append((int(start), segments.opened(stored, path, count, kind)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}); keep a checkpoint and its folder together."
@@ -390,7 +397,7 @@ def _read_column(
         ids = (slots != NEVER).nonzero()[:, 0]
         _check_rows(folder, parts, slots[ids], sums[ids])
         versions[label] = Saved(ids, slots[ids], rounds[ids])
-    return ReadColumn(tier, name, template, parts, versions, replay.sizes[tier])
+    return ReadColumn(tier, name, template, parts, versions, replay.sizes[tier], form)
 
 
 def _check_rows(

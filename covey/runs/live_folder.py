@@ -5,6 +5,7 @@ Its files are gone when the process ends: a checkpoint has links of its own to t
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 import weakref
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from covey.errors import CheckpointError, ConfigError
+from covey.kernel.store import Store
 from covey.runs.experiment import Experiment
 from covey.runs.lock import is_locked, try_lock
 
@@ -46,6 +48,55 @@ def live_folder(experiment: Experiment, runtime: str, parent: Path) -> LiveFolde
             "memory; leave store= out, or use device = 'cpu'."
         )
     return LiveFolder(parent.absolute())
+
+
+def disk_note(store: Store, parent: Path) -> str | None:
+    """A note where the disk has less room than the rows of all nodes take; None: it has enough."""
+    total = 0
+    for column in store.columns.values():
+        total += column.nodes * column.segments.row_bytes
+    free = shutil.disk_usage(parent).free
+    if total <= free:
+        return None
+    return (
+        f"the rows of all nodes take {total / 1e9:,.1f} GB, those of the best round and of "
+        f"checkpoints more, and {parent} has {free / 1e9:,.1f} GB free."
+    )
+
+
+def check_store(parent: Path, folder: Path) -> None:
+    """Raise unless checkpoints in a run's folder can link files in `parent`.
+
+    The run's folder need not be there yet. `parent` is created if it is not there.
+    """
+    if (parent / "config.toml").exists() and parent.absolute() != folder.absolute():
+        raise ConfigError(
+            f"store = {str(parent)!r} is the folder of another run; give a folder of its own."
+        )
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _try_link(parent, existing)
+    except OSError as error:
+        raise ConfigError(
+            f"store = {str(parent)!r}: a file there cannot be linked into {existing} ({error}); "
+            "give a folder on the disk of the run's folder, or another --out."
+        ) from error
+
+
+def _try_link(parent: Path, folder: Path) -> None:
+    """Link a new file of `parent` into a folder, and remove both."""
+    name = f".link-{uuid.uuid4().hex}"
+    source = parent / name
+    target = folder / f"{name}.2"
+    try:
+        source.touch(exist_ok=False)
+        os.link(source, target)
+    finally:
+        target.unlink(missing_ok=True)
+        source.unlink(missing_ok=True)
 
 
 def _remove_unused(parent: Path) -> None:

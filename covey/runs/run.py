@@ -29,7 +29,7 @@ from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
 from covey.runs.kept_rows import RowsFolder
-from covey.runs.live_folder import live_folder
+from covey.runs.live_folder import disk_note, live_folder
 from covey.runs.newcomers import NewScores
 from covey.runs.observed import Observed, shares
 from covey.runs.progress import Progress
@@ -85,8 +85,11 @@ class Runs(Iterator[tuple[Round, ...]]):
         resume: Sequence[Path | None] | None = None,
         runtime: str | RuntimeFactory = "simulator",
         store: str | os.PathLike[str] | None = None,
+        reading: bool = False,
     ) -> None:
+        """`reading` goes to a checkpoint that may be the last, and leaves its rows in its files."""
         self.experiments = tuple(experiments)
+        self.reading = reading
         rows = [experiment.initial() for experiment in self.experiments]
         self._fingerprints = list(map(fingerprint.of, self.experiments, rows))
         if reason := difference(self.experiments, self._fingerprints):
@@ -116,10 +119,19 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.writes_beside = self.runtime.task.device.type == "cuda"
         """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
         self._rehearse()
+        if store is not None and self.runtime.disk is not None:
+            note = disk_note(self.runtime.disk, self._live.path)
+            if note is not None:
+                self.notes.append(note)
         paths = list(resume or ())
         if any(path is not None for path in paths):
             self._restore(paths)
         self._patience = self._new_patience()
+        if not reading:
+            self._check_rounds_left(paths)
+
+    def _check_rounds_left(self, paths: Sequence[Path | None]) -> None:
+        """An error where the checkpoints have no rounds left."""
         if self.round >= self.experiment.rounds:
             already = f"{paths[0]} has run {self.round} already"
             raise ConfigError(
@@ -220,6 +232,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             "sentence": sentence(task),
             **solvers(task),
         }
+        if self.experiment.store_rows != "dense":
+            out["store_rows"] = self.experiment.store_rows
+        if self.experiment.store_rows == "float16":
+            out["sentence"] += "; kept rows are rounded to float16"
         if self.experiment.algorithm.hessians:
             out["hessian"] = "exact, by autograd"
             if task.no_hessian is not None:
@@ -486,11 +502,13 @@ class Run(Seed, Iterator[Round]):
         runtime: str | RuntimeFactory = "simulator",
         progress: bool = False,
         store: str | os.PathLike[str] | None = None,
+        reading: bool = False,
     ) -> None:
         path = None
         if resume is not None:
             path = Path(resume)
-        super().__init__(Runs([experiment], resume=[path], runtime=runtime, store=store), 0)
+        runs = Runs([experiment], resume=[path], runtime=runtime, store=store, reading=reading)
+        super().__init__(runs, 0)
         shown = progress and self.runtime.leads
         self._progress = Progress(experiment.rounds) if shown else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from covey.data import Shards
 from covey.engine.calibration import Calibration
 from covey.engine.metrics import is_figure
 from covey.engine.task import Task
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, meant
 from covey.kernel.store import PRESENT, Store
 from covey.links.meter import Meter
 from covey.links.node_bytes import NodeKey
@@ -32,9 +33,10 @@ from covey.runs.observed import Observed
 from covey.runs.record import Round
 from covey.runs.saving import Saved
 from covey.runs.scoring import Scorer
-from covey.runs.snapshot import PRIVATE, Beside, Snapshot
+from covey.runs.snapshot import PRIVATE, Beside, Reader, Snapshot
 from covey.runs.state import State
 from covey.runs.totals import dense
+from covey.runtimes.base import BaseRuntime
 
 if TYPE_CHECKING:
     from covey.runs.run import Runs
@@ -189,26 +191,44 @@ class Seed:
         snapshot = self._parameters(model, which)
         return snapshot.ids, snapshot.rows
 
-    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
+    def snapshot(
+        self, model: str = "global", which: Which = "last", *, mapped: bool = False
+    ) -> Snapshot:
         """A kept model with everything its predictions need.
 
-        As it is now or as it was in the round chosen for it.
+        As it is now or as it was in the round chosen for it. With `mapped` the rows of nodes are
+        read one by one, when they are asked for.
         """
-        snapshot = self._parameters(model, which)
+        snapshot = self._parameters(model, which, mapped=mapped)
         if not self.runtime.task.space.norms or model not in self.models():
             return snapshot
         return replace(snapshot, statistics=self._statistics(snapshot))
 
-    def _parameters(self, model: str, which: Which) -> Snapshot:
+    def stored_bytes(self, model: str) -> int:
+        """The bytes of the rows of a model and beside it that lie in files; 0 without files."""
+        disk = self.runtime.disk
+        if disk is None:
+            return 0
+        total = 0
+        for tier, name in self._runs.belonging(self._tier_of(model), model):
+            column = disk.columns[tier, name]
+            holders = column.present.ids(self.runtime.nodes(tier, self._copy))
+            total += len(holders) * column.segments.row_bytes
+        return total
+
+    def _parameters(self, model: str, which: Which, *, mapped: bool = False) -> Snapshot:
         """A snapshot without statistics."""
         tier = self._tier_of(model)
         lead = model
         if model not in self.models():
             lead = models.lead(self.runtime)
         label, round, w = self._version(lead, which)
+        reader = None
         if model == models.GLOBAL:
             ids = torch.zeros(1, dtype=torch.int64)
             rows = w.clone()
+        elif mapped:
+            ids, rows, reader = self._mapped(tier, model, label)
         else:
             ids, rows = self._read(tier, model, label)
         nodes = self.runtime.nodes(tier, self._copy)
@@ -220,8 +240,8 @@ class Seed:
             fallback = w[0].clone()
         beside = {}
         if lead == model:
-            beside = self._beside(tier, model, label)
-        return Snapshot(model, tier, round, ids, rows, fallback, beside)
+            beside = self._beside(tier, model, label, mapped=mapped)
+        return Snapshot(model, tier, round, ids, rows, fallback, beside, reader=reader)
 
     def _statistics(self, snapshot: Snapshot) -> Beside:
         """The statistics of every device's norm layers under its row of a model."""
@@ -282,8 +302,11 @@ class Seed:
         devices = range(int(first), int(stop))
         return space.fill(row, snapshot.statistics_of(devices, space))
 
-    def devices(self) -> list[DeviceScore]:
-        """How every device does with every model, in its chosen round and in the last scored."""
+    def devices(self, most: int | None = None) -> list[DeviceScore]:
+        """How every device does with every model, in its chosen round and in the last scored.
+
+        Where more than `most` devices were scored, they are some of them, evenly spaced.
+        """
         last = self._state.scored[self._copy]
         best = self._state.chosen[self._copy]
         reported = {}
@@ -303,6 +326,7 @@ class Seed:
             examples=self._examples_by_part(),
             has_perplexity=self.runtime.task.has_perplexity,
             metrics=[metric.name for metric in self.runtime.task.metrics if is_figure(metric)],
+            most=most,
         )
 
     def _examples_by_part(self) -> dict[str, list[int]] | None:
@@ -386,6 +410,8 @@ class Seed:
             fingerprint=self._runs._fingerprints[self._copy],
             stopped=stopped,
         )
+        if self.runtime.lacks is not None:
+            contents.facts[checkpoint.LACKS] = self.runtime.lacks
         checkpoint.write(target, contents)
         rank_parts.clean(target, run.parts)
 
@@ -443,6 +469,9 @@ class Seed:
 
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
+        if checkpoint.LACKS in saved.facts:
+            fix = "they are on the disks of their nodes: go on with the deployed tree"
+            raise CheckpointError(f"{path} lacks {saved.facts[checkpoint.LACKS]}; {fix}.")
         journal, records = Journal.read(path, saved.facts["history"])
         run = saving.read(saved, records, like=self.w, sizes=self.sizes)
         state: State = run.state
@@ -453,12 +482,8 @@ class Seed:
             self.runtime.thaw(column, self._copy)
         if checkpoint.ROWS in saved.facts:
             state = self._load_rows(path, saved.facts, state)
-        if state.round < self.experiment.rounds:
-            for label in state.chosen[0]:
-                if label.startswith(FINAL):
-                    self.runtime.release(label, self._copy)
-            state, changed = saving.going_on(state, self.experiment)
-            journal.records -= changed
+        state, changed = self._going_on(state)
+        journal.records -= changed
         self._runs._journals[self._copy][path] = journal
         self._state = self._state.with_seed(self._copy, state)
 
@@ -471,30 +496,60 @@ class Seed:
         captured.facts["needs"] = needs
         return captured
 
-    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> None:
+    def stand(self, captured: Checkpoint, records: Sequence[dict[str, Any]]) -> int:
         """Stand where a run stood that was captured; nodes keep what they keep.
 
-        The captured run must be the same experiment; `records` are those of its rounds.
+        The captured run must be the same experiment; `records` are those of its rounds. Returns how
+        many of them change because the run has more rounds now than it had.
         """
         wanted = self._runs._fingerprints[self._copy]
         checkpoint.same_experiment("the run", captured.facts["experiment"], wanted)
         run = saving.read(captured, records, like=self.w, sizes=self.sizes)
-        self._state = self._state.with_seed(self._copy, run.state)
+        state, changed = self._going_on(run.state)
+        self._state = self._state.with_seed(self._copy, state)
         needs = captured.facts["needs"].items()
         self._runs._needs = {model: set(names) for model, names in needs}
+        return changed
+
+    def _going_on(self, state: State) -> tuple[State, int]:
+        """(state, number of records that change) of a run that has rounds left, or that has none.
+
+        What nodes hold because their last round was the last is released.
+        """
+        if state.round >= self.experiment.rounds:
+            return state, 0
+        for label in state.chosen[0]:
+            if label.startswith(FINAL):
+                self.runtime.release(label, self._copy)
+        return saving.going_on(state, self.experiment)
+
+    def append_to(self, path: str | os.PathLike[str]) -> None:
+        """Save to a checkpoint that this run wrote before: its file of records only grows."""
+        target = Path(path).absolute()
+        facts = checkpoint.read(target, tensors=False).facts
+        journal, written = Journal.read(target, facts["history"])
+        same = 0
+        for record, before in zip(self.history, written, strict=False):
+            if json.loads(json.dumps(record.as_dict())) != before:
+                break
+            same += 1
+        journal.records = same
+        self._runs._journals[self._copy][target] = journal
 
     def _load_rows(self, path: Path, facts: dict[str, Any], state: State) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""
+        store = self.runtime.disk
+        if self._runs.reading:
+            store = self._store
         live = None
-        if self.runtime.disk is not None:
-            live = self.runtime.disk.folder
+        if store is not None:
+            live = store.folder
         columns, totals = kept_rows.read(path, facts[checkpoint.ROWS], self.sizes, live)
         for column in columns:
-            if self.runtime.disk is None:
+            if store is None:
                 self.runtime.thaw(column.frozen(), self._copy)
             else:
-                nodes = self.runtime.nodes(column.tier, self._copy)
-                column.attach(self.runtime.disk, nodes)
+                column.attach(store, self.runtime.nodes(column.tier, self._copy))
         if "totals" in facts:
             state = replace(state, totals=(totals,))
         return state
@@ -525,8 +580,11 @@ class Seed:
             return tiers[0]
         by_name = {name: tier for tier, name in self.runtime.kept() if tier in tiers}
         if model not in by_name:
-            names = ", ".join(self.models())
-            raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
+            names = self.models()
+            hint = meant(model, names)
+            raise ConfigError(
+                f"there is no model {model!r} in this run{hint}; there are {', '.join(names)}."
+            )
         return by_name[model]
 
     def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
@@ -545,7 +603,38 @@ class Seed:
         ids, _, rows = self.runtime.read(tier, name, label, self._copy)
         return ids, rows
 
-    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
+    @property
+    def _store(self) -> Store:
+        """What the nodes of this process keep."""
+        assert isinstance(self.runtime, BaseRuntime)
+        return self.runtime.store
+
+    def _mapped(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor, Reader]:
+        """(ids, no rows, reader) of what this run's nodes keep under a name, in some version."""
+        column = self._store.columns[tier, name]
+        version = column.version(label)
+        nodes = self.runtime.nodes(tier, self._copy)
+
+        def reader(ids: Tensor) -> Tensor:
+            return column.segments.read(version.slots(ids + nodes.start))
+
+        return version.ids(nodes), column.template, reader
+
+    def _mapped_beside(self, tier: str, name: str, label: str) -> tuple[str, Beside]:
+        """The name under which a model has these other rows, and the rows where they lie."""
+        ids, rows, reader = self._mapped(tier, name, label)
+        if name != models.PERSONAL or not self.experiment.algorithm.splits:
+            return name, Beside(ids, rows, reader=reader)
+        shared = self.runtime.task.space.shared
+
+        def private(ids: Tensor) -> Tensor:
+            return reader(ids)[:, shared:]
+
+        return PRIVATE, Beside(ids, rows[:, shared:], shared, private)
+
+    def _beside(
+        self, tier: str, model: str, label: str, *, mapped: bool = False
+    ) -> dict[str, Beside]:
         """The other rows a model's predictions need."""
         algorithm = self.experiment.algorithm
         shared = self.runtime.task.space.shared
@@ -554,6 +643,10 @@ class Seed:
         for column in self._runs.belonging(tier, model):
             _, name = column
             if name == model or column in unscored:
+                continue
+            if mapped:
+                key, part = self._mapped_beside(*column, label)
+                out[key] = part
                 continue
             ids, rows = self._read(*column, label)
             if name == models.PERSONAL and algorithm.splits:

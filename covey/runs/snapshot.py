@@ -14,7 +14,7 @@ so that `module.load_state_dict` of one entry gives the model that was scored.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from covey.engine.layout import ParameterLayout, Slot
 from covey.errors import CheckpointError
 from covey.runs import checkpoint
 
+Reader = Callable[[Tensor], Tensor]
+"""Reads the rows of some nodes, whose ids it is given, from where they lie."""
 PRIVATE = "private"
 STATISTICS = "statistics"
 
@@ -42,6 +44,14 @@ class Beside:
     ids: Tensor
     rows: Tensor
     start: int = 0  # the first column of a model's row that these are
+    reader: Reader | None = None  # where rows stay in files; `rows` is then empty
+
+    def of(self, device: int) -> Tensor:
+        """The row of a device, [1, ...]; [0, ...] where it has none."""
+        have = self.ids == device
+        if self.reader is not None:
+            return self.reader(self.ids[have])
+        return self.rows[have]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +67,7 @@ class Snapshot:
     beside: Mapping[str, Beside] = field(default_factory=dict)
     statistics: Beside | None = None
     """The statistics of every device's norm layers [S], where the model has such layers."""
+    reader: Reader | None = None  # where rows stay in files; `rows` is then empty
 
     def row(self, node: int, device: int | None = None) -> Tensor | None:
         """The row of a node [P], completed with a device's private layers.
@@ -65,12 +76,14 @@ class Snapshot:
         """
         row = self.fallback
         where = (self.ids == node).nonzero()
-        if len(where):
+        if len(where) and self.reader is not None:
+            row = self.reader(self.ids[where[0]])[0]
+        elif len(where):
             row = self.rows[int(where[0, 0])]
         private = self.beside.get(PRIVATE)
         if row is None or device is None or private is None:
             return row
-        layers = private.rows[private.ids == device]
+        layers = private.of(device)
         if not len(layers):
             return row
         return torch.cat([row[: private.start], layers[0]])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, meant, shown
 from covey.kernel.fields import LARGEST
 from covey.runs.record import Round
 from covey.runs.scoring import Model
@@ -70,7 +70,8 @@ def early_stop(spec: Any) -> EarlyStop | None:
     known = [field.name for field in fields(EarlyStop)]
     for key in spec:
         if key not in known:
-            raise ConfigError(f"stop has no setting {key!r}; it has {', '.join(known)}.")
+            hint = meant(key, known)
+            raise ConfigError(f"stop has no setting {key!r}{hint}; it has {', '.join(known)}.")
     if "patience" not in spec:
         raise ConfigError(f"stop lacks patience; give a table such as {_EXAMPLE}.")
     out = EarlyStop(**spec)

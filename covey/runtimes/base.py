@@ -31,6 +31,7 @@ from covey.kernel.moved import on_device
 from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
 from covey.kernel.rates import CONSTANT, Rates
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
+from covey.kernel.segments import RowForm
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -268,10 +269,14 @@ class BaseRuntime(Runtime):
         """Forget everything that nodes keep."""
         self.store = Store(self._sizes())
 
-    def store_in(self, folder: Path) -> None:
-        """Forget everything that nodes keep; from here on they keep it in files of a folder."""
-        self.store = Store(self._sizes(), folder=folder)
-        self.disk = self.store
+    def store_in(self, folder: Path | None, form: RowForm = "dense") -> None:
+        """Forget everything that nodes keep; from here on they keep it in this form.
+
+        It lies in files of a folder, or in memory.
+        """
+        self.store = Store(self._sizes(), folder=folder, form=form)
+        if folder is not None:
+            self.disk = self.store
 
     def _sizes(self) -> dict[str, int]:
         """The number of nodes of each tier."""
@@ -652,6 +657,11 @@ class BaseRuntime(Runtime):
                 self.store.put(tier, name, ids, rows, play.round)
         if play.tape is not None:
             play.tape.worked(call)
+        self._add_facts(tier, ids, call, idle)
+
+    def _add_facts(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+        """Add up what a call noted and worked."""
+        play = self._play
         if play.trains:
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)

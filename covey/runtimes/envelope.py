@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,8 +41,8 @@ def header_of(data: bytes) -> dict[str, Any]:
     """
     length = _header_length(data)
     try:
-        header = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-    except ValueError as error:
+        header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if not isinstance(header, dict):
         raise DecodeError("an envelope whose header is no table.")
@@ -61,6 +61,8 @@ def _header_length(data: bytes) -> int:
 def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     """The header and the packed messages; invalid bytes are a DecodeError.
 
+    The messages are views of the data, not copies.
+
     >>> open_sealed(seal({"round": 3}, []))
     ({'round': 3}, [])
     """
@@ -68,14 +70,14 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     position = start + _header_length(data)
     messages = []
     try:
-        header = json.loads(data[start:position])
+        header = json.loads(bytes(data[start:position]))
         for kind, width, name, lengths in header.pop("messages"):
             schema = Schema(kind, width, _TYPES[name])
             rows, position = _read_rows(data, position, lengths)
             messages.append(Packed(schema, tuple(rows)))
     except DecodeError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if position != len(data):
         read = f"{position} are accounted for"
@@ -83,15 +85,26 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     return header, messages
 
 
+def release(data: bytes) -> None:
+    """Let go of data that came as a view: whoever called with it need not hold large bytes.
+
+    Messages that were opened from it stay.
+    """
+    view: Any = data
+    if isinstance(view, memoryview):
+        view.release()
+
+
 def _read_rows(data: bytes, position: int, lengths: list[Any]) -> tuple[list[bytes], int]:
     """The rows of these lengths from a position on, and the position behind them."""
-    rows = []
+    view = memoryview(data)
+    rows: list[bytes] = []
     for length in lengths:
         left = len(data) - position
         if type(length) is not int or not 0 <= length <= left:
             row = f"a row of {length!r} bytes at {position} of {len(data)}"
             raise DecodeError(f"an envelope with {row}.")
         end = position + length
-        rows.append(data[position:end])
+        rows.append(cast(bytes, view[position:end]))  # which codecs read like bytes
         position = end
     return rows, position

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -114,9 +114,12 @@ class Station(BaseRuntime):
         return self._answers(question, down, replies, expected)
 
     def _sent(
-        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+        self, question: Question, down: list[Packed], each: Sequence[Packed]
     ) -> Iterator[bytes | None]:
-        """The replies of all children that run, in id order; None where a child is missing."""
+        """The replies of all children that run, in id order; None where a child is missing.
+
+        What nobody needs after it was sent may be taken out of `down`.
+        """
         answering = set(question.answers.tolist())
         for position, child in enumerate(question.ids.tolist()):
             own = [packed.only(position) for packed in each]
@@ -134,6 +137,7 @@ class Station(BaseRuntime):
         """The answers in the replies of all children that run, which are in id order."""
         several, schemas = expected
         answering = set(question.answers.tolist())
+        reference = cache(partial(self._reference, question, down))  # decoded once for all
         parts: list[Any] = []
         failures: list[CoveyError] = []
         missing = set()
@@ -148,7 +152,7 @@ class Station(BaseRuntime):
                 continue
             self._take_facts(header)
             if position in answering:
-                deferred = self._deferred(question, down, messages, schemas)
+                deferred = self._deferred(question, reference, messages, schemas)
                 parts.append(_answer(deferred, several))
         if failures:
             raise failures[0]
@@ -208,11 +212,11 @@ class Station(BaseRuntime):
     def _deferred(
         self,
         question: Question,
-        down: Sequence[Packed],
+        reference: Callable[[], Rows | None],
         messages: Sequence[Packed],
         schemas: Sequence[Schema],
     ) -> list[Deferred | None]:
-        """The answers of one child.
+        """The answers of one child; `reference` returns what updates are differences from.
 
         Each is unpacked when it is reduced, so that not all are decoded at once.
         """
@@ -220,9 +224,9 @@ class Station(BaseRuntime):
             counts = f"{len(messages)} answers of a child, expected {len(schemas)}"
             raise ProgramError(f"{self.place}: {counts}.")
         link = self._link(question.key("up"))
-        reference = None
+        added = None
         if link.wire.update:
-            reference = self._reference(question, down)
+            added = reference()
         out: list[Deferred | None] = []
         for packed, schema in zip(messages, schemas, strict=True):
             if schema.kind == "nothing":
@@ -230,7 +234,7 @@ class Station(BaseRuntime):
                 out.append(None)
                 continue
             packed.check(schema, 1)
-            read = partial(link.unpack, packed, reference=reference, expect=schema, count=1)
+            read = partial(link.unpack, packed, reference=added, expect=schema, count=1)
             out.append(Deferred(read, masked=schema.kind == "masked"))
         return out
 
@@ -307,6 +311,7 @@ class Station(BaseRuntime):
         ids = torch.tensor([self.place.number])
         question = self._question_of(header, ids)
         arguments = self._arguments(header, messages, question)
+        messages.clear()  # the encoded rows of the parent, which may be large
         received = None
         if header["rows"]:
             received = arguments[0]

@@ -554,7 +554,10 @@ class Rounds:
             question = runtime._question(me, replace(asked.ask, rows=()))
             same = torch.equal(question.ids, asked.question.ids)
             if not same or len(question.answers) != len(asked.question.answers):
-                raise Refused("other nodes run in every round")
+                raise Refused(
+                    "every round runs another sample of nodes, and a graph has fixed nodes; "
+                    'with idle = "train" all nodes run'
+                )
             questions.append(question)
         return questions
 

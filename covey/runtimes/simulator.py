@@ -62,7 +62,7 @@ class Simulator(BaseRuntime):
         self.graphs: Graphs | None = None
         self.rounds: Rounds | None = None
         on_gpu = self.task.device.type == "cuda"
-        if on_gpu and self.capture and self.environment.ideal:
+        if on_gpu and self.no_graphs() is None:
             self.graphs = Graphs(self)
             self.rounds = Rounds(self, CudaReplay)
         self._room = self.memory
@@ -78,7 +78,20 @@ class Simulator(BaseRuntime):
         out = {**super().report(), "workers": self.workers}
         if self.graphs is not None:
             out["graph"] = self._graph_report(self.graphs)
+        elif self.task.device.type == "cuda":
+            out["graph"] = f"none: {self.no_graphs()}"
         return out
+
+    def no_graphs(self) -> str | None:
+        """Why nothing runs as a CUDA graph on a GPU; None where something may."""
+        if not self.capture:
+            return "capture = false"
+        if not self.environment.ideal:
+            return "the clock of a radio counts the steps of every device"
+        if self.rates.schedules:
+            names = ", ".join(name for name, _ in self.rates.schedules)
+            return f"schedules change {names} with the round, and a graph has fixed rates"
+        return None
 
     def _graph_report(self, graphs: Graphs) -> str:
         """What runs as a CUDA graph, and why no more does."""
@@ -324,9 +337,7 @@ class Simulator(BaseRuntime):
     ) -> Message:
         """The message that the receivers get."""
         check_carried(rows_of(message), key)
-        tree = self.tree.copy(key.sender, ids)
-        meter_key = (key.link, key.direction, self._play.lane)
-        route = Route(meter_key, copies, tree, heard, ends)
+        route = self._route(key, ids, copies, ends, heard)
         wire = self.wires[key.link, key.direction]
         link = Link(wire, self._play.ledger)
         before = len(self._play.ledger.entries)
@@ -342,6 +353,19 @@ class Simulator(BaseRuntime):
             crossed = len(self._play.ledger.entries) - before
             self._play.tape.crossed(key.direction, crossed)
         return arrived
+
+    def _route(
+        self,
+        key: MessageKey,
+        ids: Ids,
+        copies: Tensor,
+        ends: LowerEnds | None,
+        heard: Callable[[Tensor], None] | None,
+    ) -> Route:
+        """Where the messages of these senders go, and at which nodes their bytes count."""
+        tree = self.tree.copy(key.sender, ids)
+        meter_key = (key.link, key.direction, self._play.lane)
+        return Route(meter_key, copies, tree, heard, ends)
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         if self.task.device.type == "cuda":

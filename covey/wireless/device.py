@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.errors import ConfigError
+from covey.errors import ConfigError, meant
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Spread:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ConfigError(f"a spread of kind {self.kind!r}; one of {', '.join(_KINDS)}.")
+            hint = meant(self.kind, _KINDS)
+            raise ConfigError(f"a spread of kind {self.kind!r}{hint}; one of {', '.join(_KINDS)}.")
         self._check_values()
 
     def _check_values(self) -> None:

@@ -63,7 +63,8 @@ def test_parts_by_name() -> None:
         ready.validation,
         ready.test,
     ]
-    with pytest.raises(ConfigError, match="'valid'; ask for one of 'train', 'validation', 'test'"):
+    error = r"'valid' \(did you mean 'validation'\?\); ask for one of 'train', 'validation', 'test'"
+    with pytest.raises(ConfigError, match=error):
         ready.part("valid")
 
 

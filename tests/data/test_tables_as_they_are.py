@@ -316,7 +316,9 @@ def test_a_folder_is_not_dealt(tmp_path: Path) -> None:
 
 
 def test_missing_is_one_of_four(tmp_path: Path) -> None:
-    with refused("missing = 'median': choose one of 'error', 'drop', 'mean', 'indicator'"):
+    with refused(
+        "missing = 'median' (did you mean 'mean'?): choose one of 'error', 'drop', 'mean', 'indicator'"
+    ):
         files(written(tmp_path, *ROWS), missing="median")  # type: ignore[arg-type]
 
 

@@ -1,8 +1,6 @@
 """Data that stay with their devices: a census, own files, and a tree that trains on them."""
 
 import json
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,11 @@ from covey.cli.config import Config, load
 from covey.cli.device_data import own_data
 from covey.data import Part, Shards, census
 from covey.data.shards import SPLITS
-from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.local import on_this_machine
-from covey.deployed.plan import Settings, processes_of
-from covey.deployed.process import Member, parts_of
-from covey.deployed.progress import Progress
+from covey.deployed.plan import Settings
 from covey.errors import DataError, ProgramError
 from tests.cli.command import covey as command
-from tests.deployed.test_process import facts, member
+from tests.deployed.members import ADDRESS, member, planned, serving
+from tests.deployed.test_process import facts
 
 pytest.importorskip("grpc")
 TREE = """
@@ -97,41 +92,23 @@ def joined(parts: list[Shards]) -> Shards:
     return Shards(x, y, train, validation, test, classes=2, name="census", names=first.names)
 
 
-@pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="threads that wait for each other")
 def test_a_tree_trains_on_files_that_stay_with_their_devices(
     config: Config, tmp_path: Path
 ) -> None:
     experiment = config.experiment(0)
-    address = {"server": "s", "edge": "{seat}"}
-    data = {"device": f"{tmp_path}/{{seat}}.csv"}
-    planned = processes_of(experiment.tree, Settings(address=address, data=data))
+    settings = Settings(address=ADDRESS, data={"device": f"{tmp_path}/{{seat}}.csv"})
     members = {}
     parts: list[Shards] = []
-    for process in on_this_machine(planned, tmp_path / "local"):
+    for process in planned(experiment, tmp_path / "local", settings):
         own = own_data(config, process, experiment.data)
         parts += own.values()
-        log = member(process, experiment).log
-        progress = Progress(process.name, process.tier)
-        network = GrpcNetwork(None)
-        one = Member(process, parts_of(experiment), network, log, progress, own)
-        members[process.name] = one
-    threads = [
-        threading.Thread(target=one.serve, daemon=True) for one in list(members.values())[1:]
-    ]
-    for thread in threads:
-        thread.start()
-    server = members["server"]
-    run = server.run()
-    list(server.rounds(run))
-    for one in members.values():
-        one.progress.drain()
-    for thread in threads:
-        thread.join(20)
-    simulated = covey.run(covey.Experiment(**vars(experiment) | {"data": joined(parts)}))
-    list(simulated)
-    assert facts(run) == facts(simulated)
-    for one in members.values():
-        one.close()
+        members[process.name] = member(process, experiment, own)
+    with serving(members):
+        run = members["server"].run()
+        list(members["server"].rounds(run))
+        simulated = covey.run(covey.Experiment(**vars(experiment) | {"data": joined(parts)}))
+        list(simulated)
+        assert facts(run) == facts(simulated)
 
 
 def test_the_plan_carries_the_census_and_no_file(config: Config, tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_parent_that_returns_finds_its_children(plain: Family) -> None:
 
 
 def test_a_second_parent_on_a_port_is_an_error(plain: Family) -> None:
-    with pytest.raises(ConfigError, match="cannot be listened at"):
+    with pytest.raises(TransportError, match="cannot be listened at: Address already in use"):
         GrpcTransport(plain.parent.address, {}, fingerprint="", identity=None)
 
 

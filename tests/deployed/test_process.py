@@ -1,10 +1,8 @@
 """Processes of a deployed tree over sockets, and the commands that start them."""
 
-import io
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +13,15 @@ import pytest
 
 import covey
 from covey.cli.config import load
-from covey.deployed.events import EventLog
-from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.local import free_ports, last_words, on_this_machine
-from covey.deployed.plan import Process, Settings, processes_of
-from covey.deployed.process import Member, parts_of
-from covey.deployed.progress import Progress
+from covey.deployed.local import free_ports, last_words
+from covey.deployed.plan import Settings
+from covey.deployed.process import Member
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from tests.cli.command import BASE, SMALL, spawn
 from tests.cli.command import covey as command
+from tests.deployed.forked import start_by_forks
+from tests.deployed.members import ADDRESS, member, planned, serving
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
@@ -37,36 +34,16 @@ def experiment() -> Experiment:
     return load(BASE, [*LOCAL[1:]]).experiment(0)
 
 
-def member(described: Process, experiment: Experiment) -> Member:
-    log = EventLog(described.name, io.StringIO())
-    progress = Progress(described.name, described.tier)
-    parts = parts_of(experiment)
-    return Member(described, parts, GrpcNetwork(None), log, progress)
-
-
 @contextmanager
 def tree(experiment: Experiment, folder: Path) -> Iterator[dict[str, Member]]:
     """All processes of a tree as threads of this one; the server's has to be run."""
-    address = {"server": "s", "edge": "{seat}"}
-    planned = processes_of(experiment.tree, Settings(address=address, devices_per_process=2))
+    settings = Settings(address=ADDRESS, devices_per_process=2)
     members = {
         described.name: member(described, experiment)
-        for described in on_this_machine(planned, folder)
+        for described in planned(experiment, folder, settings)
     }
-    threads = {}
-    for name, one in members.items():
-        if name != "server":
-            threads[name] = threading.Thread(target=one.serve, daemon=True)
-            threads[name].start()
-    try:
+    with serving(members):
         yield members
-    finally:
-        for name, thread in threads.items():
-            members[name].progress.drain()
-            thread.join(20)
-            assert not thread.is_alive(), name
-        for one in members.values():
-            one.close()
 
 
 def facts(run: Run) -> list[dict[str, object]]:
@@ -76,7 +53,6 @@ def facts(run: Run) -> list[dict[str, object]]:
     return records
 
 
-@SLOW  # its threads wait for each other: a port that is taken meanwhile would stop all tests
 def test_processes_over_sockets_are_the_simulator(experiment: Experiment, tmp_path: Path) -> None:
     simulated = covey.run(experiment)
     list(simulated)
@@ -91,23 +67,21 @@ def test_processes_over_sockets_are_the_simulator(experiment: Experiment, tmp_pa
         assert seats["edge0"]["rounds"] == seats["device0"]["rounds"] == 1
         assert seats["device0"]["up_bytes"] > 0
         members["server"].close()
-        again = member(members["server"].process, experiment)
+        again = members["server"] = member(members["server"].process, experiment)
         rest = again.run()
         assert len(list(again.rounds(rest))) == 2  # it goes on from its disk
         assert facts(rest) == facts(simulated)
         kept = rest.snapshot("personal", "last").rows
         assert kept.equal(simulated.snapshot("personal", "last").rows)
-        again.close()
 
 
 def test_a_local_plan_has_ports_of_its_own(experiment: Experiment, tmp_path: Path) -> None:
-    address = {"server": "s", "edge": "{seat}"}
-    planned = on_this_machine(processes_of(experiment.tree, Settings(address=address)), tmp_path)
-    ports = [one.control_port for one in planned]
-    ports += [int(one.listen.rpartition(":")[2]) for one in planned if one.listen]
+    processes = planned(experiment, tmp_path, Settings(address=ADDRESS))
+    ports = [one.control_port for one in processes]
+    ports += [int(one.listen.rpartition(":")[2]) for one in processes if one.listen]
     assert len(set(ports)) == len(ports)
-    listening = {one.name: one.listen for one in planned}
-    for one in planned:
+    listening = {one.name: one.listen for one in processes}
+    for one in processes:
         if one.parent is not None:
             assert one.parent == listening[str(one.seats[0].parent)]
 
@@ -159,12 +133,31 @@ def test_free_ports_differ() -> None:
 # Real processes
 
 
+SEVEN = (*SMALL, "rounds=2", "data.devices=4", "tree.edges=2", "checkpoint_every=9")
+PERMFL = ("algorithm={name='permfl', edge_rounds=2, steps=2}", "codec=int8")
+
+
+@pytest.mark.parametrize("changes", [(), PERMFL], ids=["sfedhp", "permfl"])
+def test_seven_processes_are_the_simulator(
+    changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 + 2 + 4 processes with certificates, each with its own memory, disk and signals."""
+    started = start_by_forks(monkeypatch)
+    _is_the_simulator(tmp_path, *SEVEN, *changes)
+    assert len(started) == 7
+    assert {process.poll() for process in started.values()} == {0}  # all were drained
+
+
 @SLOW
 def test_a_tree_of_real_processes_is_the_simulator(tmp_path: Path) -> None:
-    local = command("deploy", "local", *LOCAL, "--out", tmp_path / "local", "--json")
+    _is_the_simulator(tmp_path, *LOCAL)
+
+
+def _is_the_simulator(tmp_path: Path, *words: str) -> None:
+    local = command("deploy", "local", *words, "--out", tmp_path / "local", "--json")
     assert local.code == 0, local.err
     run = Path(json.loads(local.out)["folder"])
-    assert command("run", *LOCAL, "--out", tmp_path / "run").code == 0
+    assert command("run", *words, "--out", tmp_path / "run").code == 0
     records = [_records(run), _records(tmp_path / "run")]
     assert records[0] == records[1]
     for model in (tmp_path / "run" / "models").rglob("*.safetensors"):

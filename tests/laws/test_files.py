@@ -8,25 +8,60 @@ import os
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import covey
 from covey.kernel import segments
-from tests.laws.cases import CASES, Case, differences, every, experiment, state, whole
+from covey.kernel.segments import RowForm
+from covey.kernel.store import Store
+from tests.laws.cases import CASES, Case, differences, every, experiment, finished, state, whole
 
 STEP = 1 if os.environ.get("COVEY_TEST_ALL") else 12  # every case, or every twelfth
 
 
+@pytest.mark.parametrize("form", ["dense", "bitmap"])
 @every(dict(list(CASES.items())[::STEP]))
 def test_rows_in_files_have_the_bits_of_rows_in_memory(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, form: RowForm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT", 2**10)  # a few rows
     path = tmp_path / "run.safetensors"
-    run = covey.run(experiment(case), store=tmp_path / "live")
+    work = experiment(case, store_rows=form)
+    run = covey.run(work, store=tmp_path / "live")
     for _ in range(2):
         next(run)
         run.save(path)
-        run = covey.run(experiment(case), resume=path, store=tmp_path / "live")
+        run = covey.run(work, resume=path, store=tmp_path / "live")
     for _ in run:
         pass
     assert differences(state(whole(case.name)), state(run)) == []
+
+
+def rounding(store: Store, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+    """Keep rows whose numbers are rounded by hand."""
+    if rows.is_floating_point():
+        rows = rows.half().to(rows.dtype)
+    KEEP(store, tier, name, ids, rows, round)
+
+
+KEEP = Store.put
+
+
+@every(dict(list(CASES.items())[::STEP]))
+def test_rows_in_float16_are_rows_rounded_by_hand(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT", 2**10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", rounding)
+        expected = state(finished(case))
+    short = experiment(case, store_rows="float16")
+    path = tmp_path / "run.safetensors"
+    run = covey.run(short, store=tmp_path / "live")
+    for store in (tmp_path / "live", None):  # None: in memory
+        next(run)
+        run.save(path)
+        run = covey.run(short, resume=path, store=store)
+    for _ in run:
+        pass
+    assert differences(expected, state(run)) == []

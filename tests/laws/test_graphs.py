@@ -11,8 +11,20 @@ from torch import Tensor
 
 import covey
 from covey.runtimes.cuda_graphs import Tape, Watched, Work
+from covey.runtimes.simulator import Simulator
 from tests import peek
-from tests.laws.cases import CASES, PLAIN, Case, differences, every, experiment, finished, state
+from tests.laws.cases import (
+    AIR,
+    CASES,
+    PLAIN,
+    TREES,
+    Case,
+    differences,
+    every,
+    experiment,
+    finished,
+    state,
+)
 
 
 class Rerun:
@@ -195,3 +207,24 @@ def test_only_so_many_sizes_are_captured() -> None:
     assert graphs.others > 0
     assert peek.variants(run) <= 8
     assert "number of devices changes" in run.engine["graph"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"capture": False}, "capture = false"),
+        ({"schedules": {"lr": "cosine"}}, "schedules change lr with the round, and a graph has"),
+        ({"radio": AIR, "tree": TREES[3]}, "the clock of a radio counts the steps"),
+    ],
+)
+def test_a_run_without_graphs_says_why(changes: dict[str, Any], reason: str | None) -> None:
+    """What `run.engine` says of it on a GPU."""
+    runtime = covey.run(experiment(CASES["FedAvg"], **changes)).runtime
+    assert isinstance(runtime, Simulator)
+    said = runtime.no_graphs()
+    if reason is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert reason in said

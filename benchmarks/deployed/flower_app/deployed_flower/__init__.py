@@ -1,0 +1,1 @@
+"""FedAvg in Flower, to time an ask."""

@@ -1,0 +1,178 @@
+"""One process of a measured tree: `covey node`, which writes down when it worked.
+
+`python -m benchmarks.deployed.node NODE.toml`. The clock is CLOCK_MONOTONIC, which all processes of
+a machine share. At the end the facts are in facts.json beside NODE.toml.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from covey.cli.main import main
+from covey.deployed.disk import Disk
+from covey.deployed.grpc_transport import GrpcTransport
+from covey.deployed.node import Node
+from covey.deployed.process import Member
+from covey.deployed.transport import AskKey
+from covey.runs.record import Round
+from covey.runs.run import Run
+from covey.runtimes.loopback import Station
+
+FACTS = "facts.json"
+STATUS = Path("/proc/self/status")
+_MEMORY = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process: resident now and at most, anonymous, of files."""
+    out = {}
+    for line in STATUS.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name in _MEMORY:
+            out[name] = int(value.split()[0]) * 1024
+    return out
+
+
+class Facts:
+    """What one process has done; every entry is small, and nothing is written before the end."""
+
+    def __init__(self) -> None:
+        self.entries: list[list[Any]] = []
+        self.started: dict[str, Any] = {}
+
+    def add(self, kind: str, key: AskKey | None, who: str, began: float) -> None:
+        """Something of a kind began then, and has ended now."""
+        named: list[Any] = [None] * 4
+        if key is not None:
+            named = [key.round, key.lane, key.path, key.program]
+        self.entries.append([kind, who, *named, began, time.monotonic(), time.process_time()])
+
+    def write(self, path: Path) -> None:
+        """Everything as JSON."""
+        facts = {"entries": self.entries, "started": self.started, "memory": memory()}
+        path.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def watch(facts: Facts) -> None:
+    """Let the parts of a process tell when they work."""
+    _watch_programs(facts)
+    _watch_asks(facts)
+    _watch_disk(facts)
+    _watch_rounds(facts)
+    _watch_start(facts)
+
+
+def _watch_programs(facts: Facts) -> None:
+    """An answer is a whole request; a program is that of the algorithm alone, as in training."""
+    answer = Node.answer
+    program_of = Station._program
+
+    def answered(self: Node, key: AskKey, common: bytes, own: bytes) -> bytes:
+        began = time.monotonic()
+        self.__dict__["_asked_key"] = key
+        try:
+            return answer(self, key, common, own)
+        finally:
+            facts.add("answer", key, str(self.place), began)
+
+    def timed(self: Station, header: dict[str, Any]) -> Callable[..., Any]:
+        program = program_of(self, header)
+
+        @functools.wraps(program)
+        def run(*arguments: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return program(*arguments)
+            finally:
+                facts.add("program", self.__dict__["_asked_key"], str(self.place), began)
+
+        return run
+
+    Node.answer = answered  # type: ignore[method-assign]
+    Station._program = timed  # type: ignore[method-assign]
+
+
+def _watch_asks(facts: Facts) -> None:
+    ask = GrpcTransport.ask
+
+    @functools.wraps(ask)
+    def asked(self: GrpcTransport, key: AskKey, *arguments: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return ask(self, key, *arguments)
+        finally:
+            facts.add("ask", key, "", began)
+
+    setattr(GrpcTransport, ask.__name__, asked)
+
+
+def _watch_disk(facts: Facts) -> None:
+    """Every method of a disk that writes."""
+
+    def watched(name: str) -> None:
+        method = getattr(Disk, name)
+
+        @functools.wraps(method)
+        def run(self: Disk, *arguments: Any, **named: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return method(self, *arguments, **named)
+            finally:
+                facts.add("disk", None, name, began)
+
+        setattr(Disk, name, run)
+
+    for name in ("journal", "end_ask", "commit", "keep", "note", "end_round"):
+        watched(name)
+
+
+def _watch_rounds(facts: Facts) -> None:
+    following = Run.__next__
+
+    def next_round(self: Run) -> Round:
+        began = time.monotonic()
+        try:
+            return following(self)
+        finally:
+            facts.add("round", None, "", began)
+
+    Run.__next__ = next_round  # type: ignore[method-assign]
+
+
+def _watch_start(facts: Facts) -> None:
+    """When a process is ready to serve, and what it holds then."""
+    serve = Member.serve
+    run = Member.run
+
+    def ready(self: Member) -> None:
+        facts.started = {"time": time.monotonic(), **memory()}
+        serve(self)
+
+    def running(self: Member) -> Run:
+        made = run(self)
+        facts.started = {"time": time.monotonic(), **memory()}
+        return made
+
+    Member.serve = ready  # type: ignore[method-assign]
+    Member.run = running  # type: ignore[method-assign]
+
+
+def serve(file: Path) -> None:
+    """`covey node FILE`, watched."""
+    facts = Facts()
+    watch(facts)
+    sys.argv = ["covey", "node", str(file)]
+    try:
+        main()
+    finally:
+        facts.write(file.parent / FACTS)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

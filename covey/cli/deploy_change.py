@@ -1,0 +1,203 @@
+"""`covey deploy change`: another tree for a deployed run that stands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey.cli import config as config_file
+from covey.cli import node_config
+from covey.cli.deploy import AUTHORITY, Changes, TreeFile
+from covey.cli.deployment import Deployment
+from covey.cli.device_data import is_census
+from covey.cli.folder import Folder
+from covey.cli.options import AsJson, load_and_note
+from covey.cli.server_folder import RUN
+from covey.deployed import extras, plan_files
+from covey.deployed.change import TreeChange, change_disk, moved
+from covey.deployed.disk import Disk
+from covey.deployed.plan import Process
+from covey.deployed.process import DISK
+from covey.deployed.seats import names_of, seats_of
+from covey.errors import ConfigError
+from covey.runs.fingerprint import of as fingerprint_of
+
+BACKUP = "node.before-{round}.sqlite"
+"""The server's disk as it was, beside the disk."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Both:
+    """The tree of a run as it is planned now, and as it shall be."""
+
+    old: Deployment
+    new: Deployment
+
+    @property
+    def change(self) -> TreeChange:
+        """Both trees by the names of their nodes."""
+        return TreeChange(_names(self.old), _names(self.new))
+
+    @property
+    def moved(self) -> dict[str, tuple[str | None, str | None]]:
+        """The seats that have another parent: (old, new)."""
+        return moved(_parents(self.old), _parents(self.new))
+
+    def kept(self) -> list[Process]:
+        """The processes with the name and the seats of an old one: they keep their certificates."""
+        before = {process.name: _seat_names(process) for process in self.old.processes}
+        return [one for one in self.new.processes if before.get(one.name) == _seat_names(one)]
+
+
+def change(
+    file: TreeFile,
+    changes: Changes = None,
+    server: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The server's folder of the present plan."),
+    ] = Path("deploy/server"),
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder of the new plan; it must be new or empty."),
+    ] = Path("deploy-new"),
+    as_json: AsJson = False,
+) -> None:
+    """Move, add or remove seats of a deployed run, which goes on from the round it stands at.
+
+    A seat is known by its name, and keeps its disk. Stop all nodes first. Run this on the server's
+    machine: it writes the plan of the new tree, and then the server's disk; a copy of the disk
+    stays beside it. Only the tree, the data and the number of rounds may change.
+
+    Examples:
+
+      covey deploy change new-tree.toml --server /etc/covey/server --out fleet-2
+    """
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    extras.cryptography()
+    both = _Both(_present(server), Deployment.of(load_and_note(console, file, changes or [])))
+    _check_data(both)
+    state = _state(both, server)
+    with Folder(state / RUN).lock():  # or the server is running
+        rounds, commands = _changed(both, state, out)
+    facts = {
+        "folder": str(out),
+        "rounds": rounds,
+        "moved": {name: list(parents) for name, parents in both.moved.items()},
+        "added": both.change.added(),
+        "removed": both.change.removed(),
+        "commands": commands,
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for line in _sentences(facts):
+        console.print(escape(line))
+
+
+def _present(server: Path) -> Deployment:
+    """The plan that the server's folder is part of."""
+    path = server / plan_files.EXPERIMENT
+    if not path.is_file():
+        fix = "give --server the folder that covey deploy plan wrote for the server"
+        raise ConfigError(f"{path} is no file; {fix}.")
+    return Deployment.of(config_file.load(path))
+
+
+def _check_data(both: _Both) -> None:
+    """Refuse data that would not follow their devices."""
+    for deployment in (both.old, both.new):
+        if not is_census(deployment.config):
+            name = deployment.config.data["name"]
+            raise ConfigError(
+                f'data.name = "{name}": a device takes its part of it by its number, which changes '
+                'with the tree; only the data of a "census" follow their devices.'
+            )
+
+
+def _state(both: _Both, server: Path) -> Path:
+    """The folder of the server's disk, which both plans must have in common."""
+    state = Path(node_config.load(server / plan_files.NODE).state)
+    planned = both.new.processes[0].state
+    if Path(planned) != state:
+        fix = f'give deploy.state such that it is "{state}" again'
+        raise ConfigError(
+            f"the server's disk is in {state}, and the new plan has {planned}; {fix}."
+        )
+    disk = _disk_path(both, state)
+    if not disk.is_file():
+        raise ConfigError(f"there is no disk {disk}; run this on the machine of the server.")
+    return state
+
+
+def _disk_path(both: _Both, state: Path) -> Path:
+    top = both.new.processes[0].seats[0].name
+    return state / top / DISK
+
+
+def _changed(both: _Both, state: Path, out: Path) -> tuple[int, list[str]]:
+    """Write the new plan, then the server's disk; return the rounds so far and the commands."""
+    path = _disk_path(both, state)
+    commands = _planned(both, out)
+    disk = Disk(path)
+    try:
+        number = len(disk.records())
+        backup = _unused(path.parent / BACKUP.format(round=number))
+        rounds = change_disk(disk, both.change, fingerprint_of(both.new.experiment), backup)
+    finally:
+        disk.close()
+    return rounds, commands
+
+
+def _planned(both: _Both, out: Path) -> list[str]:
+    """The folders of all processes; those that are new get keys and requests to sign them."""
+    processes = both.new.processes
+    both.new.write(out, processes)
+    kept = {process.name for process in both.kept()}
+    new = [process for process in processes if process.name not in kept]
+    plan_files.add_requests(new, out)
+    signing = plan_files.signing_commands(new, out, AUTHORITY)[1:]  # there is an authority already
+    commands = [*signing, *plan_files.commands(processes, out)]
+    plan_files.write_commands(commands, out)
+    return commands
+
+
+def _unused(path: Path) -> Path:
+    """This path, or one like it that no file has."""
+    number = 1
+    candidate = path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
+
+
+def _names(deployment: Deployment) -> dict[str, list[str]]:
+    return names_of(deployment.tree, deployment.deploy.names)
+
+
+def _parents(deployment: Deployment) -> dict[str, str | None]:
+    seats = seats_of(deployment.tree, deployment.deploy.names)
+    return {name: seat.parent for name, seat in seats.items()}
+
+
+def _seat_names(process: Process) -> list[str]:
+    return [seat.name for seat in process.seats]
+
+
+def _sentences(facts: dict[str, Any]) -> list[str]:
+    """What has changed, and what to do next."""
+    out = []
+    for name, (before, after) in facts["moved"].items():
+        out.append(f"{name}: from {before} to {after}; it keeps its disk")
+    out += [f"{name}: new; it starts with an empty disk" for name in facts["added"]]
+    out += [f"{name}: gone; stop its process" for name in facts["removed"]]
+    count = facts["rounds"]
+    out.append(f"the run goes on after round {count}; all nodes need their new folders:")
+    out.append(f"  sh {facts['folder']}/{plan_files.COMMANDS}")
+    return out

@@ -1,0 +1,65 @@
+"""An experiment file with a table [deploy], checked, and the processes of its tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from covey.cli.config import Config
+from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
+from covey.cli.device_data import CENSUS_FILE, check_files, is_census, with_names
+from covey.data.census import read as read_census
+from covey.data.census import text as census_text
+from covey.deployed import plan_files
+from covey.deployed.plan import Process, processes_of
+from covey.runs.experiment import Experiment
+from covey.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Deployment:
+    """A file with a table [deploy], wholly checked, and the processes of its tree."""
+
+    config: Config
+    deploy: DeployFile
+    experiment: Experiment
+    tree: Tree
+    processes: list[Process]
+
+    @staticmethod
+    def of(config: Config, *, local: bool = False) -> Deployment:
+        """Check that the experiment can be deployed, and plan its processes.
+
+        Processes of this machine alone get addresses of their own later.
+        """
+        if local and config.deploy is None:
+            config = config.model_copy(update={"deploy": {}})
+        config = deployable(config)
+        check_quorum(read(config.deploy or {}), config.learner())
+        experiment = config.experiment(config.seed)
+        tree = tree_of(experiment)
+        config = with_names(config, tree.tiers[-1])
+        deploy = read(config.deploy or {})
+        settings = deploy.settings()
+        if local:
+            address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
+            settings = replace(settings, address=address)
+        processes = processes_of(tree, settings)
+        check_files(config, processes)
+        return Deployment(config, deploy, experiment, tree, processes)
+
+    def write(self, folder: Path, processes: list[Process]) -> dict[str, Path]:
+        """Write the files of all processes; return the folder of each."""
+        return plan_files.write(processes, self.files(), folder, self.deploy.image)
+
+    def files(self) -> dict[str, str]:
+        """The texts of the files that every process has, by name."""
+        config = self.config
+        out: dict[str, str] = {}
+        if is_census(config):
+            order = config.data.get("order", ())
+            out[CENSUS_FILE] = census_text(read_census(Path(config.data["path"]), order))
+            data = config.data | {"path": CENSUS_FILE, "order": []}
+            config = config.model_copy(update={"data": data})
+        out[plan_files.EXPERIMENT] = config.text()
+        return out

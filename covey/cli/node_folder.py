@@ -1,0 +1,171 @@
+"""The folder of one node's state, opened again: the models on a device's own disk.
+
+    device = covey.load("/var/lib/covey/device17/device17")
+    device.predict(readings)                   # with its own model of the chosen round
+
+It holds the node's disk and, for those who use its models:
+
+    config.toml                 the resolved experiment
+    data.json                   the form of the data (classes, names, scaling)
+    models/NAME.safetensors     the models that the node uses, each of the round chosen for it
+    node.json                   which node this is, and these rounds
+
+The models are written when the run ends, and when the server is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from torch import Tensor
+
+from covey.cli.config import Config
+from covey.cli.data_form import DataForm
+from covey.cli.folder import Folder
+from covey.cli.load import Loaded
+from covey.data import Shards
+from covey.deployed import own_models
+from covey.deployed.plan import Process
+from covey.errors import CheckpointError, ConfigError
+from covey.runs import snapshot
+from covey.runs.run import Round, Run, Which
+from covey.runs.snapshot import Snapshot
+from covey.runtimes.simulator import Simulator
+
+
+def write_forms(config: Config, process: Process, data: Shards) -> None:
+    """Write what the models of a process's nodes are used with, before they are there."""
+    state = Path(process.state)
+    for seat in process.seats:
+        write_form(state / seat.name, config, data)
+
+
+def write_form(path: Path, config: Config, data: Shards) -> None:
+    """Write what the models of one node are used with."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = Folder(path)
+    folder.write("config.toml", config.text())
+    folder.write_json("data.json", DataForm.of(data).as_dict())
+
+
+class LoadedNode(Loaded):
+    """The models of one node on its own disk. Rounds and scores are in the server's folder.
+
+    No device has to be named: predictions are those of this node's models.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, None)
+        path = folder / own_models.FACTS
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            self.tier = str(facts["tier"])
+            self.number = int(facts["number"])
+            self._rounds = {str(name): int(round) for name, round in facts["models"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"cannot read {path}: {error!r}.") from error
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of {self.config.title} in {self.place}: {', '.join(self.models())}>"
+
+    @property
+    def name(self) -> str:
+        """What the data calls this node, or its tier and number."""
+        names: dict[str, tuple[str, ...]] = {"edge": self.names.edges, "device": self.names.devices}
+        own = names.get(self.tier, ())
+        if self.number < len(own):
+            return own[self.number]
+        return f"{self.tier} {self.number}"
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """The round of each model, counted from 1."""
+        return {name: round + 1 for name, round in self._rounds.items()}
+
+    def models(self) -> list[str]:
+        """The names of the models that this node uses, "global" first."""
+        return list(self._rounds)
+
+    @property
+    def finished(self) -> bool:
+        """Models are read from their files."""
+        return True
+
+    @cached_property
+    def stopped_early(self) -> bool:
+        """Only the server's folder tells."""
+        return False
+
+    @cached_property
+    def history(self) -> list[Round]:
+        """A node has no records."""
+        self._refuse("the rounds of the run")
+
+    def devices(self) -> NoReturn:
+        """A node has no scores."""
+        self._refuse("the scores of devices")
+
+    def _refuse(self, what: str) -> NoReturn:
+        rule = "a node has its own models alone"
+        raise ConfigError(f"{self.place} has not {what}: {rule}; look in the server's folder.")
+
+    def snapshot(self, model: str | None = None, which: Which = "chosen") -> Snapshot:
+        """A model with this node's entry alone, as it was in the chosen round."""
+        if which != "chosen":
+            raise ConfigError(
+                f"a node's own disk has models of chosen rounds alone, not {which!r}."
+            )
+        name = self._model(model)
+        if (name, which) not in self._snapshots:
+            path = self.place / own_models.FOLDER / f"{name}.safetensors"
+            self._snapshots[name, which] = snapshot.read(path, self._space)
+        return self._snapshots[name, which]
+
+    def alike(self, model: str | None = None) -> bool:
+        """No device need be named."""
+        return True
+
+    def _need_scores(self) -> None:
+        """Models are there without scores."""
+
+    def _number(self, device: str | int | None, read: Snapshot) -> int:
+        """The number of the device; another node's name is refused."""
+        seat = self.place.absolute().name
+        own = {self.name, seat, f"{self.tier}{self.number}", self.number, None}
+        if device not in own:
+            raise ConfigError(f"{self.place} has the models of {self.name} alone, not {device!r}.")
+        return self.number
+
+    def _row(self, read: Snapshot, device: int) -> Tensor:
+        """The row of the one node that a file is of, or the global row in its place."""
+        node = device
+        if len(read.ids):
+            node = int(read.ids[0])
+        row = read.row(node, device)
+        if row is None:
+            raise ConfigError(f"{self.place} has no row of {read.model!r}; run the tree again.")
+        return row
+
+    @cached_property
+    def _run(self) -> Run:
+        return Run(self.experiment)
+
+    @cached_property
+    def _simulator(self) -> Simulator:
+        runtime = self._run.runtime
+        assert isinstance(runtime, Simulator)
+        return runtime
+
+
+def refusal(folder: Path) -> str | None:
+    """Why a folder of a deployed node cannot be loaded; None where it is none of a node."""
+    if (folder / own_models.DISK).exists():
+        when = "the run ends, or its server is stopped"
+        return f"{folder} is a node's state without models yet; they are written when {when}."
+    seats = sorted(str(path.parent) for path in folder.glob(f"*/{own_models.DISK}"))
+    if seats:
+        return f"{folder} has the state of several nodes; give the folder of one: {seats[0]}."
+    return None

@@ -1,0 +1,84 @@
+"""What a run folder holds besides its rounds: how to repeat it, what it came to, pictures."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from covey.cli.config import Config
+from covey.cli.folder import Folder, environment, refused
+from covey.cli.registry import method
+from covey.cli.seeds import Histories, folders_of
+from covey.report.summary import Summary, summarise
+from covey.runs.devices import DeviceScore, from_csv
+from covey.runs.run import private_part
+
+
+def go_on(folder: Folder) -> str:
+    """The command that continues the run in a folder."""
+    return f"covey run --resume {shlex.quote(str(folder.path))}"
+
+
+def write_commands(config: Config, folder: Folder, command: list[str]) -> None:
+    """How to repeat the run, and on what it was run."""
+    repeat = f"covey run {shlex.quote(str(folder.path / 'config.toml'))}"
+    more = f"{go_on(folder)} rounds={config.rounds + 10}"
+    if config.schedule() is not None:
+        more = go_on(folder)
+    folder.write("repeat.txt", f"{repeat}\n{more}\n")
+    folder.write_json("environment.json", environment(command))
+
+
+def write_outcome(
+    config: Config,
+    folder: Folder,
+    histories: Histories,
+    others: Mapping[str, Histories],
+    engine: Mapping[str, Any],
+    command: list[str],
+) -> Summary:
+    """The summary and the pictures of a run whose seeds are all in their folders.
+
+    `others` are the rounds of the algorithms that ran beside it, by method.
+    """
+    from covey.report import compare
+
+    if not folder.writes:
+        return summarise(histories, config.protocol)
+    folders = list(folders_of(config, folder).values())
+    devices = [
+        from_csv((seed.path / "devices.csv").read_text(encoding="utf-8")) for seed in folders
+    ]
+    private = private_part(folders[0].checkpoint)
+    summary = summarise(histories, config.protocol, devices, config.learner(), private)
+    yardsticks = compare.yardsticks(dict(others), config.protocol)
+    summary = replace(summary, yardsticks=yardsticks)
+    folder.write_json("environment.json", environment(command) | {"engine": dict(engine)})
+    folder.write_json("summary.json", summary.as_dict())
+    _draw(config, folder, histories, others, devices)
+    return summary
+
+
+def _draw(
+    config: Config,
+    folder: Folder,
+    histories: Histories,
+    others: Mapping[str, Histories],
+    devices: list[list[DeviceScore]],
+) -> None:
+    from covey.report import compare
+    from covey.report.plot import draw, draw_devices
+
+    title = method(config.algorithm["name"])
+    plot, per_device, compared = (
+        folder.path / f"{name}.png" for name in ("plot", "devices", "compare")
+    )
+    with refused(plot):
+        draw(histories, plot, title, devices)
+    with refused(per_device):
+        draw_devices(histories, per_device, title, devices)
+    if others:
+        with refused(compared):
+            compare.draw({config.method(): histories} | dict(others), compared)

@@ -1,0 +1,114 @@
+"""The folder that the server of a deployed tree writes: that of `covey run`, and who was missing.
+
+missing.jsonl    a line for every answer that was late or absent, for `covey replay`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from covey.cli import seeds
+from covey.cli.config import Config
+from covey.cli.folder import Folder
+from covey.cli.outcome import write_commands, write_outcome
+from covey.cli.recording import Recorder
+from covey.cli.report import write_after_run
+from covey.cli.stop import Interrupted
+from covey.deployed.node import Missing
+from covey.deployed.server_run import ending, replay_facts
+from covey.errors import CheckpointError
+from covey.runs import status
+from covey.runs.record import Round
+from covey.runs.run import Run
+
+RUN = "run"
+"""The folder below the server's state that holds its metrics and models."""
+REPLAY = "replay.json"
+
+
+@dataclass(eq=False)
+class ServerFolder:
+    """The run folder of a server, which alone writes to it."""
+
+    config: Config
+    folder: Folder
+    command: list[str]
+
+    def __post_init__(self) -> None:
+        self._recorder = Recorder(self.folder)
+        self._done = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """With the folder locked, and its status told."""
+        self.folder.make()
+        with self.folder.lock():
+            self.folder.sweep()
+            self.folder.write("config.toml", self.config.text())
+            write_commands(self.config, self.folder, self.command)
+            with self.folder.status():
+                yield
+            if not self._done:
+                stopped = Interrupted("its server was stopped")
+                facts = status.written(self.folder.path).failed(stopped).as_dict()
+                self.folder.write_json(status.FILE, facts)
+
+    def begin(self, run: Run) -> None:
+        """Write what is known before the first round that is left."""
+        seeds.begin(run, self._recorder, self.config)
+        if self.folder.checkpoint.exists():
+            with suppress(CheckpointError):  # one that is damaged is replaced
+                run.append_to(self.folder.checkpoint)
+
+    def add(self, run: Run, record: Round) -> None:
+        """Write one more round.
+
+        Every node has its rows on its own disk, so that no checkpoint of all is needed here.
+        """
+        self.folder.append(record)
+        self._recorder.add(run)
+        if run.round % self.config.checkpoint_every == 0 and not run.done:
+            self._recorder.sync(run)
+
+    def end(self, run: Run) -> None:
+        """Write everything that `covey run` leaves behind.
+
+        Of a run that was stopped before its last round, that is its checkpoint alone.
+        """
+        self.folder.write(REPLAY, json.dumps(replay_facts(run)) + "\n")
+        with ending(run):
+            seeds.save(run, self._recorder)
+        self._done = run.done
+        if run.done:
+            history = [list(run.history)]
+            write_outcome(self.config, self.folder, history, {}, run.engine, self.command)
+            write_after_run(self.folder.path, Console(quiet=True))
+
+
+@dataclass(frozen=True)
+class ReplayFacts:
+    """What a replay has to know: who was missing, and the rounds that were the last for a time.
+
+    `changes` are the rounds after which the tree changed.
+    """
+
+    missing: list[Missing]
+    ends: list[int]
+    changes: list[int]
+
+    @staticmethod
+    def read(folder: Path) -> ReplayFacts:
+        """From the folder of a deployed run."""
+        path = folder / REPLAY
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            missing = [Missing(*entry) for entry in facts["missing"]]
+            return ReplayFacts(missing, list(facts["ends"]), list(facts["changes"]))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"cannot read {path}: {error!r}.") from error

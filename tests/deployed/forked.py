@@ -1,0 +1,88 @@
+"""Real processes of `covey node`, forked from one that has imported everything.
+
+Each has its own memory, sockets, signals and exit code. Importing torch costs seconds, and is done
+once for all.
+"""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.deployed.local import LOG, LocalProcesses
+from covey.deployed.plan_files import NODE
+
+_SERVER = multiprocessing.get_context("forkserver")
+_PRELOADED = [
+    "covey.cli.main",
+    "covey.deployed.grpc_network",
+    "cryptography.x509",
+    "grpc.aio",
+    "tests.deployed.forked",
+    "torch._dynamo",  # which the first model imports
+]
+
+
+def run_node(words: list[str], log: str) -> None:
+    """The command, with both outputs in a file; the end of a forked process."""
+    os.setsid()
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
+    sys.argv = ["covey", *words]
+    from covey.cli.main import main
+
+    main()
+
+
+class Forked:
+    """A forked process, with as much of Popen as `LocalProcesses` uses."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self._process = _SERVER.Process(target=run_node, args=(words, str(log)), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.pid is not None and self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("covey node", seconds or 0.0)
+        return code
+
+
+def start_by_forks(patch: pytest.MonkeyPatch) -> dict[str, Forked]:
+    """Let `covey deploy local` fork its processes; they are in the table that is returned."""
+    _SERVER.set_forkserver_preload(_PRELOADED)
+    started: dict[str, Forked] = {}
+
+    def start(self: LocalProcesses, name: str) -> Any:
+        folder = self._folder / name
+        words = ["node", str(folder / NODE)]
+        if self._insecure:
+            words.append("--insecure")
+        (folder / LOG).touch()
+        started[name] = Forked(words, folder / LOG)
+        return started[name]
+
+    patch.setattr(LocalProcesses, "_start", start)
+    return started

@@ -1,0 +1,199 @@
+"""Children that are late or away: what they still owe, and what is no lie of theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("grpc")
+
+import covey
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.owed import REMEMBERED, Owed
+from covey.deployed.progress import Progress
+from covey.deployed.server_run import server_run
+from covey.deployed.transport import Answer, AskKey, Handler, Patience
+from covey.deployed.wire import Key, Reply
+from tests.deployed.tree import Family, family, key, until
+from tests.laws.cases import CASES, experiment
+from tests.laws.test_deployed import slow
+
+PATIENCE = Patience(seconds=0.01, quorum=1)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Family]:
+    with family(tmp_path, count=2, secure=False) as out:
+        yield out
+
+
+def noted(handled: list[str], gate: threading.Event | None = None) -> Handler:
+    """A handler that notes the keys it gets, once a gate is open."""
+
+    def handle(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        if gate is not None:
+            gate.wait(10)
+        handled.append(f"{asked.lane} {asked.round}")
+        return b"done"
+
+    return handle
+
+
+def reply(asked: AskKey) -> Reply:
+    return Reply(Key.of(asked), 0, 0)
+
+
+def test_a_request_that_is_sent_twice_may_be_answered_twice() -> None:
+    owed = Owed()
+    owed.ask(0, key(1))
+    assert owed.lie(reply(key(1)), [0]) is None
+    owed.ask(0, key(1))  # on another stream
+    for _ in range(2):
+        assert owed.lie(reply(key(1)), [0]) is None
+        owed.settle(0, key(1))
+    assert "a second answer" in str(owed.lie(reply(key(1)), [0]))
+    assert "was not asked" in str(owed.lie(reply(key(2)), [0]))
+
+
+def test_a_child_that_slept_long_has_told_no_lie(plain: Family) -> None:
+    """Asks that were never sent to it are not counted among those that it may answer."""
+    gate = threading.Event()
+    handled: list[str] = []
+    plain.dial(0, handler=noted(handled, gate))
+    plain.dial(1)
+    plain.wait(0, 1)
+    own = {0: b"", 1: b""}
+    for number in range(REMEMBERED + 5):
+        plain.parent.ask(key(number), b"", own, PATIENCE)
+    gate.set()
+    assert plain.parent.ask(key(999), b"", own)[0].status == "answered"
+    assert handled == ["train 0", "train 1", "train 999"]
+    assert plain.parent.refused["dropped"] == 0
+
+
+def test_an_order_is_owed_by_who_was_away(plain: Family) -> None:
+    """It comes before the next request; what else was asked meanwhile does not come."""
+    plain.dial(1)
+    plain.wait(1)
+    own = {0: b"", 1: b""}
+    for number in range(2):
+        for lane in ("train", "order"):
+            answers = plain.parent.ask(key(number, lane), b"", own, PATIENCE)
+            assert answers[0].status == "absent"
+    handled: list[str] = []
+    served = plain.dial(0, handler=noted(handled))
+    plain.wait(0, 1)
+    plain.parent.ask(key(7), b"", own)
+    assert handled == ["order 0", "order 1", "train 7"]
+    assert not plain.parent._orders
+    served.end()
+    plain.dial(0, handler=noted(handled))
+    plain.wait(0, 1)
+    plain.parent.ask(key(8), b"", own)
+    assert handled[3:] == ["train 8"]
+
+
+def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
+    gate = threading.Event()
+    handled: list[str] = []
+    first = plain.dial(0, handler=noted(handled, gate))
+    plain.dial(1)
+    plain.wait(0, 1)
+    answers = plain.parent.ask(key(1, "order"), b"", {0: b"", 1: b""}, PATIENCE)
+    assert answers[0].status == "late"
+    stream = plain.parent._streams[0]
+    plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
+    until(lambda: first.port.joined == 2)
+    gate.set()
+    until(lambda: not plain.parent._orders)
+    assert set(handled) == {"order 1"}
+    assert plain.parent.refused["dropped"] == 0
+
+
+class Gone:
+    """A transport whose seat is empty, and whose ask waits."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.end = threading.Event()
+        self.there = frozenset({0})
+
+    def ask(
+        self, key: AskKey, common: bytes, own: Mapping[int, bytes], *more: Any
+    ) -> Mapping[int, Answer]:
+        self.there = frozenset()
+        self.asked.set()
+        self.end.wait(10)
+        return {0: Answer("absent")}
+
+    def members(self) -> frozenset[int]:
+        return self.there
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_status_tells_who_is_gone_while_an_ask_waits() -> None:
+    progress = Progress("server", "server")
+    gone = Gone()
+    transport = progress.transport({0: "edge0"}, gone)
+    transport.members()
+    assert progress.as_dict()["seats"][0]["state"] == "waiting"
+    asking = threading.Thread(target=transport.ask, args=(key(), b"", {0: b""}))
+    asking.start()
+    gone.asked.wait(10)
+    assert progress.as_dict()["seats"][0]["state"] == "empty"
+    assert 'covey_seat_taken{process="server",seat="edge0"} 0' in progress.prometheus()
+    gone.end.set()
+    asking.join()
+
+
+def test_a_child_that_was_late_may_come_back(tmp_path: Path) -> None:
+    """Its disk is ahead of what the parent has received, in training and in scores."""
+    case = CASES["PFedMe"]
+    local = LocalTree(tmp_path, patience={"server": Patience(0.2, 7)})
+    run = server_run(experiment(case, score_every=1, rounds=2), local)
+    next(run)
+    server = local.nodes["server", 0]
+    device = local.nodes["device", 2]
+    behind = device.database.last_key
+    local.transport_above("device", 2).take(2, slow(device.answer, 0.5))
+    next(run)
+    until(lambda: device.database.last_key != behind)
+    assert server.refusal(2, device.database.last_key) is None
+    assert "its disk is behind" in str(server.refusal(2, None))
+    local.close()
+
+
+def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None:
+    """The row that is held stays that of the first time, though the device has trained since."""
+    case = CASES["PFedMe"]
+    local = LocalTree(tmp_path)
+    run = covey.run(experiment(case, score_every=9, rounds=2), runtime=local)
+    next(run)
+    device = local.nodes["device", 2]
+    orders = []
+
+    def watched(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        if asked.lane == "order":
+            orders.append((asked, common, own))
+        return device.answer(asked, common, own)
+
+    local.transport_above("device", 2).take(2, watched)
+    run.runtime.hold("best", 0, [("device", "personal")])
+    (held,) = device.own_rows("personal", "best")
+    next(run)
+    assert device.answer(*orders[0]) == device.answer(*orders[0])
+    (again,) = device.own_rows("personal", "best")
+    (present,) = device.own_rows("personal", "present")
+    assert held.row is not None
+    assert again.row is not None
+    assert present.row is not None
+    assert torch.equal(again.row, held.row)
+    assert not torch.equal(again.row, present.row)
+    local.close()

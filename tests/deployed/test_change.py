@@ -1,0 +1,416 @@
+"""Another tree for a run that stands: seats move, come and go, and go on with what they keep."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import covey
+from covey import Experiment, Tree, laws, models
+from covey.algorithms import FedAvg, PerMFL, SFedHP
+from covey.cli import node_config
+from covey.deployed.change import TreeChange, change_disk, changed, moved
+from covey.deployed.disk import Disk
+from covey.deployed.local import free_ports
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.seats import names_of, seats_of
+from covey.deployed.server_run import captured_in, finish, server_run
+from covey.errors import CheckpointError, ConfigError
+from covey.kernel.store import Entry, Frozen
+from covey.runs.fingerprint import of as fingerprint_of
+from tests.cli.command import SMALL, spawn
+from tests.cli.command import covey as command
+
+ALL = bool(os.environ.get("COVEY_TEST_ALL"))
+OLD = {"north": ["a", "b"], "south": ["c", "d"]}
+NEW = {"north": ["b"], "south": ["c", "a"], "west": ["e"]}
+"""a moves to another edge, d is gone, e is new on an edge that is new."""
+FEEDBACK = {"name": "int8", "update": True, "feedback": True}
+ALGORITHMS = {
+    "PerMFL": PerMFL(edge_rounds=2, steps=2),
+    "SFedHP": SFedHP(edge_rounds=2, steps=2),
+    "FedAvg": FedAvg(steps=2),
+}
+
+
+def names(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    devices = [device for group in edges.values() for device in group]
+    return {"server": ["server"], "edge": list(edges), "device": devices}
+
+
+def examples(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The data of a device, which follow its name."""
+    draws = torch.Generator().manual_seed(ord(device))
+    count = 5 + ord(device) % 3
+    return torch.randn(count, 3, generator=draws), torch.randint(2, (count,), generator=draws)
+
+
+def experiment(edges: Mapping[str, Sequence[str]], algorithm: str, rounds: int) -> Experiment:
+    own = [examples(device) for device in names(edges)["device"]]
+    return Experiment(
+        ALGORITHMS[algorithm],
+        covey.data.own_parts(train=own, validation=own, test=own, classes=2),
+        models.linear(3, 2),
+        Tree.grouped([len(group) for group in edges.values()]),
+        rounds,
+        score_every=1,
+        codec=FEEDBACK,
+    )
+
+
+def tree_names(edges: Mapping[str, Sequence[str]], one: Experiment) -> dict[str, list[str]]:
+    """The names of the tiers that the algorithm uses."""
+    tree, _ = one.algorithm.fit(one.tree)
+    return {tier: names(edges)[tier] for tier in tree.tiers}
+
+
+def moved_rows(frozen: Frozen, places: Sequence[int]) -> Frozen:
+    """The rows of a column with the new numbers of their nodes."""
+    new = {place: number for number, place in enumerate(places) if place >= 0}
+    entries = {}
+    for label, entry in frozen.entries.items():
+        rows = zip(entry.ids.tolist(), entry.rounds.tolist(), entry.places.tolist(), strict=True)
+        kept = sorted((new[node], round, row) for node, round, row in rows if node in new)
+        columns = list(zip(*kept, strict=True)) or [(), (), ()]
+        ids, rounds, at = (torch.tensor(column, dtype=torch.int64) for column in columns)
+        entries[label] = Entry(ids, rounds, at)
+    return replace(frozen, entries=entries)
+
+
+def simulated(algorithm: str, *, before: int, rounds: int, planned: int) -> covey.Run:
+    """The same in the simulator: rows are put where the new tree has their nodes."""
+    old = covey.run(experiment(OLD, algorithm, planned))
+    while old.round < before:
+        next(old)
+    old.runtime.commit()
+    new = covey.run(experiment(NEW, algorithm, rounds))
+    change = TreeChange(tree_names(OLD, old.experiment), tree_names(NEW, new.experiment))
+    captured = changed(old.captured(), change, fingerprint_of(new.experiment))
+    for frozen in old.runtime.freeze(0):
+        new.runtime.thaw(moved_rows(frozen, change.places(frozen.tier)), 0)
+    new.stand(captured, [record.as_dict() for record in old.history])
+    new.runtime.commit()
+    for _ in new:
+        pass
+    return new
+
+
+def move_disks(folder: Path, change: TreeChange) -> None:
+    """What an operator does: every seat keeps its disk, whatever its number is."""
+    for tier in list(change.new)[1:]:
+        for number, place in enumerate(change.places(tier)):
+            if place >= 0:
+                shutil.move(folder / "old" / f"{tier}{place}", folder / "new" / f"{tier}{number}")
+    top = next(iter(change.new))
+    shutil.move(folder / "old" / f"{top}0", folder / "new" / f"{top}0")
+
+
+def deployed(folder: Path, algorithm: str, *, before: int, rounds: int, planned: int) -> covey.Run:
+    """Two trees of nodes with disks, one after the other; `planned` rounds on the first."""
+    first = LocalTree(folder / "old")
+    old = experiment(OLD, algorithm, planned)
+    run = server_run(old, first)
+    while run.round < before:
+        next(run)
+    run.runtime.commit()
+    first.close()
+    new = experiment(NEW, algorithm, rounds)
+    change = TreeChange(tree_names(OLD, old), tree_names(NEW, new))
+    path = folder / "old" / "server0" / "node.sqlite"
+    disk = Disk(path)
+    assert change_disk(disk, change, fingerprint_of(new), folder / "backup") == before
+    disk.close()
+    move_disks(folder, change)
+    second = LocalTree(folder / "new")
+    run = server_run(new, second)
+    assert run.round == before
+    for _ in run:
+        pass
+    finish(run)
+    return run
+
+
+@pytest.mark.parametrize("planned", [2, 3], ids=["ended", "interrupted"])
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS) if ALL else ["PerMFL"])
+def test_a_run_goes_on_as_in_the_simulator(algorithm: str, planned: int, tmp_path: Path) -> None:
+    run = deployed(tmp_path, algorithm, before=2, rounds=4, planned=planned)
+    expected = simulated(algorithm, before=2, rounds=4, planned=planned)
+    assert laws.differences(laws.state(expected), laws.state(run)) == []
+    assert len(run.history) == 4
+
+
+def test_another_tree_gives_other_rows(tmp_path: Path) -> None:
+    """Or the test above could not fail."""
+    run = covey.run(experiment(OLD, "PerMFL", 4))
+    for _ in run:
+        pass
+    other = simulated("PerMFL", before=2, rounds=4, planned=4)
+    assert not torch.equal(run.w, other.w)
+
+
+def test_sums_and_scores_follow_their_nodes() -> None:
+    old = covey.run(experiment(OLD, "PerMFL", 3))
+    next(old)
+    new = experiment(NEW, "PerMFL", 3)
+    change = TreeChange(names(OLD), names(NEW))
+    before = old.captured()
+    after = changed(before, change, fingerprint_of(new))
+    assert change.places("device") == [1, 2, 0, -1]
+    assert change.added() == ["west", "e"]
+    assert change.removed() == ["d"]
+    for number, (tier, _) in enumerate(before.facts["totals"]):
+        was = before.tensors[f"totals.{number}"].tolist()
+        now = after.tensors[f"totals.{number}"].tolist()
+        assert now == [was[place] if place >= 0 else 0 for place in change.places(tier)]
+    scores = [name for name in before.tensors if name.startswith("devices.")]
+    assert scores
+    for name in scores:
+        assert after.tensors[f"{name}.ids"].tolist() == [0, 1, 2]
+        assert torch.equal(after.tensors[name], before.tensors[name][[1, 2, 0]])
+
+
+def test_what_else_changes_is_refused() -> None:
+    old = covey.run(experiment(OLD, "PerMFL", 3))
+    next(old)
+    other = replace(experiment(NEW, "PerMFL", 3), seed=7)
+    with pytest.raises(ConfigError, match=r"the run's seed is 0, the new file's is 7"):
+        changed(old.captured(), TreeChange(names(OLD), names(NEW)), fingerprint_of(other))
+    with pytest.raises(ConfigError, match="keeps the tiers"):
+        TreeChange(names(OLD), {"server": ["server"], "device": ["a"]})
+
+
+def test_a_disk_without_a_round_has_nothing_to_keep(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    change = TreeChange(names(OLD), names(NEW))
+    with pytest.raises(CheckpointError, match="covey deploy plan"):
+        change_disk(disk, change, {}, tmp_path / "backup")
+    assert captured_in(disk) is None
+
+
+def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.seat_children({"a": 0, "b": 1, "c": 2})
+    with disk._transaction() as connection:
+        for seat in range(3):
+            connection.execute("INSERT INTO received VALUES (?, ?)", [seat, f"key {seat}"])
+    late: list[Any] = [["k", [0, "train", 7, "device", 2, "late"]], ["k", [0, "train", 7, "device", 1, "late"]]]  # fmt: skip
+    disk.note(owed=late)
+    disk.seat_children({"a": 0, "b": 1, "c": 2})
+    assert disk.received(2) == "key 2"
+    disk.seat_children({"c": 1, "new": 2, "a": 3})
+    assert [disk.received(seat) for seat in range(4)] == [None, "key 2", None, "key 0"]
+    assert disk.fact("owed") == [["k", [0, "train", 7, "device", 1, "late"]]]
+
+
+def test_the_backup_is_the_disk_as_it_was(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.note(run="one")
+    disk.copy(tmp_path / "copy.sqlite")
+    disk.note(run="two")
+    assert Disk(tmp_path / "copy.sqlite").fact("run") == "one"
+
+
+def test_seats_have_the_names_of_the_file() -> None:
+    tree = Tree.grouped([2, 1])
+    given = {"device": ["pump-a", "pump-b", "pump-c"]}
+    seats = seats_of(tree, given)
+    assert list(seats) == ["server", "edge0", "edge1", "pump-a", "pump-b", "pump-c"]
+    assert seats["edge0"].children == ("pump-a", "pump-b")
+    assert seats["pump-c"].parent == "edge1"
+    other = {name: seat.parent for name, seat in seats.items()} | {"pump-b": "edge1"}
+    parents = {name: seat.parent for name, seat in seats.items()}
+    assert moved(parents, other) == {"pump-b": ("edge0", "edge1")}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device": ["a"]}, "has 1 names of 3"),
+        ({"device": ["a", "a", "b"]}, "two seats are called 'a'"),
+        ({"device": ["edge0", "a", "b"]}, "two seats are called 'edge0'"),
+        ({"device": ["A", "b", "c"]}, "lower-case"),
+        ({"server": ["top"]}, "can be named"),
+        ({"pump": ["a"]}, "can be named"),
+    ],
+)
+def test_names_that_are_none_are_refused(given: dict[str, list[str]], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        names_of(Tree.grouped([2, 1]), given)
+
+
+# The command
+
+FILE = """
+name = "pumps"
+rounds = ROUNDS
+score_every = 1
+
+[algorithm]
+name = "permfl"
+edge_rounds = 2
+steps = 2
+
+[data]
+name = "census"
+path = "facts"
+order = ORDER
+features = ["heat", "speed"]
+classes = ["hot", "ok"]
+
+[model]
+name = "linear"
+
+[tree]
+edges = EDGES
+
+[deploy]
+control_port = CONTROL
+state = "FOLDER/state"
+
+[deploy.names]
+edge = NAMES
+
+[deploy.address]
+ADDRESSES
+
+[deploy.data]
+device = "FOLDER/{seat}.csv"
+"""
+
+
+@dataclass
+class Pumps:
+    """Files of pumps in a folder, and trees of them."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / "facts").mkdir()
+        for number, name in enumerate("abcde"):
+            draws = torch.Generator().manual_seed(number)
+            rows = torch.randn(20 + number, 2, generator=draws).tolist()
+            lines = [f"{heat},{speed},{'hot' if heat > speed else 'ok'}" for heat, speed in rows]
+            own = self.folder / f"{name}.csv"
+            own.write_text("\n".join(["heat,speed,label", *lines]), encoding="utf-8")
+
+    def describe(self, file: Path) -> None:
+        for name in "abcde":
+            told = command("deploy", "describe", file, self.folder / f"{name}.csv")
+            assert told.code == 0, told.err
+            (self.folder / "facts" / f"{name}.json").write_text(told.out, encoding="utf-8")
+
+    def file(self, name: str, edges: Mapping[str, Sequence[str]], rounds: int) -> Path:
+        ports = free_ports(len(edges) + 2)
+        lines = [f'server = "127.0.0.1:{ports[0]}"']
+        lines += [f'{edge} = "127.0.0.1:{port}"' for edge, port in zip(edges, ports[1:], strict=False)]  # fmt: skip
+        values = {
+            "ROUNDS": rounds,
+            "ORDER": [device for group in edges.values() for device in group],
+            "EDGES": [len(group) for group in edges.values()],
+            "NAMES": list(edges),
+            "CONTROL": ports[-1],
+            "FOLDER": self.folder,
+            "ADDRESSES": "\n".join(lines),
+        }
+        text = FILE
+        for key, value in values.items():
+            shown = json.dumps(value) if isinstance(value, list) else str(value)
+            text = text.replace(key, shown)
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def pumps(tmp_path: Path) -> Pumps:
+    pytest.importorskip("cryptography")
+    out = Pumps(tmp_path)
+    out.describe(out.file("old.toml", OLD, 2))
+    planned = command("deploy", "plan", tmp_path / "old.toml", "--out", tmp_path / "old")
+    assert planned.code == 0, planned.err
+    return out
+
+
+def run_tree(plan: Path) -> None:
+    """All processes of a plan, until the server has ended."""
+    folders = sorted(path.parent for path in plan.glob("*/node.toml"))
+    running = {}
+    for folder, control in zip(folders, free_ports(len(folders)), strict=True):
+        words = ["node", folder / "node.toml", "--insecure", "--control-port", control]
+        listen = node_config.load(folder / "node.toml").listen
+        if listen is not None:
+            words += ["--listen", listen.replace("0.0.0.0", "127.0.0.1")]
+        running[folder.name] = spawn(*words)
+    try:
+        code = running["server"].wait(60)
+    except subprocess.TimeoutExpired:
+        code = None
+    said = []
+    for name, process in running.items():
+        process.terminate()
+        try:
+            said.append(f"{name}: {process.communicate(timeout=20)[1]}")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said.append(f"{name}: {process.communicate()[1]}")
+    assert code == 0, "\n".join(said)
+
+
+@pytest.mark.skipif(not ALL, reason="starts many processes")
+def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
+    pytest.importorskip("grpc")
+    folder = pumps.folder
+    run_tree(folder / "old")
+    file = pumps.file("new.toml", NEW, 4)
+    out = folder / "new"
+    done = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", out)
+    assert done.code == 0, done.err
+    assert "a: from north to south; it keeps its disk" in done.out
+    assert "west: new" in done.out
+    assert "d: gone" in done.out
+    assert "goes on after round 2" in done.out
+    assert not (out / "b" / "key.pem").exists()  # b has its key and its certificate
+    assert (out / "e" / "key.pem").exists()
+    disk = folder / "state" / "server" / "server" / "node.sqlite"
+    assert (disk.parent / "node.before-2.sqlite").exists()
+    run_tree(out)
+    records = [json.loads(record) for record in Disk(disk).records()]
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    rows = Disk(folder / "state" / "a" / "a" / "node.sqlite").rows("device", 2)
+    assert {kept.round for kept in rows if kept.label == "present"} == {3}
+    again = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", folder / "x")  # fmt: skip
+    assert again.code == 2
+    assert "stands on another tree" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--server", "nowhere"], "the folder that covey deploy plan wrote for the server"),
+        (["seed=3"], "there is no disk"),
+        (["deploy.state=/elsewhere"], "the server's disk is in"),
+    ],
+)
+def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], said: str) -> None:
+    file = pumps.file("new.toml", NEW, 4)
+    out = pumps.folder / "new"
+    result = command("deploy", "change", file, "--server", pumps.folder / "old" / "server", *words, "--out", out)  # fmt: skip
+    assert result.code == 2
+    assert said in result.err.replace("\n", " ")
+    assert not out.exists()
+
+
+def test_shared_data_do_not_follow_their_devices(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    file = [*SMALL, 'deploy.address={server="s", edge="{seat}"}']
+    assert command("deploy", "plan", *file, "--out", tmp_path / "old").code == 0
+    result = command("deploy", "change", *file, "--server", tmp_path / "old" / "server", "--out", tmp_path / "n")  # fmt: skip
+    assert result.code == 2
+    assert "follow their devices" in result.err.replace("\n", " ")

@@ -1,0 +1,421 @@
+"""The folder that the server of a deployed tree leaves behind: that of `covey run`."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import covey
+from covey.cli import deploy_config
+from covey.cli.config import Config, load
+from covey.cli.folder import Folder
+from covey.cli.server_folder import REPLAY, ServerFolder
+from covey.deployed import node
+from covey.deployed.disk import Disk, set_fault
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.node_rows import NodeRow
+from covey.deployed.plan import processes_of
+from covey.deployed.server_run import finish, server_run
+from covey.deployed.transport import Patience
+from covey.errors import CheckpointError, ConfigError
+from covey.runs import checkpoint, status
+from covey.runs.record import Round
+from covey.runs.run import Run
+from covey.runs.same_state import record_differences, state_differences
+from tests.cli.command import BASE, SMALL, contents, spawn
+from tests.cli.command import covey as command
+
+CHANGES = [*SMALL[1:], "rounds=3", "deploy.devices_per_process=2", 'metrics=["confusion"]']
+
+ADDRESS = {"server": "server.example", "edge": "{seat}.example"}
+
+TIMES = {"seconds", "spent", "started", "ended"}
+"""Keys of JSON files that no two runs have in common."""
+NAMED = {
+    "metrics.jsonl": "times of rounds",
+    "metrics.csv": "times of rounds",
+    "summary.json": "times",
+    "status.json": "times",
+    "repeat.txt": "the name of the folder",
+    "environment.json": "the command, and the runtime",
+    "checkpoint.history.jsonl": "times of rounds",
+    "checkpoint.safetensors": "rows in another order, and where the history lies",
+    "checkpoint.previous.safetensors": "a deployed run saves at its end alone",
+    "report.html": "times",
+    "plot.png": "a panel with seconds",
+    REPLAY: "a run of the simulator misses nobody",
+}
+"""Files that may differ, and why."""
+
+
+def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
+    """What `covey node` does with the server's run."""
+    folder.begin(run)
+    for record in run:
+        folder.add(run, record)
+        if record.round + 1 == stop:
+            break
+    finish(run)
+    folder.end(run)
+
+
+def opened(config: Config, path: Path) -> ServerFolder:
+    return ServerFolder(config, Folder(path), ["covey", "node"])
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load(BASE, CHANGES)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulated") / "run"
+    result = command("run", BASE, *CHANGES, "--out", out)
+    assert result.code == 0, result.err
+    return out
+
+
+@pytest.fixture(scope="module")
+def deployed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its second round, and went on."""
+    nodes = tmp_path_factory.mktemp("nodes")
+    out = nodes / "server" / "state" / "run"
+    for stop in (2, None):
+        tree = LocalTree(nodes)
+        folder = opened(config, out)
+        with folder.open():
+            run = server_run(config.experiment(config.seed), tree)
+            rounds_of(run, folder, stop)
+        tree.close()
+    return out
+
+
+def without_times(value: Any) -> Any:
+    """A JSON value without times, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    if isinstance(value, list):
+        return [without_times(item) for item in value]
+    return value
+
+
+def assert_same_folder(deployed: Path, simulated: Path) -> None:
+    """The same files, with the same bytes but for a named list, which are equal but for times."""
+    ours = contents(deployed)
+    theirs = contents(simulated)
+    unlike = ours.keys() ^ theirs.keys()
+    assert unlike <= {REPLAY, "checkpoint.previous.safetensors"}
+    for name in sorted(ours.keys() & theirs.keys() - NAMED.keys()):
+        assert ours[name] == theirs[name], name
+    for name in ("summary.json", "metrics.jsonl"):
+        one, other = (
+            [json.loads(line) for line in _lines(folder / name)] for folder in (deployed, simulated)
+        )
+        assert without_times(one) == without_times(other), name
+    saved = [folder / "checkpoint.safetensors" for folder in (deployed, simulated)]
+    assert state_differences(*(checkpoint.read(path) for path in saved)) == []
+    assert record_differences(*(covey.history(path) for path in saved)) == []
+
+
+def test_the_folder_is_that_of_the_simulator(deployed: Path, simulated: Path) -> None:
+    assert_same_folder(deployed, simulated)
+    assert set(contents(deployed)) - set(NAMED) >= {
+        "config.toml", "data.json", "devices.csv", "confusion.csv", "nodes.json", "nodes.jsonl",
+        "totals.json", "devices.png", "models/personal.safetensors", "models/last/edge.safetensors",
+    }  # fmt: skip
+    status = json.loads((deployed / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "finished"
+    engine = json.loads((deployed / "environment.json").read_text(encoding="utf-8"))["engine"]
+    assert engine["runtime"] == "deployed"
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of records; another file as one line."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return text.splitlines()
+    return [text.replace("\n", "")]
+
+
+@pytest.mark.parametrize("words", [("show",), ("show", "--devices"), ("runs",)], ids=str)
+def test_commands_say_the_same_of_both(
+    words: tuple[str, ...], deployed: Path, simulated: Path
+) -> None:
+    name, *options = words
+    ours, theirs = (command(name, folder, *options, "--json") for folder in (deployed, simulated))
+    assert ours.code == theirs.code == 0, ours.err
+    facts = [without_times(json.loads(result.out)) for result in (ours, theirs)]
+    for value in facts:
+        for entry in value if isinstance(value, list) else [value]:
+            entry.pop("folder", None)
+    assert facts[0] == facts[1]
+
+
+def test_a_report_has_both(deployed: Path, simulated: Path, tmp_path: Path) -> None:
+    assert (deployed / "report.html").exists()
+    page = tmp_path / "both.html"
+    result = command("report", deployed, simulated, "--out", page)
+    assert result.code == 0, result.err
+    assert page.stat().st_size > 10_000
+
+
+def test_the_simulator_goes_on_from_it(deployed: Path, simulated: Path, tmp_path: Path) -> None:
+    histories: list[list[Round]] = []
+    for number, folder in enumerate((deployed, simulated)):
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        result = command("run", "--resume", copy, "rounds=4")
+        assert result.code == 0, result.err
+        histories.append(covey.history(copy / "checkpoint.safetensors"))
+    assert len(histories[0]) == 4
+    assert record_differences(*histories) == []
+
+
+def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
+    """Its last round, scored because it was the last, is then one like the others."""
+    out = tmp_path / "server" / "state" / "run"
+    changes = [*SMALL[1:], "score_every=2"]
+    for rounds in (3, 5):
+        config = load(BASE, [*changes, f"rounds={rounds}"])
+        tree = LocalTree(tmp_path)
+        folder = opened(config, out)
+        with folder.open():
+            rounds_of(server_run(config.experiment(config.seed), tree), folder)
+        tree.close()
+    again = tmp_path / "again"
+    assert command("run", BASE, *changes, "rounds=3", "--out", again).code == 0
+    assert command("run", "--resume", again, "rounds=5").code == 0
+    saved = [folder / "checkpoint.safetensors" for folder in (out, again)]
+    assert state_differences(*(checkpoint.read(path) for path in saved)) == []
+    assert record_differences(*(covey.history(path) for path in saved)) == []
+    assert command("replay", tmp_path).code == 0
+
+
+def test_a_full_disk_keeps_what_it_held(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    small = NodeRow("device", 0, "personal", "present", 0, torch.ones(4))
+    disk.replace([small])
+    disk._query("PRAGMA max_page_count = 30")
+    large = NodeRow("device", 0, "personal", "present", 1, torch.ones(2**20))
+    with pytest.raises(CheckpointError, match=r"node.sqlite: database or disk is full; what it"):
+        disk.replace([large])
+    (kept,) = disk.rows("device", 0)
+    assert kept.row is not None
+    assert len(kept.row) == 4
+    disk.close()
+
+
+def test_a_full_disk_ends_the_round_everywhere(tmp_path: Path) -> None:
+    """With room again, the tree goes on as if nothing had happened."""
+    config = load(BASE, CHANGES)
+    out = tmp_path / "server" / "state" / "run"
+    tree = LocalTree(tmp_path)
+    folder = opened(config, out)
+    run = server_run(config.experiment(config.seed), tree)
+
+    def full(point: str) -> None:
+        below = threading.current_thread() is not threading.main_thread()
+        if below and point == "inside-commit" and run.round == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    set_fault(full)
+    text = r"node.sqlite: database or disk is full; what it held before is intact"
+    with pytest.raises(CheckpointError, match=text), folder.open():
+        rounds_of(run, folder)
+    set_fault(None)
+    assert status.read(out).state == "stopped"
+    tree.close()
+    tree = LocalTree(tmp_path)
+    folder = opened(config, out)
+    with folder.open():
+        rounds_of(server_run(config.experiment(config.seed), tree), folder)
+    tree.close()
+    assert command("replay", tmp_path).code == 0
+
+
+def test_a_run_ends_without_nodes_that_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a quorum. The folder says what it lacks; with all nodes back, it is completed."""
+    monkeypatch.setattr(node, "END_SECONDS", 0.05)
+    config = load(BASE, [*SMALL[1:], "rounds=2"])
+    out = tmp_path / "server" / "state" / "run"
+    for away in (True, False):
+        quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
+        tree = LocalTree(tmp_path, patience=quorum if away else None)
+        folder = opened(config, out)
+        with folder.open():
+            run = server_run(config.experiment(config.seed), tree)
+            if away:
+                tree.transport_above("device", 2).leave(2)
+            rounds_of(run, folder)
+        tree.close()
+        if not away:
+            assert run.runtime.lacks is None
+            continue
+        assert "device" in str(run.runtime.lacks)  # and perhaps others, on a busy machine
+        assert command("show", out).code == 0
+        with pytest.raises(ConfigError, match="load the models of device 2 on its own machine"):
+            covey.load(out).module(device=2)
+        resumed = command("run", "--resume", out, "rounds=3")
+        assert resumed.code == 4
+        assert "they are on the disks of their nodes" in resumed.err
+        assert command("replay", out).code == 2
+    assert covey.load(out).module(device=2) is not None
+    assert command("replay", out).code == 0
+
+
+def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
+    """The server's folder has the global model alone, and says why it has no other."""
+    config = load(BASE, [*SMALL[1:], "rounds=2", "deploy.share_rows=false"])
+    settings = replace(deploy_config.read(config.deploy or {}).settings(), address=ADDRESS)
+    experiment = config.experiment(config.seed)
+    planned = processes_of(experiment.tree, settings)
+    assert all(process.as_dict()["share_rows"] is False for process in planned)
+    tree = LocalTree(tmp_path)
+    folder = opened(config, tmp_path / "run")
+    with folder.open():
+        run = server_run(experiment, tree)
+        for (tier, _), one in tree.nodes.items():
+            one.shares_rows = tier == "server"
+        rounds_of(run, folder)
+    tree.close()
+    loaded = covey.load(folder.folder.path)
+    x = experiment.data.x[:2].numpy()
+    assert len(loaded.predict(x, device=1, model="global")) == 2
+    with pytest.raises(ConfigError, match=r"lacks the rows of device 0, .* and edge 0, 1; load"):
+        loaded.predict(x, device=1)
+    assert command("show", folder.folder.path, "--devices").code == 0
+    assert (tmp_path / "device1" / "models" / "personal.safetensors").exists()
+
+
+# Replay
+
+
+def test_a_replay_of_a_whole_folder(deployed: Path) -> None:
+    result = command("replay", deployed)
+    assert result.code == 0, result.err
+    assert "3 rounds, 0 late, 0 absent and 0 bad answers" in result.out
+    assert "equal: rows, records, traffic and notes" in result.out
+
+
+@pytest.fixture
+def absent(tmp_path: Path) -> Path:
+    """The folder of all nodes of a run in which device 2 was absent in the second round."""
+    config = load(BASE, [*SMALL[1:], "rounds=2"])
+    tree = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
+    folder = opened(config, tmp_path / "server" / "state" / "run")
+    with folder.open():
+        run = server_run(config.experiment(config.seed), tree)
+        folder.begin(run)
+        folder.add(run, next(run))
+        tree.transport_above("device", 2).leave(2)
+        folder.add(run, next(run))
+        tree.transport_above("device", 2).take(2, tree.nodes["device", 2].answer)
+        finish(run)
+        folder.end(run)
+    tree.close()
+    return tmp_path
+
+
+def test_a_replay_with_an_absent_node(absent: Path) -> None:
+    facts = json.loads(command("replay", absent, "--json").out)
+    assert facts["absent"] > 0
+    assert facts["equal"] is True
+    assert facts["differences"] == []
+
+
+def test_a_replay_that_differs_is_told(absent: Path) -> None:
+    missing = absent / "server" / "state" / "run" / REPLAY
+    missing.write_text('{"ends": [], "changes": [], "missing": []}', encoding="utf-8")
+    result = command("replay", absent)
+    assert result.code == 1
+    assert "NOT equal; these differ:" in result.out
+    assert "the global model" in result.out
+    assert "traffic of round 2" in result.out
+    assert "the rows 'personal' of devices" in result.out
+    missing.write_text("{}\n", encoding="utf-8")
+    assert command("replay", absent).code == 4
+
+
+def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_path: Path) -> None:
+    facts = absent / "server" / "state" / "run" / REPLAY
+    facts.write_text('{"ends": [], "changes": [1], "missing": []}', encoding="utf-8")
+    result = command("replay", absent)
+    assert result.code == 2
+    assert "the tree of this run changed after round 1" in result.err
+    result = command("replay", simulated)
+    assert result.code == 2
+    assert "a run of the simulator" in result.err
+    result = command("replay", tmp_path / "nothing")
+    assert result.code == 2
+    assert "no folder of a deployed run that has ended" in result.err
+
+
+# Real processes
+
+SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
+LOCAL = (*SMALL, "data.devices=4", "deploy.devices_per_process=2")
+
+
+@SLOW
+def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> None:
+    out = tmp_path / "local"
+    whole = tmp_path / "whole"
+    assert command("run", *LOCAL, "--out", whole).code == 0
+    local = command("deploy", "local", *LOCAL, "--out", out)
+    assert local.code == 0, local.err
+    run = out / "server" / "state" / "run"
+    assert_same_folder(run, whole)
+    assert f"open first: {run}/report.html" in local.out
+    assert command("replay", out).code == 0
+    simulated = covey.load(whole)
+    x = simulated.experiment.data.x[:20].numpy()
+    for number in range(4):
+        process = "device0-1" if number < 2 else "device2-3"
+        device = covey.load(out / process / "state" / f"device{number}")
+        expected = simulated.probabilities(x, device=number)
+        assert (device.probabilities(x) == expected).all()
+    again = command("deploy", "local", *LOCAL, "--out", out)
+    assert "has run all rounds before" in again.out
+    other = command("deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
+    assert other.code == 2
+    assert "algorithm.lam1" in other.err
+
+
+@SLOW
+def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    out = tmp_path / "local"
+    words = ("deploy", "local", *LOCAL, "--out", out)
+    started = spawn(*words, "rounds=400")
+    metrics = out / "server" / "state" / "run" / "metrics.jsonl"
+    until = time.monotonic() + 120
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert time.monotonic() < until, "no round"
+        time.sleep(0.1)
+    started.send_signal(signal.SIGINT)
+    _, error = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "go on with: covey deploy local" in error
+    run = metrics.parent
+    status = json.loads((run / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "stopped"
+    done = len(covey.history(run / "checkpoint.safetensors"))
+    assert 0 < done < 400
+    assert covey.load(out / "device0-1" / "state" / "device0").models()
+    result = command("show", run)
+    assert f"{done} of 400 rounds" in result.out
+    assert command("replay", out).code == 0
+    busy = command(*words, f"rounds={done}")
+    assert busy.code == 2
+    assert "holds a run of 400 rounds" in busy.err

@@ -1,0 +1,166 @@
+"""The models of a deployed run on the disks of its nodes, loaded and used."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import covey
+from covey.cli.config import Config, load
+from covey.cli.node_folder import LoadedNode, write_form
+from covey.deployed import own_models
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.server_run import finish, server_run
+from covey.errors import CheckpointError, ConfigError
+from covey.runs import checkpoint
+from tests.cli.command import BASE, SMALL
+from tests.cli.command import covey as command
+
+ALL = "COVEY_TEST_ALL" in os.environ
+CHANGES = [*SMALL[1:], "rounds=3", "algorithm.name=permfl"]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load(BASE, CHANGES)
+
+
+@pytest.fixture(scope="module")
+def simulated(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run in the simulator."""
+    out = tmp_path_factory.mktemp("simulated") / "run"
+    result = command("run", BASE, *CHANGES, "--out", out)
+    assert result.code == 0, result.err
+    return out
+
+
+@pytest.fixture(scope="module")
+def nodes(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTree]:
+    """A tree whose run has ended."""
+    tree = LocalTree(tmp_path_factory.mktemp("nodes"))
+    experiment = config.experiment(config.seed)
+    run = server_run(experiment, tree)
+    for tier, number in tree.nodes:
+        write_form(tree.folder / f"{tier}{number}", config, experiment.data)
+    with pytest.raises(ConfigError, match="without models yet"):
+        covey.load(tree.folder / "device0")
+    for _ in run:
+        pass
+    for node in tree.nodes.values():
+        node.shares_rows = False
+    finish(run)
+    yield tree
+    tree.close()
+
+
+def test_a_device_predicts_with_its_own_disk(nodes: LocalTree, simulated: Path) -> None:
+    """As the server's folder would, with every model that it uses."""
+    whole = covey.load(simulated)
+    examples = whole.experiment.data.x[:20].numpy()
+    for number in (0, 5):
+        device = covey.load(nodes.folder / f"device{number}")
+        assert isinstance(device, LoadedNode)
+        assert device.models() == whole.models()
+        assert device.chosen == whole.chosen
+        assert f"<device {number} of small" in repr(device)
+        for model in [None, *whole.models()]:
+            own = device.probabilities(examples, model=model)
+            assert np.array_equal(own, whole.probabilities(examples, device=number, model=model))
+        assert np.array_equal(device.predict(examples), whole.predict(examples, device=number))
+
+
+def test_an_edge_has_its_own_model(nodes: LocalTree, simulated: Path) -> None:
+    whole = covey.load(simulated)
+    read = whole.snapshot("edge")
+    for number in (0, 1):
+        edge = covey.load(nodes.folder / f"edge{number}")
+        assert edge.models() == ["edge"]
+        row = edge.snapshot().row(number)
+        assert row is not None
+        assert torch.equal(row, read.rows[number])
+    assert covey.load(nodes.folder / "server0").models() == ["global"]
+
+
+def test_the_command_predicts_on_the_device(nodes: LocalTree, simulated: Path) -> None:
+    x = covey.load(simulated).experiment.data.x[:3].numpy()
+    file = nodes.folder / "new.npz"
+    np.savez(file, x=x)
+    own = command("predict", nodes.folder / "device4", "--data", file)
+    whole = command("predict", simulated, "--data", file, "--device", "4")
+    assert own.code == 0, own.err
+    columns = [line.partition(",")[2] for line in whole.out.splitlines()]
+    assert own.out.splitlines() == columns
+
+
+def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
+    device = covey.load(nodes.folder / "device1")
+    with pytest.raises(ConfigError, match="the models of device 1 alone, not 'pump'"):
+        device.module(device="pump")
+    with pytest.raises(ConfigError, match="there is no model 'private'"):
+        device.module("private")
+    with pytest.raises(ConfigError, match="look in the server's folder"):
+        device.table()
+    with pytest.raises(ConfigError, match="chosen rounds alone"):
+        device.snapshot(which="last")
+    with pytest.raises(ConfigError, match="several nodes; give the folder of one"):
+        covey.load(nodes.folder)
+    assert command("show", nodes.folder / "device1").code == 2
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    nodes: LocalTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file is written, then the disk is full."""
+    node = nodes.nodes["device", 3]
+    folder = nodes.folder / "device3"
+    before = {path: path.read_bytes() for path in (folder / "models").iterdir()}
+    assert before
+    facts = (folder / own_models.FACTS).read_bytes()
+
+    def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        save_file(tensors, path, metadata)
+        os.truncate(path, os.path.getsize(path) // 2)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    model = own_models.ChosenModel("personal", "device", "present", 0, ())
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        own_models.write(node, own_models.as_arguments([model]), [])
+    assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
+    assert (folder / own_models.FACTS).read_bytes() == facts
+
+
+OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]
+
+
+@pytest.mark.parametrize("name", OTHERS if ALL else OTHERS[:1])
+def test_devices_predict_as_their_algorithm_does(name: str, tmp_path: Path) -> None:
+    """With private layers, with a variance or a kernel beside the model, or by the global model."""
+    changes = [*SMALL[1:], "rounds=2", f"algorithm.name={name}"]
+    changes = [change for change in changes if "edge_rounds" not in change]
+    changes += ["model.name=mlp", "model.hidden=[8]"]
+    whole = tmp_path / "whole"
+    result = command("run", BASE, *changes, "--out", whole)
+    assert result.code == 0, result.err
+    config = load(BASE, changes)
+    tree = LocalTree(tmp_path / "nodes")
+    experiment = config.experiment(config.seed)
+    run = server_run(experiment, tree)
+    for _ in run:
+        pass
+    finish(run)
+    tree.close()
+    simulated = covey.load(whole)
+    x = experiment.data.x[:20].numpy()
+    for number in (1, 4):
+        folder = tree.folder / f"device{number}"
+        write_form(folder, config, experiment.data)
+        device = covey.load(folder)
+        assert device.models() == simulated.models()
+        for model in device.models():
+            expected = simulated.probabilities(x, device=number, model=model)
+            assert np.array_equal(device.probabilities(x, model=model), expected)

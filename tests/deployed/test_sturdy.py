@@ -1,0 +1,378 @@
+"""Nothing ends in silence: whatever fails is logged, and tried again or raised."""
+
+import asyncio
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+from covey.cli.config import load
+from covey.deployed import grpc_options
+from covey.deployed.control import Control
+from covey.deployed.events import EventLog
+from covey.deployed.frames import Message
+from covey.deployed.grpc_options import Failures, Limits, outcome
+from covey.deployed.grpc_port import GrpcPort
+from covey.deployed.grpc_transport import GrpcTransport, listed
+from covey.deployed.local import free_ports
+from covey.deployed.plan import Settings
+from covey.deployed.progress import Progress
+from covey.deployed.transport import Answer, AskKey, Patience
+from covey.deployed.wire import Hello, Reply
+from covey.errors import TransportError
+from tests.cli.command import BASE, SMALL
+from tests.cli.command import covey as command
+from tests.deployed.members import ADDRESS, member, planned, serving
+from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
+
+LOCAL = (*SMALL[1:], "rounds=2", "data.devices=4")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Family]:
+    with family(tmp_path, count=2, secure=False) as out:
+        yield out
+
+
+@pytest.fixture
+def events() -> Iterator[Callable[[str], list[dict[str, Any]]]]:
+    """The events of a name that were logged."""
+    stream = io.StringIO()
+    with EventLog("test", stream).library():
+        yield lambda name: [
+            event for event in map(json.loads, stream.getvalue().splitlines())
+            if event["event"] == name
+        ]  # fmt: skip
+
+
+@contextmanager
+def occupied() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one.getsockname()[1]
+
+
+# Dialling
+
+
+class SlowPort(GrpcPort):
+    """Says hello so late that the call may be over."""
+
+    async def _greet(self, session: Any, hello: Hello) -> None:
+        await asyncio.sleep(0.1)
+        await super()._greet(session, hello)
+
+
+def slow_port(address: str) -> GrpcPort:
+    seats = {"device0": 0}
+    return SlowPort(
+        address, "server", seats, fingerprint=FINGERPRINT, identity=None, limits=FAST
+    )  # fmt: skip
+
+
+def test_a_child_that_dials_too_early_dials_again(plain: Family, events: Any) -> None:
+    """gRPC refuses to write to a call that is over; a busy machine is enough for that."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    served = plain.serve(slow_port(address), {0: echo})
+    until(lambda: bool(events("dial_again")))
+    assert "Connection refused" in events("dial_again")[0]["text"]
+    parent = GrpcTransport(
+        address, {"device0": 0}, fingerprint=FINGERPRINT, identity=None, limits=FAST
+    )
+    try:
+        assert parent.ask(key(), b"c", {0: b"o"})[0] == Answer("answered", b"0:c+o")
+    finally:
+        served.end()
+        parent.close()
+    assert not served.errors
+
+
+def test_a_parent_that_is_gone_for_good_is_counted(plain: Family, events: Any) -> None:
+    served = plain.dial(0)
+    plain.wait(0)
+    assert served.port.connected
+    plain.parent.close()
+    until(lambda: len(events("dial_again")) >= 3)
+    counts = [event["count"] for event in events("dial_again")]
+    assert counts == sorted(counts)
+    assert counts[-1] >= 2
+    assert not served.port.connected
+    served.end()  # it ends when it is told to, also while it dials
+    assert not served.errors
+
+
+def test_a_child_of_a_silent_parent_ends_when_it_is_told(plain: Family) -> None:
+    """Something accepts its connection and says nothing."""
+    with occupied() as port:
+        served = plain.dial(0, address=f"127.0.0.1:{port}")
+        time.sleep(0.2)
+        began = time.monotonic()
+        served.end()
+        assert time.monotonic() - began < 1
+    assert not served.errors
+
+
+def test_failures_are_logged_ever_more_rarely() -> None:
+    failures = Failures()
+    logged = [failures.add("away") for _ in range(1000)]
+    assert [count + 1 for count, line in enumerate(logged[:100]) if line] == [1, 2, 4, 8, 16, 32, 64]  # fmt: skip
+    assert sum(logged) < 20
+    assert failures.add("something else")
+
+
+class MutePort(GrpcPort):
+    """Cannot send replies until it is mended."""
+
+    mended = False
+
+    async def _send(self, session: Any, message: Message) -> None:
+        if isinstance(message.head, Reply) and not self.mended:
+            raise asyncio.InvalidStateError("no reply leaves this process")
+        await super()._send(session, message)
+
+
+def test_a_reply_that_cannot_be_sent_is_counted_and_not_hurried(plain: Family, events: Any) -> None:
+    address = plain.parent.address
+    port = MutePort(
+        address, "server", {"device0": 0}, fingerprint=FINGERPRINT, identity=None, limits=FAST
+    )
+    served = plain.serve(port, {0: echo})
+    answers: dict[int, Answer] = {}
+    asking = threading.Thread(target=lambda: answers.update(plain.parent.ask(key(), b"", {0: b""})))
+    asking.start()
+    began = time.monotonic()
+    until(lambda: port.send_errors >= 3)
+    time.sleep(max(0.0, 1 - (time.monotonic() - began)))
+    assert port.send_errors < 12  # pauses grow though each stream is let in
+    errors = events("send_error")
+    assert [event["count"] for event in errors[:3]] == [1, 2, 3]
+    assert "no reply leaves this process" in errors[0]["text"]
+    port.mended = True
+    asking.join(10)
+    assert answers == {0: Answer("answered", b"0:+")}
+    assert not served.errors
+
+
+# Handlers
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("a bug"), "a bug"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (StopIteration(), "StopIteration"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_handler_that_fails_ends_its_process_and_no_other(
+    plain: Family, events: Any, error: BaseException, text: str
+) -> None:
+    def failing(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        raise error
+
+    first = plain.dial(0, handler=failing)
+    plain.dial(1)
+    plain.wait(0, 1)
+    answers = plain.parent.ask(key(), b"", {0: b"", 1: b""}, Patience(0.05, 1))
+    assert answers[1].status == "answered"
+    first.thread.join(5)
+    assert not first.thread.is_alive()
+    assert text in str(first.errors[0])
+    (event,) = events("handler_failed")
+    assert (event["level"], event["seat"], event["asked"]) == ("error", 0, str(key()))
+    assert plain.parent.ask(key(1), b"", {1: b""})[1].status == "answered"
+
+
+def test_an_evicted_edge_ends_though_its_children_do_not_answer(plain: Family) -> None:
+    """Its handler waits for a child that never comes."""
+    begun = threading.Event()
+    gate = threading.Event()
+
+    def waits(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        begun.set()
+        gate.wait(30)
+        return b""
+
+    served = plain.dial(0, handler=waits)
+    plain.wait(0)
+    asking = threading.Thread(target=_ignored(plain, {0: b""}))
+    asking.start()
+    assert begun.wait(5)
+    plain.parent.evict("device0")
+    served.thread.join(5)
+    assert not served.thread.is_alive()
+    gate.set()
+    assert "PERMISSION_DENIED: device0 is evicted" in str(served.errors[0])
+    plain.parent.close()
+    asking.join(5)
+
+
+def _ignored(tree: Family, own: dict[int, bytes]) -> Callable[[], None]:
+    def ask() -> None:
+        with pytest.raises(TransportError):
+            tree.parent.ask(key(), b"", own)
+
+    return ask
+
+
+# Parents
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with occupied() as port:
+        with pytest.raises(TransportError, match=f"{port} cannot be listened at: Address already"):
+            GrpcTransport(f"127.0.0.1:{port}", {}, fingerprint="", identity=None)
+        with pytest.raises(TransportError, match=f"the control port 127.0.0.1:{port}: Address"):
+            Control(Progress("edge0", "edge"), port=port)
+
+
+class Broken:
+    """The admission of a parent whose disk fails."""
+
+    broken = True
+
+    def refusal(self, seat: int, last_key: str | None) -> str | None:
+        if self.broken:
+            raise RuntimeError("the disk is gone")
+        return None
+
+
+def test_an_error_of_the_parent_is_its_own(tmp_path: Path, events: Any) -> None:
+    admission = Broken()
+    with family(tmp_path, count=1, secure=False, admission=admission) as tree:
+        served = tree.dial(0)
+        until(lambda: tree.parent.refused["INTERNAL"] >= 2)
+        event = events("refused")[1]
+        assert (event["level"], event["code"], event["count"]) == ("error", "INTERNAL", 2)
+        assert "the parent failed: RuntimeError: the disk is gone" in event["text"]
+        assert "INTERNAL" in events("dial_again")[0]["text"]
+        admission.broken = False
+        tree.wait(0)
+        assert not served.errors
+
+
+def test_an_ask_that_waits_says_for_whom(tmp_path: Path, events: Any) -> None:
+    limits = Limits(note_seconds=0.05)
+    with family(tmp_path, count=3, secure=False, limits=limits) as tree:
+        tree.dial(0)
+        own = dict.fromkeys(range(3), b"")
+        tree.parent.ask(key(), b"", own, Patience(0.4, 1))
+        lines = events("waiting")
+        assert 2 <= len(lines) <= 5  # ever more rarely
+        assert lines[0]["empty"][-2:] == ["device1", "device2"]
+        assert "device1, device2" in lines[-1]["text"]
+
+
+def test_an_event_loop_that_has_ended_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, events: Any
+) -> None:
+    loop = grpc_options._Loop()
+    monkeypatch.setattr(grpc_options, "_LOOP", [loop])
+
+    def end() -> None:
+        raise SystemExit(1)
+
+    loop.loop.call_soon_threadsafe(end)
+    with pytest.raises(TransportError, match=r"the event loop has ended: SystemExit\(1\)"):
+        outcome(Future[None]())  # which nobody fulfils
+    loop.loop.close()
+    assert events("loop_ended")
+
+
+def test_an_error_that_nobody_sees_is_logged(events: Any) -> None:
+    def fail() -> None:
+        raise RuntimeError("in a callback")
+
+    grpc_options.shared_loop().call_soon_threadsafe(fail)
+    until(lambda: bool(events("unseen_error")))
+    assert "in a callback" in events("unseen_error")[0]["text"]
+
+
+# Processes
+
+
+def test_a_member_that_dies_fails_the_test(tmp_path: Path) -> None:
+    """The server would wait for edge1 without end."""
+    experiment = load(BASE, [*LOCAL]).experiment(0)
+    processes = planned(experiment, tmp_path, Settings(address=ADDRESS))
+    members = {described.name: member(described, experiment) for described in processes}
+    began = time.monotonic()
+    address = str(members["edge1"].process.listen)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        host, _, port = address.rpartition(":")
+        other.bind((host, int(port)))
+        other.listen()
+        with pytest.raises(TransportError, match=f"{address} cannot be listened at"):
+            _run_all(members)
+    assert time.monotonic() - began < 20
+
+
+def _run_all(members: Any) -> None:
+    with serving(members):
+        list(members["server"].rounds(members["server"].run()))
+
+
+def node(tmp_path: Path, *words: object) -> Any:
+    """`covey node --insecure` in this process."""
+    file = tmp_path / "experiment.toml"
+    file.write_text(load(BASE, [*LOCAL]).text(), encoding="utf-8")
+    control = ("--control-port", free_ports(1)[0])
+    return command(
+        "node", "--insecure", "--experiment", file, "--state", tmp_path / "state", *control, *words
+    )
+
+
+def test_a_node_that_cannot_listen_has_an_exit_code(tmp_path: Path) -> None:
+    with occupied() as port:
+        words = ("--name", "edge0", "--parent", "localhost:1")
+        result = node(tmp_path, *words, "--listen", f"127.0.0.1:{port}")
+        assert result.code == 6
+        assert f"127.0.0.1:{port} cannot be listened at: Address already in use" in result.err
+        assert "Traceback" not in result.err
+        failed = json.loads(next(line for line in result.err.splitlines() if '"failed"' in line))
+        assert failed["kind"] == "TransportError"
+
+
+def test_a_node_without_its_control_port_has_an_exit_code(tmp_path: Path) -> None:
+    with occupied() as port:
+        words = ("--name", "device0", "--parent", "localhost:1", "--control-port", port)
+        result = node(tmp_path, *words)
+        assert result.code == 6
+        assert f"the control port 127.0.0.1:{port}: Address already in use" in result.err
+
+
+def test_a_node_that_is_refused_has_an_exit_code(tmp_path: Path) -> None:
+    parent = GrpcTransport(
+        "127.0.0.1:0", listed("device", range(4)), fingerprint="another", identity=None
+    )
+    try:
+        result = node(tmp_path, "--name", "device0", "--parent", parent.address)
+    finally:
+        parent.close()
+    assert result.code == 6
+    assert "use the same experiment file" in result.err
+    assert result.err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_node_refuses_an_open_control_port(tmp_path: Path) -> None:
+    words = ("--name", "device0", "--parent", "localhost:1", "--control-host", "0.0.0.0")
+    result = node(tmp_path, *words)
+    assert result.code == 2
+    assert "the control port on 0.0.0.0 needs a certificate" in result.err
