@@ -65,7 +65,10 @@ def status(
     if as_json:
         print(json.dumps(statuses))
         return
-    print_wide(Console(soft_wrap=True, highlight=False), table(statuses))
+    console = Console(soft_wrap=True, highlight=False)
+    print_wide(console, table(statuses))
+    for line in waiting(statuses):
+        console.print(escape(line))
 
 
 @app.command()
@@ -156,7 +159,22 @@ def table(statuses: list[dict[str, Any]]) -> Table:
     return out
 
 
-_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "lag")
+def waiting(statuses: list[dict[str, Any]]) -> list[str]:
+    """Which processes wait for empty seats, and what an operator can do."""
+    out = []
+    for status in statuses:
+        seats = {seat["seat"]: seat for seat in status["seats"]}
+        for name in status.get("waits_for", []):
+            line = f"{status['process']} waits for {name}: nobody is on this seat; start its node"
+            if seats[name]["state"] == "evicted":
+                why = seats[name]["bad_reason"] or "by an operator."
+                fix = f"mend its node, then: covey ctl admit {name}"
+                line = f"{status['process']} waits for {name}, which is evicted: {why} {fix}"
+            out.append(f"{line}.")
+    return out
+
+
+_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "bad", "lag")
 _TEXTS = 3  # columns of text
 
 
@@ -168,13 +186,14 @@ def merged(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not any(seat["own"] for seat in status["seats"]):
             seats.setdefault(status["process"], _of_process(status))
         for seat in status["seats"]:
+            before = seats.get(seat["seat"], {"asks": {}, "state": ""})
             if seat["own"] or seat["seat"] not in seats:
-                before = seats.get(seat["seat"], {"asks": {}})
                 asks = seat["asks"] | before["asks"]
                 seats[seat["seat"]] = seat | {"asks": asks}
             else:
-                asks = seat["asks"] | seats[seat["seat"]]["asks"]
-                seats[seat["seat"]]["asks"] = asks
+                before["asks"] = seat["asks"] | before["asks"]
+            if "evicted" in (seat["state"], before["state"]):  # which its own process cannot know
+                seats[seat["seat"]]["state"] = "evicted"
     tiers = list(dict.fromkeys(_tier_and_number(name)[0] for name in seats))
 
     def order(seat: dict[str, Any]) -> tuple[int, int]:
@@ -230,6 +249,7 @@ def _words(seat: dict[str, Any]) -> list[str]:
         _size(seat["up_bytes"]),
         str(seat["asks"].get("late", 0)),
         str(seat["asks"].get("absent", 0)),
+        str(seat["asks"].get("bad", 0)),
         lag,
     ]
 

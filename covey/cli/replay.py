@@ -101,6 +101,7 @@ def _compared(folder: Path) -> dict[str, Any]:
         "rounds": len(written),
         "late": statuses["late"],
         "absent": statuses["absent"],
+        "bad": statuses["bad"],
         "differences": differing,
         "equal": not differing,
     }
@@ -124,7 +125,7 @@ def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
 
 def _show(console: Console, facts: dict[str, Any]) -> None:
     """The result in words."""
-    counts = f"{facts['late']} late and {facts['absent']} absent answers"
+    counts = f"{facts['late']} late, {facts['absent']} absent and {facts['bad']} bad answers"
     console.print(escape(f"{facts['folder']}: {facts['rounds']} rounds, {counts}"))
     if facts["equal"]:
         what = "rows, records, traffic and notes are those of the deployed run, bit for bit"

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey import native
 from covey.deployed import own_models, parcel
+from covey.deployed.checked import OrderCheck, ReplyCheck
+from covey.deployed.checked_facts import Rehearsed, Subtree
 from covey.deployed.disk import Disk, fault
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import (
@@ -27,14 +30,17 @@ from covey.deployed.transport import (
     Transport,
     digest,
 )
-from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
+from covey.errors import CoveyError, DecodeError, DivergedError, ProgramError, TransportError
+from covey.kernel.call import Call
+from covey.kernel.replies import Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
+from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
-from covey.runtimes.base import Question
-from covey.runtimes.envelope import header_of, open_sealed, seal
+from covey.runtimes.base import MessageKey, Question
+from covey.runtimes.envelope import header_of, open_sealed, release, seal
 from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
-from covey.types import Ids
+from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
@@ -88,9 +94,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Missing:
-    """A node that did not answer an ask in time.
+    """A node that did not answer an ask in time, or not well.
 
     "late": it has run the program, but its answer does not count. "absent": it never got the ask.
+    "bad": its answer was refused, and it is taken to have no part in the ask. A later entry
+    corrects it where the node on this seat has run the program.
     """
 
     round: int
@@ -126,17 +134,28 @@ class Node(Station):
     """When asks go on without some children; None: never, however long it takes."""
     shares_rows: bool = field(default=True, kw_only=True)
     """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
+    subtrees: Mapping[Seat, Subtree] = field(default_factory=dict, kw_only=True)
+    """The ids of every child and of the nodes below it: a child states facts of these alone."""
+    norm_bounds: Mapping[Seat, float] = field(default_factory=dict, kw_only=True)
+    """The largest norm of a row that a child may answer in training; others have no bound."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._open_key: AskKey | None = None
+        """The key of the ask to children that is under way."""
+        self._answered_key: AskKey | None = None
+        """The key of the ask that this node answers."""
+        self._rehearsed = Rehearsed(self.tree.links)
         self._ended: list[Any] = []
         """(key, who was missing in it) of the last trainings that ended before the ask under way.
 
         A parent that had given up waiting for such an answer learns from it what has happened.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
-        """The keys of the asks that each child was late for since it last answered."""
+        """The keys of the asks that each child did not answer since it last answered one.
+
+        It has got these asks, so its disk may have ended them.
+        """
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
@@ -184,7 +203,7 @@ class Node(Station):
     # Asking
 
     def _sent(
-        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+        self, question: Question, down: list[Packed], each: Sequence[Packed]
     ) -> Iterator[bytes | None]:
         """The replies of all children that run, in id order: from the journal, if it has them."""
         owner, parameters = self._owner(question.program)
@@ -194,6 +213,9 @@ class Node(Station):
             "shapes": [list(values.shape[1:]) for values in question.each],
         }
         common = seal(header, down)
+        down.clear()  # large rows are held once
+        if self._link(question.key("up")).wire.update:
+            _, down[:] = open_sealed(common)
         rows = b""
         if self._play.lane == "score":  # the same program may score other rows
             rows = common
@@ -208,7 +230,9 @@ class Node(Station):
         )
         answers = self.database.journalled(key)
         if answers is None:
-            answers = self._asked(key, common, self._own_requests(question, each))
+            check = self._reply_check(key, question)
+            answers = self._asked(key, common, self._own_requests(question, each), check)
+        del common, rows
         for child in question.ids.tolist():
             answer = answers[child]
             if answer.status == "answered":
@@ -218,7 +242,7 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status == "late":
+            if answer.status in ("late", "bad"):
                 self._owed.setdefault(child, []).append((str(key), entry))
             yield None
 
@@ -228,15 +252,34 @@ class Node(Station):
             self._settle_owed(child, header_of(reply).get("ended", []))
 
     def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
-        """Note who was missing below in asks that a child ended late; it never got the others."""
+        """Note who was missing below in asks that a child ended late; it never got the others.
+
+        It may also have ended an ask to which a bad answer came from its seat.
+        """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
             if entry.lane != "train":
                 continue
-            if key not in missing_by_key:
-                self.missing.append(replace(entry, status="absent"))
-            else:
+            if key in missing_by_key:
+                if entry.status == "bad":
+                    self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
+            elif entry.status == "late":
+                self.missing.append(replace(entry, status="absent"))
+
+    def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
+        """What every answer to a question must be, from a rehearsal on no rows."""
+        _, schemas = self._expected(question)
+        answering = question.ids[question.answers].tolist()
+        return ReplyCheck(
+            key,
+            schemas,
+            frozenset(answering),
+            self._link(question.key("up")),
+            self.subtrees,
+            replace(self._rehearsed, templates=self.kept()),
+            self.norm_bounds,
+        )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -251,17 +294,16 @@ class Node(Station):
             out[child] = seal(header, [packed.only(position) for packed in each])
         return out
 
-    def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
+    def _asked(
+        self, key: AskKey, common: bytes, own: Mapping[Seat, bytes], check: ReplyCheck
+    ) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
         self._open_key = key
-        answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
+        answers = dict(self._reach().ask(key, common, own, self._patience(len(own)), check))
         self._open_key = None
-        for answer in answers.values():
-            if answer.status != "answered":
-                continue
-            if header_of(answer.data).get("error") is not None:
-                return answers  # the round ends here
-        self.database.journal(key, answers)
+        answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
+        if not check.failed & answered:  # else the round ends here
+            self.database.journal(key, answers)
         return answers
 
     def _patience(self, asked: int) -> Patience | None:
@@ -325,8 +367,12 @@ class Node(Station):
             "program": program,
         }
         self.missing.clear()
+        self._answered_key = key
         self._ended = self.database.fact("ended") or []
-        reply = self._served(header, [*down, *each])
+        messages = [*down, *each]
+        del down, each
+        release(common)
+        reply = self._served(header, messages)
         facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
         if key.lane == "train":
             facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
@@ -341,7 +387,41 @@ class Node(Station):
             "kept": self._described(),
             "missing": self._missing_facts(),
             "ended": self._ended,
+            "key": str(self._answered_key),
+            "seat": self.place.number,
         }
+
+    def _pack(
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        ends: LowerEnds | None,
+        reference: Rows | None = None,
+    ) -> Packed:
+        """The bytes of a message; a DivergedError where an answer would not arrive finite.
+
+        A parent refuses such an answer, and cannot know that it is an honest one.
+        """
+        packed = super()._pack(message, ids, copies, key, ends, reference)
+        link = self._link(key)
+        if key.direction == "down" or link.wire.lossless:
+            return packed
+        rows = rows_of(link.unpack(packed))
+        if rows is not None and not native.finite(rows):
+            raise DivergedError(
+                f"round {self._play.round + 1}: the answer of {key.program} of {self.place} is "
+                "not finite as its link sends it; the state of the round before remains. "
+                "Lower the step sizes or the penalties."
+            )
+        return packed
+
+    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+        """Store what a call kept; one on no rows tells what nodes below report."""
+        if not len(ids):
+            self._rehearsed.learn(tier, call)
+        super()._record(tier, ids, call, idle)
 
     def _missing_facts(self) -> list[Any]:
         """Who was missing in the ask under way, as JSON can hold it."""
@@ -470,7 +550,8 @@ class Node(Station):
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
         patience = self._order_patience(name, arguments, len(own))
-        answers = self._reach().ask(key, b"", own, patience)
+        check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        answers = self._reach().ask(key, b"", own, patience, check)
         return out + self._rows_of_orders(name, answers)
 
     def _order_patience(
@@ -663,15 +744,21 @@ class Node(Station):
         received = self.database.received(seat)
         if received is None or last_key == received:
             return None
-        if self._open_key is not None and last_key == str(self._open_key):
+        if last_key in self._unanswered(seat):
             return None
-        if any(last_key == key for key, _ in self._owed.get(seat, [])):
-            return None  # it ended this ask too late, and its answer did not count
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
         return (
             f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "
             f"answer to {received}; restore its disk, or start a new run."
         )
+
+    def _unanswered(self, seat: Seat) -> set[str]:
+        """The keys of the asks that a child may have ended without a good answer here."""
+        keys = {key for key, _ in self._owed.get(seat, [])}
+        keys.update(self.database.journalled_without(seat))
+        if self._open_key is not None:
+            keys.add(str(self._open_key))
+        return keys
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,7 +42,7 @@ def header_of(data: bytes) -> dict[str, Any]:
     length = _header_length(data)
     try:
         header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if not isinstance(header, dict):
         raise DecodeError("an envelope whose header is no table.")
@@ -77,12 +77,22 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
             messages.append(Packed(schema, tuple(rows)))
     except DecodeError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if position != len(data):
         read = f"{position} are accounted for"
         raise DecodeError(f"an envelope of {len(data)} bytes of which {read}.")
     return header, messages
+
+
+def release(data: bytes) -> None:
+    """Let go of data that came as a view: whoever called with it need not hold large bytes.
+
+    Messages that were opened from it stay.
+    """
+    view: Any = data
+    if isinstance(view, memoryview):
+        view.release()
 
 
 def _read_rows(data: bytes, position: int, lengths: list[Any]) -> tuple[list[bytes], int]:
@@ -95,6 +105,6 @@ def _read_rows(data: bytes, position: int, lengths: list[Any]) -> tuple[list[byt
             row = f"a row of {length!r} bytes at {position} of {len(data)}"
             raise DecodeError(f"an envelope with {row}.")
         end = position + length
-        rows.append(view[position:end])
+        rows.append(cast(bytes, view[position:end]))  # which codecs read like bytes
         position = end
     return rows, position
