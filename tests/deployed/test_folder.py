@@ -195,7 +195,7 @@ def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
 def test_a_replay_of_a_whole_folder(deployed: Path) -> None:
     result = command("replay", deployed)
     assert result.code == 0, result.err
-    assert "3 rounds, 0 late and 0 absent answers" in result.out
+    assert "3 rounds, 0 late, 0 absent and 0 bad answers" in result.out
     assert "equal: rows, records, traffic and notes" in result.out
 
 
