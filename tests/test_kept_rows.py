@@ -227,7 +227,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     run.save(path)
     facts = facts_of(path)
     folder = path.with_suffix(".rows")
-    _, _, name = facts["columns"][0]["segments"][0]
+    _, _, name, _ = facts["columns"][0]["segments"][0]
     for file, words in ((name, "rows are not those"), (facts["log"], "not what was written")):
         good = (folder / file).read_bytes()
         (folder / file).write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])

@@ -34,7 +34,9 @@ class DeployFile(BaseModel):
     `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
     norm of a row that a node may answer in training. After `strikes` bad messages a parent evicts
     their sender. `processes` names devices that share a process; `devices_per_process` puts
-    neighbours together. `state` is the folder of a node's disk on its machine.
+    neighbours together. `state` is the folder of a node's disk on its machine. Without
+    `share_rows`, edges and devices keep what they keep to themselves: the server's folder has no
+    models of theirs.
     """
 
     model_config = STRICT
@@ -52,6 +54,7 @@ class DeployFile(BaseModel):
     control_host: Text = LOOPBACK
     state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
     durability: Literal["process", "power"] = "process"
+    share_rows: bool = True
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
 
     def settings(self) -> Settings:

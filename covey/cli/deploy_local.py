@@ -126,6 +126,9 @@ class LocalTree:
             raise Interrupted(f"{state}; go on with: {self.command}") from None
         except ProcessFailed as error:
             raise ProcessFailed(f"{error} After the repair, go on with: {self.command}") from error
+        if status.read(self.folder).state != "finished":
+            state = f"the server was stopped after round {records.rounds}"
+            raise Interrupted(f"{state}; go on with: {self.command}")
 
     def _show(self, console: Console, tree: LocalProcesses, records: NewRecords, done: int) -> None:
         hidden = () if self.deployment.experiment.algorithm.learns_global else ("global",)

@@ -35,6 +35,7 @@ class NodeFile(BaseModel):
     quorum: int | None = Field(None, ge=1)
     norm_bounds: dict[str, Norm] = {}
     strikes: int = Field(3, ge=1, le=1_000_000)
+    share_rows: bool = True
     data: dict[str, str] = {}
 
     def process(self, tree: Tree, names: Names | None = None) -> Process:
@@ -67,6 +68,7 @@ class NodeFile(BaseModel):
             patience=patience,
             norm_bounds=self._norm_bounds(own[0].children),
             strikes=self.strikes,
+            share_rows=self.share_rows,
             control_host=self.control_host,
         )
 

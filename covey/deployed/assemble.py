@@ -71,6 +71,7 @@ def node_of(
     transport: Transport | None = None,
     patience: Patience | None = None,
     norm_bounds: Mapping[Seat, float] | None = None,
+    shares_rows: bool = True,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
@@ -106,6 +107,7 @@ def node_of(
         patience=patience,
         subtrees=facts.subtrees,
         norm_bounds=norm_bounds or {},
+        shares_rows=shares_rows,
     )
 
 

@@ -22,7 +22,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.deployed.node_rows import NodeRow, dtype_name, from_bytes, to_bytes
+from covey.deployed.blobs import LogMover, insert
+from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, from_bytes
 from covey.deployed.transport import Answer, AskKey, Seat, Status
 from covey.errors import CheckpointError, ConfigError
 
@@ -103,6 +104,7 @@ class Disk:
         self.path = Path(path)
         self.durability: Durability = durability
         self._alone = threading.RLock()
+        self._mover: LogMover | None = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._open()
@@ -120,6 +122,9 @@ class Disk:
         self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
+        if self.durability == "process":
+            self._mover = LogMover(self.path)
+            self._connection.execute("PRAGMA wal_autocheckpoint = 0")
         with self._transaction() as connection:
             for table in _TABLES:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
@@ -136,21 +141,36 @@ class Disk:
     def close(self) -> None:
         """Let go of the file."""
         with self._alone:
+            if self._mover is not None:
+                self._mover.end()
             self._connection.close()
 
     @contextmanager
     def _transaction(self, inside: str | None = None) -> Iterator[sqlite3.Connection]:
         """Everything or nothing; `inside` is the fault point before the end."""
         with self._alone:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 if inside is not None:
                     fault(inside)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._undo()
+                fix = "free some space there, or mend it, and start the node again"
+                raise CheckpointError(
+                    f"cannot write {self.path}: {error}; what it held before is intact; {fix}."
+                ) from error
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._undo()
                 raise
-            self._connection.execute("COMMIT")
+            if self._mover is not None:
+                self._mover.look()
+
+    def _undo(self) -> None:
+        """Give up a transaction, unless the database has done so itself."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._alone:
@@ -249,9 +269,7 @@ class Disk:
         fault("before-commit")
         with self._transaction("inside-commit") as connection:
             _put(connection, rows, good=False)
-            connection.execute(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", [key.lane, str(key), answer]
-            )
+            insert(connection, "answers", [key.lane, str(key)], answer)
             connection.execute("DELETE FROM journal")
             pending = [key.round, key.attempt]
             _note(connection, {**facts, "last key": str(key), "pending": pending})
@@ -261,10 +279,7 @@ class Disk:
         """Write what children answered, before anything else is asked of them."""
         with self._transaction("inside-journal") as connection:
             for seat, answer in answers.items():
-                connection.execute(
-                    "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, ?)",
-                    [str(key), seat, answer.status, answer.data],
-                )
+                insert(connection, "journal", [str(key), seat, answer.status], answer.data)
                 if answer.status == "answered":
                     connection.execute(
                         "INSERT OR REPLACE INTO received VALUES (?, ?)", [seat, str(key)]
@@ -354,9 +369,7 @@ class Disk:
                 values = [round, lane, str(path), *rest]
                 connection.execute("INSERT INTO missing VALUES (?, ?, ?, ?, ?, ?)", values)
             if state is not None:
-                connection.execute(
-                    "INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state]
-                )
+                insert(connection, "facts", ["run state"], state)
 
     @property
     def state(self) -> bytes | None:
@@ -409,14 +422,14 @@ def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
 
 def _put(connection: sqlite3.Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
     for kept in rows:
-        form: list[Any] = [None, None, None]
+        form: list[Any] = [None, None]
+        data = None
         if kept.row is not None:
             shape = json.dumps(list(kept.row.shape))
-            form = [dtype_name(kept.row.dtype), shape, to_bytes(kept.row)]
-        connection.execute(
-            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [kept.name, kept.label, int(good), kept.round, *form],
-        )
+            form = [dtype_name(kept.row.dtype), shape]
+            data = as_bytes(kept.row)
+        values = [kept.name, kept.label, int(good), kept.round, *form]
+        insert(connection, "rows", values, data)
 
 
 def _status(text: str) -> Status:

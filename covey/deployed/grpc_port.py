@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from covey.deployed.admit import signed_text
 from covey.deployed.certificates import Certificate, Identity
@@ -314,6 +314,7 @@ class GrpcPort:
             message = assembler.take(data)
             if message is not None and not self._closing.is_set():
                 await self._queue(message, works)
+            del data, message  # a handler lets go of a large request when it has read it
 
     async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
         """Let the seats of a request handle it, unless they do so already."""
@@ -333,7 +334,9 @@ class GrpcPort:
     async def _handle(self, work: _Work, pool: ThreadPoolExecutor) -> None:
         """Handle the requests of one seat, in order."""
         while True:
-            key, common, own = await work.requests.get()
+            key, whole, own = await work.requests.get()
+            common = cast(bytes, memoryview(whole))
+            del whole
             if self._closing.is_set():
                 continue  # the parent asks again, whoever holds the seat then
             self._busy += 1
@@ -342,10 +345,10 @@ class GrpcPort:
             finally:
                 self._busy -= 1
             work.known.discard(key)
-            del common, own
             if self._session is not None:
                 head = Reply(Key.of(key), work.seat, len(data))
                 self._session.replies.put_nowait(Message(head, (data,)))
+            del common, own, data
 
     async def _write(self, session: _Session) -> None:
         """Send replies as they come."""
@@ -360,6 +363,7 @@ class GrpcPort:
                 raise
             session.sent += 1
             session.replies.task_done()
+            del message
 
     async def _send(self, session: _Session, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""

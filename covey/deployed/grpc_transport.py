@@ -540,6 +540,7 @@ class GrpcTransport:
             for seat in seats:
                 self._owed.ask(seat, ask.key)
             await self._send(stream, context, _request(ask, seats))
+            del batch, ask  # with all its answers
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""

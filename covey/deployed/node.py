@@ -37,13 +37,19 @@ from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
 from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
 from covey.runtimes.base import MessageKey, Question
-from covey.runtimes.envelope import header_of, open_sealed, seal
+from covey.runtimes.envelope import header_of, open_sealed, release, seal
 from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
 from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+ENDING = "ending"
+"""The argument of an order that a run gives at its end: it does not wait for ever for nodes that
+are away, and takes no rows of those that keep them.
+"""
+END_SECONDS = 60.0
+"""How long such an order waits at least, where there is a quorum."""
 _ENDED = 32
 """How many trainings, and how many orders, a node remembers to have ended."""
 _ONCE = ("hold", "release")
@@ -152,6 +158,8 @@ class Node(Station):
         """
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
+        self.unreached: list[list[Any]] = []
+        """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
         super().__post_init__()
@@ -195,7 +203,7 @@ class Node(Station):
     # Asking
 
     def _sent(
-        self, question: Question, down: Sequence[Packed], each: Sequence[Packed]
+        self, question: Question, down: list[Packed], each: Sequence[Packed]
     ) -> Iterator[bytes | None]:
         """The replies of all children that run, in id order: from the journal, if it has them."""
         owner, parameters = self._owner(question.program)
@@ -205,6 +213,9 @@ class Node(Station):
             "shapes": [list(values.shape[1:]) for values in question.each],
         }
         common = seal(header, down)
+        down.clear()  # large rows are held once
+        if self._link(question.key("up")).wire.update:
+            _, down[:] = open_sealed(common)
         rows = b""
         if self._play.lane == "score":  # the same program may score other rows
             rows = common
@@ -221,6 +232,7 @@ class Node(Station):
         if answers is None:
             check = self._reply_check(key, question)
             answers = self._asked(key, common, self._own_requests(question, each), check)
+        del common, rows
         for child in question.ids.tolist():
             answer = answers[child]
             if answer.status == "answered":
@@ -358,7 +370,10 @@ class Node(Station):
         self.missing.clear()
         self._answered_key = key
         self._ended = self.database.fact("ended") or []
-        reply = self._served(header, [*down, *each])
+        messages = [*down, *each]
+        del down, each
+        release(common)
+        reply = self._served(header, messages)
         facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
         if key.lane == "train":
             facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
@@ -535,12 +550,21 @@ class Node(Station):
         key = AskKey(
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
-        patience = None
-        if name in ("hold", "release"):
-            patience = self._patience(len(own))
+        patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
         answers = self._reach().ask(key, b"", own, patience, check)
         return out + self._rows_of_orders(name, answers)
+
+    def _order_patience(
+        self, name: str, arguments: Mapping[str, Any], asked: int
+    ) -> Patience | None:
+        """How long an order waits; None: for all children, however long it takes."""
+        patience = self._patience(asked)
+        if patience is None or name in ("hold", "release"):
+            return patience
+        if not arguments.get(ENDING):
+            return None
+        return Patience(max(patience.seconds, END_SECONDS), patience.quorum)
 
     def _rows_of_orders(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
         """The rows that came back from children who followed an order."""
@@ -548,17 +572,23 @@ class Node(Station):
         failures = []
         for child in self.seats:
             if answers[child].status != "answered":
-                continue  # it follows when it is back
+                self._not_reached(child)  # it follows when it is back
+                continue
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
             elif name == "write":
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
+            self.unreached += reply.get("unreached", [])
             out += rows
         if failures:
             raise failures[0]
         return out
+
+    def _not_reached(self, child: Seat) -> None:
+        tier = self.place.below(self.place.tier)
+        self.unreached.append([tier, child])
 
     def _part(
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
@@ -583,6 +613,7 @@ class Node(Station):
         header, rows = parcel.unpack(own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
+        self.unreached.clear()
         out = self.order(
             key.program,
             header["arguments"],
@@ -592,7 +623,12 @@ class Node(Station):
             asked=key,
         )
         ended = self.database.fact("ended") or []
-        facts = {"error": None, "missing": self._missing_facts(), "ended": ended}
+        facts = {
+            "error": None,
+            "missing": self._missing_facts(),
+            "ended": ended,
+            "unreached": self.unreached,
+        }
         return parcel.pack(facts, out)
 
     def _follow_once(
@@ -622,10 +658,8 @@ class Node(Station):
         """Do at this node alone what an order says."""
         if name not in ORDERS:
             raise TransportError(f"{self.place} does not know the order {name[:20]!r}.")
-        if name == "read":
-            return self._read_own(arguments["name"], arguments["label"])
-        if name == "freeze":
-            return self._freeze_own()
+        if name in ("read", "freeze"):
+            return self._handed_out(name, arguments)
         if name == "thaw":
             self._thaw_own(rows)
         elif name == "write":
@@ -672,13 +706,22 @@ class Node(Station):
             return []
         return [kept]
 
-    def _read_own(self, name: str, label: str) -> list[NodeRow]:
-        rows = self.own_rows(name, label)
-        if rows:
-            self._check_shares()
-        return rows
+    def _handed_out(self, name: str, arguments: Mapping[str, Any]) -> list[NodeRow]:
+        """The rows that an order asks for: those of a name, or all."""
+        if name == "read":
+            rows = self.own_rows(arguments["name"], arguments["label"])
+        else:
+            rows = self._all_rows()
+        if not rows or self.shares_rows:
+            return rows
+        if not arguments.get(ENDING):
+            fix = "use its models on its own machine"
+            raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
+        self.unreached.append([self.place.tier, self.place.number])
+        return []
 
-    def _freeze_own(self) -> list[NodeRow]:
+    def _all_rows(self) -> list[NodeRow]:
+        """Everything that this node keeps and holds."""
         out = []
         for (tier, name), column in self.store.columns.items():
             if tier != self.place.tier:
@@ -687,14 +730,7 @@ class Node(Station):
                 kept = self._row(name, label)
                 if kept.row is not None:
                     out.append(kept)
-        if out:
-            self._check_shares()
         return out
-
-    def _check_shares(self) -> None:
-        if not self.shares_rows:
-            fix = "use its models on its own machine"
-            raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
 
     def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
         here = (self.place.tier, self.place.number)

@@ -56,14 +56,14 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def to_bytes(row: Tensor) -> bytes:
-    """The numbers of a row in the order of memory."""
+def as_bytes(row: Tensor) -> memoryview:
+    """The numbers of a row in the order of memory; they are not copied where they lie in order."""
     flat = row.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return flat.view(torch.uint8).numpy().data
 
 
 def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
-    """The inverse of `to_bytes`; bytes that do not fit are a DecodeError."""
+    """The inverse of `as_bytes`; bytes that do not fit are a DecodeError."""
     kind = dtype_of(dtype)
     count = 1
     for size in shape:
@@ -84,7 +84,7 @@ def pack(rows: Sequence[NodeRow]) -> bytes:
     for kept in rows:
         form = None
         if kept.row is not None:
-            data = to_bytes(kept.row)
+            data = as_bytes(kept.row)
             form = [dtype_name(kept.row.dtype), list(kept.row.shape), len(data)]
             blobs.append(data)
         heads.append([kept.tier, kept.number, kept.name, kept.label, kept.round, form])

@@ -48,6 +48,8 @@ class Settings:
     control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Process:
     """Bad messages after which a child is evicted."""
     control_host: str = LOOPBACK
     """Where the control port listens; beyond loopback, operators need a certificate."""
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
     @property
     def tier(self) -> str:
@@ -99,6 +103,8 @@ class Process:
             table["strikes"] = self.strikes
         if self.norm_bounds:
             table["norm_bounds"] = dict(self.norm_bounds)
+        if not self.share_rows:
+            table["share_rows"] = False
         if self.data:
             table["data"] = dict(self.data)
         return table
@@ -138,6 +144,7 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 patience=_patience(first, settings),
                 norm_bounds=_norm_bounds(first, seats, settings),
                 strikes=settings.strikes,
+                share_rows=settings.share_rows,
                 control_host=settings.control_host,
             )
         )

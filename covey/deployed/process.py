@@ -179,6 +179,7 @@ class Member:
             transport=transport,
             patience=process.patience,
             norm_bounds=bounds,
+            shares_rows=process.share_rows or process.parent is None,
         )
         door.node = node
         return node

@@ -159,7 +159,10 @@ class Transport(Protocol):
 
 
 Handler = Callable[[AskKey, bytes, bytes], bytes]
-"""Answers (key, common, own); it does not raise for anything that a request may contain."""
+"""Answers (key, common, own); it does not raise for anything that a request may contain.
+
+`common` may be a memoryview, which the handler may release when it has read it.
+"""
 
 
 class Port(Protocol):

@@ -21,12 +21,16 @@ import torch
 from torch import Tensor
 
 from covey.errors import CheckpointError, ConfigError
+from covey.kernel import bitmap_rows
+from covey.kernel.bitmap_rows import Cell
 
-RowForm = Literal["dense", "float16"]
-"""How rows lie in segments: as they are, or rounded to float16."""
+RowForm = Literal["dense", "float16", "bitmap"]
+"""How rows lie in segments: as they are, rounded to float16, or without their zeros."""
 
 SEGMENT = 2**27
 """The bytes of a segment."""
+BITMAPS = 2**24
+"""The bytes of a segment of rows without their zeros: there is one for every size of cells."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; an older one refuses it
 
 
@@ -40,6 +44,8 @@ class Segment:
     rows: Tensor
     path: Path | None = None
     writable: bool = True
+    kind: int = 0
+    """The kind of its cells, where rows differ in length."""
 
     def sums(self, numbers: Tensor) -> Tensor:
         """A checksum of each of these rows, which are in main memory, int64 [n]."""
@@ -60,6 +66,7 @@ class Segments:
     ) -> None:
         self.template = template.new_empty((0, *template.shape[1:]))
         self.form = form
+        self._nodes = nodes
         self.stored = stored(self.template, form)
         """Empty rows of the shape and type in which segments hold them."""
         self.folder = folder
@@ -70,26 +77,49 @@ class Segments:
         self.links: dict[Path, set[Path]] = {}
         """Other names that this process gave its files."""
         self._ends = torch.empty(0, dtype=torch.int64)
-        row = self.stored.new_empty((1, *self.stored.shape[1:]))
-        self.row_bytes = max(1, row.nbytes)
-        largest = max(1, SEGMENT // self.row_bytes)
-        self.per_segment = min(largest, 2 * max(nodes, 1))
+        self.row_bytes = _bytes_of(self.stored)
+        """The bytes of a row; those of the longest, where rows differ in length."""
+        self.per_segment = self._per_segment(0)
         """Rows of a file; in memory, the most rows that a segment has beyond those asked for."""
 
-    def grow(self, count: int) -> Tensor:
-        """At least `count` new slots."""
+    @property
+    def has_kinds(self) -> bool:
+        """Whether rows differ in length, so that a slot is for some of them alone."""
+        return self.form == "bitmap" and _has_bitmaps(self.template)
+
+    def kinds(self, rows: Tensor) -> Tensor:
+        """The kind of slot that each row needs, int64 [n]."""
+        if not self.has_kinds:
+            return torch.zeros(len(rows), dtype=torch.int64)
+        return bitmap_rows.kinds(rows)
+
+    def _per_segment(self, kind: int) -> int:
+        size = SEGMENT
+        if self.has_kinds:
+            size = min(size, BITMAPS)
+        largest = max(1, size // _bytes_of(self._stored(kind)))
+        return min(largest, 2 * max(self._nodes, 1))
+
+    def _stored(self, kind: int) -> Tensor:
+        """Empty rows of the shape and type in which segments of a kind hold them."""
+        return stored(self.template, self.form, kind)
+
+    def grow(self, count: int, kind: int = 0) -> Tensor:
+        """At least `count` new slots of a kind."""
         before = self.capacity
+        like = self._stored(kind)
+        per_segment = self._per_segment(kind)
         if self.folder is not None:
             while self.capacity < before + count:
-                self.add(_created(self.stored, self.folder, self.per_segment))
+                self.add(_created(like, self.folder, per_segment, kind))
             return torch.arange(before, self.capacity)
-        more = max(count, min(self.capacity // 2, self.per_segment))
-        rows = self.stored.new_empty((more, *self.stored.shape[1:]))
+        more = max(count, min(self.capacity // 2, per_segment))
+        rows = like.new_empty((more, *like.shape[1:]))
         if self.template.is_cuda and self.segments:
             rows = torch.cat([self.segments[0].rows, rows])
             self.segments.clear()
             self.capacity = 0
-        self.add(Segment(rows))
+        self.add(Segment(rows, kind=kind))
         return torch.arange(before, self.capacity)
 
     def add(self, segment: Segment) -> None:
@@ -99,17 +129,27 @@ class Segments:
         sizes = [len(segment.rows) for segment in self.segments]
         self._ends = torch.tensor(sizes).cumsum(0)
 
+    def last(self) -> list[Segment]:
+        """The last segment of every kind, which is being filled."""
+        by_kind = {segment.kind: segment for segment in self.segments}
+        return list(by_kind.values())
+
     def read(self, slots: Tensor) -> Tensor:
         """A copy of the rows in these slots."""
         if len(self.segments) == 1:
             slots = self.on_device(slots)
-            rows = torch.index_select(self.segments[0].rows, 0, slots)
-            return rows.to(self.template.dtype)
+            return self._read(self.segments[0], slots)
         out = self.template.new_empty((len(slots), *self.template.shape[1:]))
         for segment, positions, offsets in self._by_segment(slots):
-            rows = torch.index_select(segment.rows, 0, offsets)
-            out[positions] = rows.to(self.template.dtype)
+            out[positions] = self._read(segment, offsets)
         return out
+
+    def _read(self, segment: Segment, offsets: Tensor) -> Tensor:
+        """A copy of some rows of a segment, in the type of the run."""
+        rows = torch.index_select(segment.rows, 0, offsets)
+        if self.has_kinds:
+            return _cell(self.template, segment.kind).decode(rows)
+        return rows.to(self.template.dtype)
 
     def read_into(self, slots: Tensor, out: Tensor) -> None:
         """Copy the rows in these slots, numbers on the device of the rows, without waiting."""
@@ -120,7 +160,7 @@ class Segments:
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Rows into slots, which are all different."""
-        if rows.dtype != self.stored.dtype:
+        if self.form == "float16" and rows.is_floating_point():
             rows = _rounded(rows, self.stored.dtype)
         if len(self.segments) == 1:
             self._write(self.segments[0], self.on_device(slots), rows)
@@ -129,6 +169,8 @@ class Segments:
             self._write(segment, offsets, rows[positions])
 
     def _write(self, segment: Segment, offsets: Tensor, rows: Tensor) -> None:
+        if self.has_kinds:
+            rows = _cell(self.template, segment.kind).encode(rows)
         where: Tensor | slice = offsets
         if not offsets.is_cuda:  # nobody waits for a GPU here
             where = _as_slice(offsets)
@@ -188,13 +230,29 @@ class Segments:
             start += count
 
 
-def stored(template: Tensor, form: RowForm) -> Tensor:
+def stored(template: Tensor, form: RowForm, kind: int = 0) -> Tensor:
     """Empty rows [0, ...] of the shape and type in which rows like `template` lie in a segment."""
+    if form == "bitmap" and _has_bitmaps(template):
+        return torch.empty(0, _cell(template, kind).bytes, dtype=torch.uint8)
     if form == "float16" and template.is_floating_point():
         return template.half()
     if form not in get_args(RowForm):
         raise ValueError(f"rows of the form {form!r}")
     return template
+
+
+def _has_bitmaps(template: Tensor) -> bool:
+    """Whether rows like these can be without their zeros: they are vectors of real numbers."""
+    return template.ndim == 2 and template.is_floating_point()
+
+
+def _cell(template: Tensor, kind: int) -> Cell:
+    return Cell(template.shape[1], kind, template.dtype)
+
+
+def _bytes_of(template: Tensor) -> int:
+    """The bytes of one row."""
+    return max(1, template.new_empty((1, *template.shape[1:])).nbytes)
 
 
 def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,10 +283,10 @@ def _as_slice(positions: Tensor) -> Tensor | slice:
     return positions
 
 
-def _created(template: Tensor, folder: Path, count: int) -> Segment:
+def _created(template: Tensor, folder: Path, count: int, kind: int) -> Segment:
     """A new file of `count` rows; its bytes are reserved on the disk."""
     path = folder / f"{uuid.uuid4().hex}.rows"
-    size = count * max(1, template.new_empty((1, *template.shape[1:])).nbytes)
+    size = count * _bytes_of(template)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(path, "xb") as file:
@@ -241,12 +299,13 @@ def _created(template: Tensor, folder: Path, count: int) -> Segment:
         ) from error
     rows = _mapped(path, template, count, shared=True)
     _touch(rows)
-    return Segment(rows, path)
+    return Segment(rows, path, kind=kind)
 
 
-def opened(template: Tensor, path: Path, count: int) -> Segment:
+def opened(template: Tensor, path: Path, count: int, kind: int = 0) -> Segment:
     """The rows in a file that another process wrote, which are only read."""
-    return Segment(_mapped(path, template, count, shared=False), path, writable=False)
+    rows = _mapped(path, template, count, shared=False)
+    return Segment(rows, path, writable=False, kind=kind)
 
 
 def _mapped(path: Path, template: Tensor, count: int, *, shared: bool) -> Tensor:

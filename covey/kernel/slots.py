@@ -21,14 +21,15 @@ class Slots:
     """
 
     def __init__(self, saves: int = 0) -> None:
-        self.available = 0
         self.saves = saves
         """The number of the next save."""
         self.inherited = 0
         """The slots below are in files of another process, and are never free."""
         self.borrowed = 0
         """How many inherited slots a version refers to."""
-        self._free: list[Tensor] = []
+        self._free: dict[int, list[Tensor]] = {}
+        self._available: dict[int, int] = {}
+        self._kind = torch.zeros(0, dtype=torch.int8)
         self._references = torch.zeros(0, dtype=torch.int32)
         self._taken = torch.zeros(0, dtype=torch.int32)  # the number of the save after the taking
         self._waiting: list[tuple[Tensor, int]] = []  # and the number of the save after the drop
@@ -39,10 +40,22 @@ class Slots:
             return torch.zeros_like(slots)
         return self._references[slots]
 
-    def add(self, slots: Tensor) -> None:
-        """New slots, which are free."""
+    def available(self, kind: int = 0) -> int:
+        """How many slots of a kind are free."""
+        return self._available.get(kind, 0)
+
+    def kinds(self, slots: Tensor) -> Tensor:
+        """The kinds of these slots, int8 [n]; a slot NEVER has no meaning."""
+        if not len(self._kind):
+            return torch.zeros_like(slots, dtype=torch.int8)
+        return self._kind[slots]
+
+    def add(self, slots: Tensor, kind: int = 0) -> None:
+        """New slots of a kind, which are free."""
         self.make_room(int(slots[-1]) + 1)
-        self.free(slots)
+        self._kind[slots] = kind
+        self._available.setdefault(kind, 0)
+        self._put(slots, kind)
 
     def make_room(self, count: int) -> None:
         """Slots below `count` exist."""
@@ -50,18 +63,22 @@ class Slots:
             size = max(count, 2 * len(self._references))
             self._references = _longer(self._references, size)
             self._taken = _longer(self._taken, size)
+            self._kind = _longer(self._kind, size)
 
-    def take(self, count: int) -> Tensor:
-        """Take some of the free slots, in rising order: rows of one segment follow each other."""
+    def take(self, count: int, kind: int = 0) -> Tensor:
+        """Take some of the free slots of a kind.
+
+        They are in rising order: rows of one segment follow each other.
+        """
         chunks = [torch.empty(0, dtype=torch.int64)]
         while count:
-            chunk = self._free.pop()
+            chunk = self._free[kind].pop()
             if len(chunk) > count:
-                self._free.append(chunk[count:])
+                self._free[kind].append(chunk[count:])
                 chunk = chunk[:count]
             chunks.append(chunk)
             count -= len(chunk)
-            self.available -= len(chunk)
+            self._available[kind] -= len(chunk)
         slots = torch.cat(chunks).sort().values
         self._taken[slots] = self.saves
         return slots
@@ -82,9 +99,18 @@ class Slots:
 
     def free(self, slots: Tensor) -> None:
         """These slots may be used again."""
+        if len(self._available) <= 1:
+            self._put(slots, next(iter(self._available), 0))
+            return
+        kinds = self.kinds(slots)
+        for kind in torch.unique(kinds).tolist():
+            self._put(slots[kinds == kind], kind)
+
+    def _put(self, slots: Tensor, kind: int) -> None:
+        """Free slots of one kind."""
         if len(slots):
-            self._free.append(slots)
-            self.available += len(slots)
+            self._free.setdefault(kind, []).append(slots)
+            self._available[kind] = self.available(kind) + len(slots)
 
     def saved(self, checkpoints: Collection[int], shared: Callable[[Tensor], Tensor]) -> None:
         """A save happened; these are the numbers of all checkpoints that may be read again.

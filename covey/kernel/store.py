@@ -166,9 +166,13 @@ class Column:
         slots = self.present.slots(ids)
         written_now = self._touched[ids] == self._transaction
         in_place = written_now & (self.slots.references(slots) == 1)
+        kinds = None
+        if self.segments.has_kinds:
+            kinds = self.segments.kinds(rows)
+            in_place &= self.slots.kinds(slots) == kinds
         if not bool(in_place.all()):
             fresh = ~in_place
-            self._move(self.present, ids[fresh], self._take(int(fresh.sum())), round)
+            self._move(self.present, ids[fresh], self._take_for(fresh, kinds), round)
             slots = self.present.slots(ids)
         self.segments.write(slots, rows)
         self.present.round[ids] = round
@@ -270,7 +274,7 @@ class Column:
 
     def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
         """Take over what `freeze` gave for the nodes from `first` on."""
-        slots = self._take(len(rows))
+        slots = self._take_like(rows)
         self.segments.write(slots, rows.to(self.template.device))
         for label, entry in entries.items():
             version = self.present
@@ -316,9 +320,11 @@ class Column:
         versions = [self.present, *self.held.values()]
         slots = torch.cat([version.slot for version in versions]).long()
         old = torch.unique(slots[(slots >= 0) & (slots < self.slots.inherited)])
-        new = self._take(len(old))
+        new = torch.empty_like(old)
         for part in torch.split(torch.arange(len(old)), self.segments.per_segment):
-            self.segments.write(new[part], self.segments.read(old[part]))
+            rows = self.segments.read(old[part])
+            new[part] = self._take_like(rows)
+            self.segments.write(new[part], rows)
         for version in versions:
             inherited = (version.slot >= 0) & (version.slot < self.slots.inherited)
             ids = inherited.nonzero()[:, 0]
@@ -364,12 +370,32 @@ class Column:
         self.slots.use(slots)
         version.set(ids, slots, rounds)
 
-    def _take(self, count: int) -> Tensor:
-        """Take `count` free slots; the column grows where there are too few."""
-        missing = count - self.slots.available
+    def _take_for(self, which: Tensor, kinds: Tensor | None) -> Tensor:
+        """Free slots for some of the rows, bool [n]; `kinds` are those of all rows."""
+        if kinds is None:
+            return self._take(int(which.sum()))
+        return self._take_kinds(kinds[which])
+
+    def _take_like(self, rows: Tensor) -> Tensor:
+        """Free slots for these rows."""
+        if not self.segments.has_kinds:
+            return self._take(len(rows))
+        return self._take_kinds(self.segments.kinds(rows))
+
+    def _take_kinds(self, kinds: Tensor) -> Tensor:
+        """Free slots of these kinds, [n]."""
+        out = torch.empty_like(kinds)
+        for kind in torch.unique(kinds).tolist():
+            positions = (kinds == kind).nonzero()[:, 0]
+            out[positions] = self._take(len(positions), kind)
+        return out
+
+    def _take(self, count: int, kind: int = 0) -> Tensor:
+        """Take `count` free slots of a kind; the column grows where there are too few."""
+        missing = count - self.slots.available(kind)
         if missing > 0:
-            self.slots.add(self.segments.grow(missing))
-        return self.slots.take(count)
+            self.slots.add(self.segments.grow(missing, kind), kind)
+        return self.slots.take(count, kind)
 
 
 def _form(rows: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
@@ -474,8 +500,7 @@ class Store:
         """
         out = []
         for column in self.columns.values():
-            last = column.segments.segments[-1:]
-            filling = {segment.path for segment in last}
+            filling = {segment.path for segment in column.segments.last()}
             out += sorted(column.segments.dirty - filling)
         return out
 

@@ -74,7 +74,8 @@ class Experiment:
     `capture`, which on a GPU turns a round or the devices' program into a CUDA graph where it can.
 
     Rows. `store_rows="float16"` rounds the numbers that nodes keep from round to round, which
-    halves their memory and their files, and changes results (docs/scale.md).
+    halves their memory and their files, and changes results. "bitmap" leaves out zeros, for sparse
+    models, and changes none (docs/scale.md).
     """
 
     algorithm: Algorithm

@@ -130,7 +130,7 @@ class RowsFolder:
             link = self.path / segment.path.name
             _link(segment.path, link)
             own.links.setdefault(segment.path, set()).add(link)
-            listed.append([start, len(segment.rows), segment.path.name])
+            listed.append([start, len(segment.rows), segment.path.name, segment.kind])
         return {
             "tier": tier,
             "name": name,
@@ -171,7 +171,7 @@ def _named(facts: Mapping[str, Any]) -> set[str]:
     """The files that a checkpoint counts on."""
     files = {str(facts["log"])}
     for column in facts["columns"]:
-        files |= {name for _, _, name in column["segments"]}
+        files |= {entry[2] for entry in column["segments"]}
     return files
 
 
@@ -377,15 +377,16 @@ def _read_column(
     name = facts["name"]
     template = torch.empty((0, *facts["shape"]), dtype=_DTYPES[facts["dtype"]])
     form = facts.get("form", "dense")
-    stored = segments.stored(template, form)
     parts = []
-    for start, count, file in facts["segments"]:
+    for start, count, file, *kinds in facts["segments"]:
+        kind = int(kinds[0]) if kinds else 0
         path = folder / _file_name(file)
         if live is not None and path.exists():
             _link(path, live / file)
             path = live / file
         try:
-            parts.append((int(start), segments.opened(stored, path, count)))
+            stored = segments.stored(template, form, kind)
+            parts.append((int(start), segments.opened(stored, path, count, kind)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}); keep a checkpoint and its folder together."

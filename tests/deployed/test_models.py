@@ -132,3 +132,35 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         own_models.write(node, own_models.as_arguments([model]), [])
     assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
     assert (folder / own_models.FACTS).read_bytes() == facts
+
+
+OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]
+
+
+@pytest.mark.parametrize("name", OTHERS if ALL else OTHERS[:1])
+def test_devices_predict_as_their_algorithm_does(name: str, tmp_path: Path) -> None:
+    """With private layers, with a variance or a kernel beside the model, or by the global model."""
+    changes = [*SMALL[1:], "rounds=2", f"algorithm.name={name}"]
+    changes = [change for change in changes if "edge_rounds" not in change]
+    changes += ["model.name=mlp", "model.hidden=[8]"]
+    whole = tmp_path / "whole"
+    result = command("run", BASE, *changes, "--out", whole)
+    assert result.code == 0, result.err
+    config = load(BASE, changes)
+    tree = LocalTree(tmp_path / "nodes")
+    experiment = config.experiment(config.seed)
+    run = server_run(experiment, tree)
+    for _ in run:
+        pass
+    finish(run)
+    tree.close()
+    simulated = covey.load(whole)
+    x = experiment.data.x[:20].numpy()
+    for number in (1, 4):
+        folder = tree.folder / f"device{number}"
+        write_form(folder, config, experiment.data)
+        device = covey.load(folder)
+        assert device.models() == simulated.models()
+        for model in device.models():
+            expected = simulated.probabilities(x, device=number, model=model)
+            assert np.array_equal(device.probabilities(x, model=model), expected)

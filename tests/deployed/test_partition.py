@@ -150,7 +150,8 @@ def test_the_replay_of_late_answers_is_the_run(
             proxy.late_share = 0.0
         statuses = Counter((entry.tier, entry.status) for entry in fleet.missing())
         sent = sum(proxy.late for proxy in fleet.proxies.values())
-        report(late_devices=statuses["device", "late"], delayed=sent)
+        counts = {f"{status} {tier}s": count for (tier, status), count in statuses.items()}
+        report(**counts, delayed=sent)
         assert statuses["device", "late"] >= 5
         assert fleet.differences(fleet.replayed()) == []
         assert replay_equals(fleet)["late"] >= 5

@@ -12,23 +12,26 @@ from torch import Tensor
 
 import covey
 from covey.kernel import segments
+from covey.kernel.segments import RowForm
 from covey.kernel.store import Store
 from tests.laws.cases import CASES, Case, differences, every, experiment, finished, state, whole
 
 STEP = 1 if os.environ.get("COVEY_TEST_ALL") else 12  # every case, or every twelfth
 
 
+@pytest.mark.parametrize("form", ["dense", "bitmap"])
 @every(dict(list(CASES.items())[::STEP]))
 def test_rows_in_files_have_the_bits_of_rows_in_memory(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, form: RowForm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT", 2**10)  # a few rows
     path = tmp_path / "run.safetensors"
-    run = covey.run(experiment(case), store=tmp_path / "live")
+    work = experiment(case, store_rows=form)
+    run = covey.run(work, store=tmp_path / "live")
     for _ in range(2):
         next(run)
         run.save(path)
-        run = covey.run(experiment(case), resume=path, store=tmp_path / "live")
+        run = covey.run(work, resume=path, store=tmp_path / "live")
     for _ in run:
         pass
     assert differences(state(whole(case.name)), state(run)) == []

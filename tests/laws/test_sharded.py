@@ -60,11 +60,23 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return results(request.param, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.parametrize("law", ["gathered", "added", "settings", "codecs", "resumed"])
+LAWS = ("gathered", "added", "settings", "codecs", "resumed")
+
+
+@pytest.mark.parametrize("law", LAWS)
 def test_ranks_have_the_bits_of_one_process(law: str, found: dict[str, Any]) -> None:
     """With all-reduced sums ("added") rows differ by 1e-12 of their largest entry at most."""
     assert found[law]
     assert {name: lines for name, lines in found[law].items() if lines} == {}
+
+
+@pytest.mark.skipif(not ALL, reason="two minutes; COVEY_TEST_ALL=1")
+def test_one_rank_that_torchrun_started(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every case, with the links of its tree, and resumed from checkpoints of other ranks."""
+    found = results(1, tmp_path_factory.getbasetemp())
+    for law in LAWS:
+        assert found[law]
+        assert {name: lines for name, lines in found[law].items() if lines} == {}
 
 
 def test_a_save_that_fails_leaves_the_checkpoint_before(found: dict[str, Any]) -> None:
