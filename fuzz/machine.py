@@ -192,6 +192,7 @@ def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> 
         row, _ = DENSE.decode(messages[0].messages[0], limit=yard.width)
         assert row.tolist() == [expected] * yard.width, (row.tolist(), expected, asked)
         if draw.random() < 0.3:
+            assert model.ask(key, epoch) == expected
             assert node.answer(key, common, own) == reply, "asked twice, it answers something else"
         counts["child: answer"] += 1
     node.database.close()
