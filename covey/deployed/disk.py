@@ -295,8 +295,8 @@ class Disk:
         return {seat: Answer(_status(status), data) for seat, status, data in found}
 
     def journalled_without(self, seat: Seat) -> list[str]:
-        """The keys of the asks in the journal that a seat has got, and not answered well."""
-        text = "SELECT key FROM journal WHERE seat = ? AND status IN ('late', 'bad')"
+        """The keys of the asks in the journal that a seat has not answered well."""
+        text = "SELECT key FROM journal WHERE seat = ? AND status != 'answered'"
         return [key for (key,) in self._query(text, [seat])]
 
     def received(self, seat: Seat) -> str | None:

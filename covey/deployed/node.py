@@ -152,9 +152,9 @@ class Node(Station):
         A parent that had given up waiting for such an answer learns from it what has happened.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
-        """The keys of the asks that each child did not answer since it last answered one.
+        """The keys of the last asks that each child did not answer since it last answered one.
 
-        It has got these asks, so its disk may have ended them.
+        Its disk may have ended them.
         """
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
@@ -242,8 +242,8 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status in ("late", "bad"):
-                self._owed.setdefault(child, []).append((str(key), entry))
+            owed = self._owed.get(child, [])
+            self._owed[child] = [*owed, (str(key), entry)][-_ENDED:]
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
@@ -254,14 +254,15 @@ class Node(Station):
     def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
         """Note who was missing below in asks that a child ended late; it never got the others.
 
-        It may also have ended an ask to which a bad answer came from its seat.
+        It may also have ended an ask to which a bad answer came from its seat. It may have ended
+        one that this node sent before it was started again, and found the seat empty then.
         """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
             if entry.lane != "train":
                 continue
             if key in missing_by_key:
-                if entry.status == "bad":
+                if entry.status != "late":
                     self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
             elif entry.status == "late":
