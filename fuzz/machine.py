@@ -141,15 +141,7 @@ class ChildModel:
             return None
         if epoch.before < self.stood[0] or epoch.attempt < self.stood[1]:
             return None
-        if self.pending is not None:
-            round, attempt = self.pending
-            if any(failed <= round for failed in epoch.rollbacks[attempt:]):
-                self.now, self.pending = self.good, None
-                self.answers.clear()
-                self.trained.clear()
-            elif round < epoch.before:
-                self.good, self.pending = self.now, None
-                self.trained.clear()
+        self._catch_up(epoch)
         if self.answers.get(key.lane, ("", 0))[0] == str(key):
             return self.answers[key.lane][1]
         if key.lane == "train" and key.round < epoch.before:
@@ -163,6 +155,19 @@ class ChildModel:
         self.pending = (key.round, key.attempt)
         self.answers[key.lane] = (str(key), self.now)
         return self.now
+
+    def _catch_up(self, epoch: Epoch) -> None:
+        """What was pending is good, or undone."""
+        if self.pending is None:
+            return
+        round, attempt = self.pending
+        if any(failed <= round for failed in epoch.rollbacks[attempt:]):
+            self.now, self.pending = self.good, None
+            self.answers.clear()
+            self.trained.clear()
+        elif round < epoch.before:
+            self.good, self.pending = self.now, None
+            self.trained.clear()
 
 
 def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> None:
