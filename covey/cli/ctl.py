@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from covey.cli.options import AsJson
 from covey.cli.show import print_wide
 from covey.deployed.control import call
 from covey.deployed.plan import LOOPBACK, split_address
-from covey.deployed.plan_files import NODE
+from covey.deployed.plan_files import DRAIN_SECONDS, NODE
 from covey.errors import ConfigError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 PORT = 9443
+_POLL = 0.2  # s between two looks at a node that ends
 Nodes = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,7 +65,10 @@ def status(
     if as_json:
         print(json.dumps(statuses))
         return
-    print_wide(Console(soft_wrap=True, highlight=False), table(statuses))
+    console = Console(soft_wrap=True, highlight=False)
+    print_wide(console, table(statuses))
+    for line in waiting(statuses):
+        console.print(escape(line))
 
 
 @app.command()
@@ -92,11 +97,22 @@ def resume(node: Nodes = None, plan: Plan = None, certs: Certs = None) -> None:
 def stop(node: Nodes = None, plan: Plan = None, certs: Certs = None) -> None:
     """Let nodes end after what is under way; they go on from their disks when started again.
 
+    Of a planned tree, the server ends first: it needs the others for its round, and to write down
+    where the run stands.
+
     Examples:
 
       covey ctl stop --plan deploy
     """
-    _order("stop", node, plan, certs)
+    if plan is None:
+        _order("stop", node, plan, certs)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    addresses = _addresses(node, plan)
+    for position, (name, place) in enumerate(addresses):
+        console.print(escape(f"{name}: {_stopped(place, certs)}"))
+        if position == 0:
+            _wait_for_end(place, certs)
 
 
 @app.command()
@@ -143,7 +159,22 @@ def table(statuses: list[dict[str, Any]]) -> Table:
     return out
 
 
-_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "lag")
+def waiting(statuses: list[dict[str, Any]]) -> list[str]:
+    """Which processes wait for empty seats, and what an operator can do."""
+    out = []
+    for status in statuses:
+        seats = {seat["seat"]: seat for seat in status["seats"]}
+        for name in status.get("waits_for", []):
+            line = f"{status['process']} waits for {name}: nobody is on this seat; start its node"
+            if seats[name]["state"] == "evicted":
+                why = seats[name]["bad_reason"] or "by an operator."
+                fix = f"mend its node, then: covey ctl admit {name}"
+                line = f"{status['process']} waits for {name}, which is evicted: {why} {fix}"
+            out.append(f"{line}.")
+    return out
+
+
+_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "bad", "lag")
 _TEXTS = 3  # columns of text
 
 
@@ -155,13 +186,14 @@ def merged(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not any(seat["own"] for seat in status["seats"]):
             seats.setdefault(status["process"], _of_process(status))
         for seat in status["seats"]:
+            before = seats.get(seat["seat"], {"asks": {}, "state": ""})
             if seat["own"] or seat["seat"] not in seats:
-                before = seats.get(seat["seat"], {"asks": {}})
                 asks = seat["asks"] | before["asks"]
                 seats[seat["seat"]] = seat | {"asks": asks}
             else:
-                asks = seat["asks"] | seats[seat["seat"]]["asks"]
-                seats[seat["seat"]]["asks"] = asks
+                before["asks"] = seat["asks"] | before["asks"]
+            if "evicted" in (seat["state"], before["state"]):  # which its own process cannot know
+                seats[seat["seat"]]["state"] = "evicted"
     tiers = list(dict.fromkeys(_tier_and_number(name)[0] for name in seats))
 
     def order(seat: dict[str, Any]) -> tuple[int, int]:
@@ -217,6 +249,7 @@ def _words(seat: dict[str, Any]) -> list[str]:
         _size(seat["up_bytes"]),
         str(seat["asks"].get("late", 0)),
         str(seat["asks"].get("absent", 0)),
+        str(seat["asks"].get("bad", 0)),
         lag,
     ]
 
@@ -241,6 +274,25 @@ def _order(order: str, node: list[str] | None, plan: Path | None, certs: Path | 
     for name, (host, port) in _addresses(node, plan):
         done = call("POST", (host, port), f"/{order}", certs)
         console.print(escape(f"{name}: {done}"))
+
+
+def _stopped(place: tuple[str, int], certs: Path | None) -> str:
+    """Stop one node of a plan; one that has ended already is no error."""
+    try:
+        return call("POST", place, "/stop", certs)
+    except ConfigError:
+        return "no answer"
+
+
+def _wait_for_end(place: tuple[str, int], certs: Path | None) -> None:
+    """Wait until a node that was stopped has ended, or takes too long."""
+    until = time.monotonic() + DRAIN_SECONDS
+    while time.monotonic() < until:
+        try:
+            call("GET", place, "/status", certs)
+        except ConfigError:
+            return
+        time.sleep(_POLL)
 
 
 def _status(

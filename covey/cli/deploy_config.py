@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Quorum = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 SCORE_EVERY = 10
 """Rounds between two scores where a file does not say: scores cost as many messages as training."""
@@ -30,9 +31,12 @@ class DeployFile(BaseModel):
     `names` are lists of names by tier; without them a node is called by its tier and its number.
     `address` says where a node with children is reached. `data` are files of devices on their own
     machines; with "source", each device takes its own part of the experiment's data. `quorum` and
-    `deadline` say how many children are enough after how many seconds. `processes` names devices
-    that share a process; `devices_per_process` puts neighbours together. `state` is the folder of a
-    node's disk on its machine.
+    `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
+    norm of a row that a node may answer in training. After `strikes` bad messages a parent evicts
+    their sender. `processes` names devices that share a process; `devices_per_process` puts
+    neighbours together. `state` is the folder of a node's disk on its machine. Without
+    `share_rows`, edges and devices keep what they keep to themselves: the server's folder has no
+    models of theirs.
     """
 
     model_config = STRICT
@@ -41,6 +45,8 @@ class DeployFile(BaseModel):
     data: Literal["source"] | dict[str, Text] = "source"
     quorum: dict[str, Quorum] = {}
     deadline: dict[str, Seconds] = {}
+    norm_bound: dict[str, Norm] = {}
+    strikes: int = Field(3, ge=1, le=1_000_000)
     processes: dict[str, list[str]] = {}
     devices_per_process: int = Field(1, ge=1)
     port: int = Field(8443, ge=1, le=65535)
@@ -48,6 +54,7 @@ class DeployFile(BaseModel):
     control_host: Text = LOOPBACK
     state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
     durability: Literal["process", "power"] = "process"
+    share_rows: bool = True
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")
 
     def settings(self) -> Settings:

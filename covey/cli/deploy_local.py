@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from covey.errors import ConfigError
 from covey.runs import record, status
 from covey.runs.record import Round
 
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MAY_CHANGE = ("rounds", "name")
 """What a tree that goes on may have otherwise than before."""
 
@@ -43,6 +45,8 @@ class LocalTree:
     insecure: bool
     command: str
     """What the user types to go on."""
+    file: Path
+    """The experiment file; modules of the user may lie beside it."""
 
     @property
     def folder(self) -> Path:
@@ -114,7 +118,10 @@ class LocalTree:
         console.print(
             escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         )
-        tree = LocalProcesses(self.out, names, insecure=self.insecure)
+        modules = None
+        if _names_own_modules(self.deployment.config.resolved()):
+            modules = self.file.parent
+        tree = LocalProcesses(self.out, names, insecure=self.insecure, modules=modules)
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -126,6 +133,9 @@ class LocalTree:
             raise Interrupted(f"{state}; go on with: {self.command}") from None
         except ProcessFailed as error:
             raise ProcessFailed(f"{error} After the repair, go on with: {self.command}") from error
+        if status.read(self.folder).state != "finished":
+            state = f"the server was stopped after round {records.rounds}"
+            raise Interrupted(f"{state}; go on with: {self.command}")
 
     def _show(self, console: Console, tree: LocalProcesses, records: NewRecords, done: int) -> None:
         hidden = () if self.deployment.experiment.algorithm.learns_global else ("global",)
@@ -190,6 +200,15 @@ def _unlike(before: Mapping[str, Any], now: Mapping[str, Any], *, census: bool) 
         if ours.get(key) != theirs.get(key):
             return f"{key} = {theirs.get(key)!r}, not {ours.get(key)!r}"
     return None
+
+
+def _names_own_modules(settings: Mapping[str, Any]) -> bool:
+    """Whether an experiment names something as package.module:name."""
+    for key, value in _flat(settings):
+        for text in value if isinstance(value, list) else [value]:
+            if not key.startswith("deploy.") and isinstance(text, str) and _OWN.fullmatch(text):
+                return True
+    return False
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -292,9 +292,7 @@ class Loaded:
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
-        row = read.row(self._node(read.tier, number), number)
-        if row is None:
-            raise ConfigError(f"device {device!r} has no {read.model!r} in {self.place}.")
+        row = self._row(read, number)
         devices: Sequence[int] = [number]
         if pooled is not None:
             devices = pooled
@@ -484,6 +482,11 @@ class Loaded:
         x = torch.zeros(1, *self.shape, dtype=dtype)
         return self._predicted(x, self._number(device, read), read) is not None
 
+    @property
+    def only_device(self) -> str | None:
+        """The one device whose models these are; None: they are of all devices."""
+        return None
+
     def alike(self, model: str | None = None) -> bool:
         """Whether a model is the same for all devices, so that none need be named."""
         read = self.snapshot(model)
@@ -503,6 +506,26 @@ class Loaded:
             ends = torch.cumsum(tree.counts(above, torch.arange(tree.size(above))), 0)
             node = torch.searchsorted(ends, node, right=True)
         return int(node)
+
+    def _row(self, read: Snapshot, device: int) -> Tensor:
+        """The row that a device uses of a model, [P]."""
+        node = self._node(read.tier, device)
+        row = read.row(node, device)
+        if row is None:
+            raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")
+        if self._lacks is not None and node not in read.ids.tolist():
+            fix = f"load the models of {read.tier} {node} on its own machine"
+            raise ConfigError(f"{self.place} lacks {self._lacks}; {fix}.")
+        return row
+
+    @cached_property
+    def _lacks(self) -> str | None:
+        """Whose rows the folder of a deployed run does not have, in words."""
+        saved = self.place / "checkpoint.safetensors"
+        if not saved.exists():
+            return None
+        text: str | None = checkpoint.read(saved, tensors=False).facts.get(checkpoint.LACKS)
+        return text
 
     @property
     def _own_way(self) -> bool:
@@ -538,9 +561,7 @@ class Loaded:
             own = part.of(device)
             if len(own):
                 simulator.store.put(tier, name, ids, own, read.round)
-        row = read.row(self._node(read.tier, device), device)
-        if row is None:
-            raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")
+        row = self._row(read, device)
         me = Nodes(simulator, tier, ids, round=read.round, path=0)
         with torch.no_grad():
             predict = self.experiment.algorithm.predictor(me, read.model, row[None])

@@ -165,3 +165,7 @@ def _rounds(member: Member, folder: ServerFolder) -> None:
         folder.end(run)  # the rounds before are good
         raise
     folder.end(run)
+    lacks = run.runtime.lacks
+    if lacks is not None:
+        fix = "start the server again when their nodes are back"
+        member.log.warning("incomplete", text=f"the run folder lacks {lacks}; {fix}")

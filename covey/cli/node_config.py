@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from covey.cli.deploy_config import Seconds
+from covey.cli.deploy_config import Norm, Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
 from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
 from covey.deployed.seats import Names, seats_of
@@ -33,6 +33,9 @@ class NodeFile(BaseModel):
     durability: Literal["process", "power"] = "process"
     deadline: Seconds | None = None
     quorum: int | None = Field(None, ge=1)
+    norm_bounds: dict[str, Norm] = {}
+    strikes: int = Field(3, ge=1, le=1_000_000)
+    share_rows: bool = True
     data: dict[str, str] = {}
 
     def process(self, tree: Tree, names: Names | None = None) -> Process:
@@ -63,8 +66,19 @@ class NodeFile(BaseModel):
             durability=self.durability,
             data=self.data,
             patience=patience,
+            norm_bounds=self._norm_bounds(own[0].children),
+            strikes=self.strikes,
+            share_rows=self.share_rows,
             control_host=self.control_host,
         )
+
+    def _norm_bounds(self, children: tuple[str, ...]) -> dict[str, float]:
+        """The bounds of children; an error for a name that is none of them."""
+        for name in self.norm_bounds:
+            if name not in children:
+                listed = ", ".join(children) or "none"
+                raise ConfigError(f"node.norm_bounds.{name}: the children are {listed}.")
+        return dict(self.norm_bounds)
 
     def _check(self, parent: str | None, children: tuple[str, ...]) -> None:
         """Refuse addresses that are missing, or that a seat has no use for."""

@@ -20,6 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
+from torch import Tensor
+
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
@@ -122,25 +124,37 @@ class LoadedNode(Loaded):
             self._snapshots[name, which] = snapshot.read(path, self._space)
         return self._snapshots[name, which]
 
+    @property
+    def only_device(self) -> str | None:
+        """What the data calls this device, or its number; None for an edge and the server."""
+        if self.tier != self.tree.tiers[-1]:
+            return None
+        return self.device_names[self.number]
+
     def alike(self, model: str | None = None) -> bool:
-        """No device need be named."""
-        return True
+        """Whether no device need be named, as at an edge and the server."""
+        return self.only_device is None
 
     def _need_scores(self) -> None:
         """Models are there without scores."""
 
     def _number(self, device: str | int | None, read: Snapshot) -> int:
         """The number of the device; another node's name is refused."""
-        own = {self.name, f"{self.tier}{self.number}", self.number, None}
+        seat = self.place.absolute().name
+        own = {self.name, seat, f"{self.tier}{self.number}", self.number, self.only_device, None}
         if device not in own:
             raise ConfigError(f"{self.place} has the models of {self.name} alone, not {device!r}.")
         return self.number
 
-    def _node(self, tier: str, device: int) -> int:
-        """The node of a tier that this one stands under, or is."""
-        if tier == self.tier:
-            return self.number
-        return super()._node(tier, device)
+    def _row(self, read: Snapshot, device: int) -> Tensor:
+        """The row of the one node that a file is of, or the global row in its place."""
+        node = device
+        if len(read.ids):
+            node = int(read.ids[0])
+        row = read.row(node, device)
+        if row is None:
+            raise ConfigError(f"{self.place} has no row of {read.model!r}; run the tree again.")
+        return row
 
     @cached_property
     def _run(self) -> Run:

@@ -79,7 +79,14 @@ def _compared(folder: Path) -> dict[str, Any]:
     if is_census(config):
         rule = "a replay needs the examples of all devices on one machine"
         raise ConfigError(f"the data of this run stay with their devices, and {rule}.")
+    lacks = checkpoint.read(folder / _SAVED, tensors=False).facts.get(checkpoint.LACKS)
+    if lacks is not None:
+        fix = "start its server again while all nodes are there"
+        raise ConfigError(f"{folder} lacks {lacks}, so it cannot be compared; {fix}.")
     facts = ReplayFacts.read(folder)
+    if facts.changes:
+        rule = "a replay has one tree"
+        raise ConfigError(f"the tree of this run changed after round {facts.changes[0]}; {rule}.")
     written = history(folder / _SAVED)
     with TemporaryDirectory() as place:
         run = _again(config, facts, len(written), Path(place))
@@ -94,6 +101,7 @@ def _compared(folder: Path) -> dict[str, Any]:
         "rounds": len(written),
         "late": statuses["late"],
         "absent": statuses["absent"],
+        "bad": statuses["bad"],
         "differences": differing,
         "equal": not differing,
     }
@@ -117,7 +125,7 @@ def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
 
 def _show(console: Console, facts: dict[str, Any]) -> None:
     """The result in words."""
-    counts = f"{facts['late']} late and {facts['absent']} absent answers"
+    counts = f"{facts['late']} late, {facts['absent']} absent and {facts['bad']} bad answers"
     console.print(escape(f"{facts['folder']}: {facts['rounds']} rounds, {counts}"))
     if facts["equal"]:
         what = "rows, records, traffic and notes are those of the deployed run, bit for bit"

@@ -21,7 +21,7 @@ from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
 from covey.cli.stop import Interrupted
 from covey.deployed.node import Missing
-from covey.deployed.server_run import replay_facts
+from covey.deployed.server_run import ending, replay_facts
 from covey.errors import CheckpointError
 from covey.runs import status
 from covey.runs.record import Round
@@ -82,7 +82,8 @@ class ServerFolder:
         Of a run that was stopped before its last round, that is its checkpoint alone.
         """
         self.folder.write(REPLAY, json.dumps(replay_facts(run)) + "\n")
-        seeds.save(run, self._recorder)
+        with ending(run):
+            seeds.save(run, self._recorder)
         self._done = run.done
         if run.done:
             history = [list(run.history)]
@@ -92,10 +93,14 @@ class ServerFolder:
 
 @dataclass(frozen=True)
 class ReplayFacts:
-    """What a replay has to know: who was missing, and the rounds that were the last for a time."""
+    """What a replay has to know: who was missing, and the rounds that were the last for a time.
+
+    `changes` are the rounds after which the tree changed.
+    """
 
     missing: list[Missing]
     ends: list[int]
+    changes: list[int]
 
     @staticmethod
     def read(folder: Path) -> ReplayFacts:
@@ -104,6 +109,6 @@ class ReplayFacts:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             missing = [Missing(*entry) for entry in facts["missing"]]
-            return ReplayFacts(missing, [int(end) for end in facts["ends"]])
+            return ReplayFacts(missing, list(facts["ends"]), list(facts["changes"]))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"cannot read {path}: {error!r}.") from error

@@ -82,7 +82,8 @@ class Doorkeeper:
         if name not in self.seats:
             raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
         if name in self._evicted:
-            raise Refusal("PERMISSION_DENIED", f"{name} is evicted")
+            fix = f"once its process is mended: covey ctl admit {name}"
+            raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}")
 
     def check_disks(self, hello: Hello) -> None:
         """Refuse a disk that is behind what this parent has received."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from covey.data import Shards
+from covey.deployed.checked_facts import Subtree, subtrees
 from covey.deployed.disk import Disk
 from covey.deployed.node import Node
-from covey.deployed.transport import Patience, Transport
+from covey.deployed.transport import Patience, Seat, Transport
 from covey.engine.population import Population
 from covey.errors import ConfigError
 from covey.runs.build import Parts, task_of
@@ -34,6 +35,8 @@ class Told:
     under: int
     """How many training examples all devices under this node hold."""
     population: Population
+    subtrees: Mapping[Seat, Subtree] = field(default_factory=dict)
+    """The ids of every child and of the nodes below it."""
 
 
 def told(tree: Tree, shards: Shards) -> dict[str, list[Told]]:
@@ -44,13 +47,19 @@ def told(tree: Tree, shards: Shards) -> dict[str, list[Told]]:
     out: dict[str, list[Told]] = {}
     for tier in tree.tiers:
         under = examples[tier].tolist()
+        below = tree.below(tier)
+        parts: list[Subtree] = []
+        if below is not None:
+            parts = subtrees(tree, below)
         out[tier] = []
         for number in range(tree.size(tier)):
             place = Place.of(tree, tier, number)
             among = None
             if isinstance(training, TrainingTree):
                 among = TrainingPlace.within(training, place)
-            out[tier].append(Told(place, among, under[number], population))
+            seats = range(place.first_child, place.first_child + place.children)
+            own = {seat: parts[seat] for seat in seats}
+            out[tier].append(Told(place, among, under[number], population, own))
     return out
 
 
@@ -61,10 +70,13 @@ def node_of(
     *,
     transport: Transport | None = None,
     patience: Patience | None = None,
+    norm_bounds: Mapping[Seat, float] | None = None,
+    shares_rows: bool = True,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
-    Nodes of one process share the frozen parameters of the module, and nothing else.
+    `norm_bounds` are those of children in training. Nodes of one process share the frozen
+    parameters of the module, and nothing else.
     """
     experiment = parts.experiment
     if patience is not None and not experiment.algorithm.idle_trains:
@@ -93,6 +105,9 @@ def node_of(
         database=disk,
         transport=transport,
         patience=patience,
+        subtrees=facts.subtrees,
+        norm_bounds=norm_bounds or {},
+        shares_rows=shares_rows,
     )
 
 

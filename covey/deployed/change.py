@@ -18,14 +18,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from covey.deployed.disk import Disk
-from covey.deployed.server_run import FACTS, captured_in
+from covey.deployed.server_run import CHANGES, FACTS, captured_in
 from covey.errors import CheckpointError, ConfigError
 from covey.runs.checkpoint import Checkpoint, around_difference
 
 NameLists = Mapping[str, Sequence[str]]
 """The names of all nodes in the order of their numbers, by tier from the server down."""
-CHANGES = "tree changes"
-"""The fact that lists the rounds after which the tree changed."""
 _MAY_DIFFER = ("tree", "data")
 _FIGURES = "devices."
 _IDS = ".ids"

@@ -174,17 +174,28 @@ class Disk:
     def _transaction(self, inside: str | None = None) -> Iterator[sqlite3.Connection]:
         """Everything or nothing; `inside` is the fault point before the end."""
         with self._alone:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 if inside is not None:
                     fault(inside)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._undo()
+                fix = "free some space there, or mend it, and start the node again"
+                raise CheckpointError(
+                    f"cannot write {self.path}: {error}; what it held before is intact; {fix}."
+                ) from error
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._undo()
                 raise
-            self._connection.execute("COMMIT")
             if self._mover is not None:
                 self._mover.look()
+
+    def _undo(self) -> None:
+        """Give up a transaction, unless the database has done so itself."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._alone:

@@ -81,7 +81,7 @@ class _Lines(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; its first word is the name of the event."""
+        """One line; its first word is the name of the event, `facts` are more fields of it."""
         text = record.getMessage()
         event = text.partition(" ")[0].rstrip(":")
         facts = {"text": text, **getattr(record, "facts", {})}

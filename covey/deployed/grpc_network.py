@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from covey.deployed.certificates import Identity
 from covey.deployed.disk import Disk
+from covey.deployed.grpc_options import Limits
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport
 from covey.deployed.plan import Process
@@ -30,6 +31,7 @@ class GrpcNetwork:
             fingerprint=fingerprint,
             identity=self.identity,
             admission=door,
+            limits=Limits(strikes=process.strikes),
         )
 
     def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> GrpcPort:

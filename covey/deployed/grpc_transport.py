@@ -35,11 +35,12 @@ from covey.deployed.grpc_options import (
     shared_loop,
 )
 from covey.deployed.owed import Owed
-from covey.deployed.transport import Admission, Answer, AskKey, Patience, Seat
+from covey.deployed.transport import Admission, Answer, AskKey, Check, Patience, Seat
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
+_LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _SHOWN = 5  # names in a line of the log
 
@@ -51,8 +52,13 @@ class _Ask:
     key: AskKey
     common: bytes
     own: Mapping[Seat, bytes]
+    check: Check | None = None
     answers: dict[Seat, bytes] = field(default_factory=dict)
+    bad: set[Seat] = field(default_factory=set)
+    """The seats whose answer was refused, and who are not asked again yet."""
     sent: set[Seat] = field(default_factory=set)
+    error: Exception | None = None
+    """Of this parent, while it checked an answer."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def missing(self) -> list[Seat]:
@@ -63,9 +69,17 @@ class _Ask:
         """Whether nothing more is waited for."""
         if len(self.answers) == len(self.own):
             return True
-        if patience is None or waited < patience.seconds:
+        if patience is None or len(self.answers) < patience.quorum:
             return False
-        return len(self.answers) >= patience.quorum
+        return waited >= patience.seconds or len(self.answers) + len(self.bad) == len(self.own)
+
+    def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
+        """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
+        if patience is None or waited >= patience.seconds:
+            return sorted(self.bad)
+        if len(self.own) - len(self.bad) >= patience.quorum:
+            return []
+        return sorted(self.bad)
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
@@ -73,6 +87,8 @@ class _Ask:
         for seat in self.own:
             if seat in self.answers:
                 out[seat] = Answer("answered", self.answers[seat])
+            elif seat in self.bad:
+                out[seat] = Answer("bad")
             elif seat in self.sent:
                 out[seat] = Answer("late")
             else:
@@ -114,6 +130,11 @@ class _Stream:
         if seats:
             self.pending[ask] = seats
             self.wake.set()
+
+    def queue_again(self, ask: _Ask, seat: Seat) -> None:
+        """Let the sender send an ask to one seat again."""
+        self.pending[ask] = [*self.pending.get(ask, []), seat]
+        self.wake.set()
 
     def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
         """The next ask with the seats that it can be sent to now.
@@ -177,6 +198,7 @@ class GrpcTransport:
         self._orders: dict[AskKey, _Ask] = {}
         """Orders whose asks have ended, and which some seats still owe."""
         self._owed = Owed()
+        self._checks: set[asyncio.Future[None]] = set()
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._unread = Failures()
@@ -191,6 +213,7 @@ class GrpcTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
         try:
@@ -200,7 +223,7 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
-        return self._do(self._ask(key, common, own, patience))
+        return self._do(self._ask(_Ask(key, common, own, check), patience))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
@@ -310,16 +333,10 @@ class GrpcTransport:
 
     # Asking
 
-    async def _ask(
-        self,
-        key: AskKey,
-        common: bytes,
-        own: Mapping[Seat, bytes],
-        patience: Patience | None,
-    ) -> dict[Seat, Answer]:
+    async def _ask(self, ask: _Ask, patience: Patience | None) -> dict[Seat, Answer]:
+        key = ask.key
         if key in self._asks:
             raise TransportError(f"{key} is being asked already.")
-        ask = _Ask(key, common, own)
         self._asks[key] = ask
         for stream in self._open_streams():
             stream.queue(ask)
@@ -346,7 +363,11 @@ class GrpcTransport:
         while not ask.ended(patience, time.monotonic() - began):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
+            if ask.error is not None:
+                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
             waited = time.monotonic() - began
+            for seat in ask.wanted_again(patience, waited):
+                self._ask_again(ask, seat)
             if waited >= note:
                 self._note_waiting(ask, waited)
                 note = 2 * waited
@@ -367,6 +388,12 @@ class GrpcTransport:
         text = f"{len(missing)} of {len(ask.own)} seats have not answered {ask.key}: {shown}"
         seconds = round(waited, 1)
         say(logging.WARNING, "waiting", text, seconds=seconds, empty=empty[:_SHOWN])
+
+    def _ask_again(self, ask: _Ask, seat: Seat) -> None:
+        """Ask a seat once more after a bad answer; an empty seat is asked when it is taken."""
+        ask.bad.discard(seat)
+        if seat in self._streams:
+            self._streams[seat].queue_again(ask, seat)
 
     # A process dials in
 
@@ -574,7 +601,9 @@ class GrpcTransport:
     def _strike(self, stream: _Stream, text: str) -> bool:
         evicted = self.doorkeeper.strike(frozenset(stream.seats))
         if evicted:
-            LOG.warning("evicted %s: %s", stream, text)
+            seats = list(stream.seats)
+            facts = {"seats": seats, "peer": stream.peer, "reason": text}
+            LOG.warning("evicted %s: %s", stream, text, extra={"facts": facts})
         return evicted
 
     def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
@@ -586,14 +615,46 @@ class GrpcTransport:
         stream.wake.set()
         ask = self._asks.get(key)
         if ask is not None:
-            ask.answers.setdefault(head.seat, data)
-            ask.changed.set()
+            task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
             return
         LOG.info("late: %s to %s", stream, key)
         order = self._orders.get(key)
         if order is not None:
             order.answers.setdefault(head.seat, b"")
             self._forget_followed()
+
+    async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
+        """Believe an answer, or drop it: a long one is checked by another thread."""
+        try:
+            reason = await self._reason(ask, seat, data)
+            if reason is None:
+                ask.answers.setdefault(seat, data)
+            else:
+                self._drop(stream, ask, seat, reason)
+                ask.bad.add(seat)
+        except Exception as error:  # a bug: whoever asks gets it, since no answer will come
+            ask.error = error
+        ask.changed.set()
+
+    async def _reason(self, ask: _Ask, seat: Seat, data: bytes) -> str | None:
+        """Why an answer is refused."""
+        if ask.check is None:
+            return None
+        if len(data) > _LONG:
+            return await asyncio.to_thread(ask.check, seat, data)
+        return ask.check(seat, data)
+
+    def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
+        """Count a bad answer; evict the sender of too many."""
+        self.refused["bad"] += 1
+        name = next(name for name, number in stream.seats.items() if number == seat)
+        facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
+        LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
+        if self._strike(stream, reason):
+            stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
+            self._leave(stream)
 
 
 def _judged(error: Exception) -> Refusal:

@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat
+from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat
 from covey.errors import TransportError
+
+STRIKES = 3
+"""Bad answers after which nobody is on a seat any more."""
 
 
 class SeatLost(BaseException):
@@ -32,20 +35,57 @@ class _Job:
         """Whether nobody waits for it, and its seat has never had it; orders are always owed."""
         return self.ask.closed and not self.begun and self.key.lane != "order"
 
+    @property
+    def settled(self) -> bool:
+        """Whether its answer is not needed any more."""
+        return self.ask.closed or self.seat in self.ask.answers
+
 
 @dataclass(eq=False)
 class _Ask:
     """An ask that is under way."""
 
+    count: int
+    """Of the seats that are asked."""
+    patience: Patience | None = None
+    check: Check | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     answers: dict[Seat, Answer] = field(default_factory=dict)
     closed: bool = False
+    error: BaseException | None = None
+    """Of a handler, which owes answers and not errors."""
 
-    def put(self, seat: Seat, data: bytes) -> None:
+    def fail(self, error: BaseException) -> None:
+        """No answer will come of a seat."""
         with self.changed:
-            if not self.closed:
+            self.error = error
+            self.changed.notify_all()
+
+    def put(self, seat: Seat, data: bytes) -> str | None:
+        """Take an answer, or return why it is refused."""
+        reason = None
+        if self.check is not None:
+            reason = self.check(seat, data)
+        with self.changed:
+            if not self.closed and reason is None:
                 self.answers[seat] = Answer("answered", data)
-                self.changed.notify_all()
+            elif not self.closed and self.enough_others:
+                self.answers[seat] = Answer("bad")
+            self.changed.notify_all()
+        return reason
+
+    @property
+    def good(self) -> int:
+        """How many have answered well."""
+        return sum(answer.status == "answered" for answer in self.answers.values())
+
+    @property
+    def enough_others(self) -> bool:
+        """Whether there can be a quorum without one more seat."""
+        if self.patience is None:
+            return False
+        bad = len(self.answers) - self.good
+        return self.count - bad > self.patience.quorum
 
 
 class _Worker:
@@ -57,6 +97,8 @@ class _Worker:
         self._taken = threading.Event()
         self._lost = lost
         self._ended = False
+        self.bad: list[str] = []
+        """Why answers were refused."""
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -99,12 +141,24 @@ class _Worker:
                 job.begun = True
             try:
                 data = handler(job.key, job.common, job.own)
+                reason = job.ask.put(job.seat, data)
             except SeatLost:
                 self.leave()
                 self._lost()
                 continue
-            job.ask.put(job.seat, data)
-            return
+            except BaseException as error:
+                job.ask.fail(error)
+                return
+            if reason is not None:
+                self._refused(reason)
+            if reason is None or job.settled:
+                return
+
+    def _refused(self, reason: str) -> None:
+        """Count a bad answer; the seat is empty after too many, until another takes it."""
+        self.bad.append(reason)
+        if len(self.bad) % STRIKES == 0:
+            self.leave()
 
 
 class LocalTransport:
@@ -127,6 +181,10 @@ class LocalTransport:
         """Nobody is on a seat any more."""
         self._worker(seat).leave()
 
+    def refused(self, seat: Seat) -> list[str]:
+        """Why answers of a seat were refused."""
+        return self._worker(seat).bad
+
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         taken = [seat for seat, worker in self._workers.items() if worker.taken]
@@ -147,15 +205,16 @@ class LocalTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> dict[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
-        ask = _Ask()
+        ask = _Ask(len(own), patience, check)
         jobs = [_Job(key, common, request, ask, seat) for seat, request in own.items()]
         self._asks.add(ask)
         for job in jobs:
             self._worker(job.seat).jobs.put(job)
         try:
-            self._wait(ask, len(jobs), patience)
+            self._wait(ask, patience)
         finally:
             out = {}
             with ask.changed:
@@ -168,15 +227,17 @@ class LocalTransport:
             self._asks.discard(ask)
         return out
 
-    def _wait(self, ask: _Ask, count: int, patience: Patience | None) -> None:
+    def _wait(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for all answers or, when time is up, for a quorum of them."""
         began = time.monotonic()
         with ask.changed:
-            while len(ask.answers) < count:
+            while len(ask.answers) < ask.count:
                 if self._closed:
                     raise TransportError("the transport was closed before all had answered.")
+                if ask.error is not None:
+                    raise TransportError(f"a seat failed: {ask.error!r}.") from ask.error
                 left = None
-                if patience is not None and len(ask.answers) >= patience.quorum:
+                if patience is not None and ask.good >= patience.quorum:
                     left = began + patience.seconds - time.monotonic()
                     if left <= 0:
                         return

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey import native
 from covey.deployed import own_models, parcel
+from covey.deployed.checked import OrderCheck, ReplyCheck
+from covey.deployed.checked_facts import Rehearsed, Subtree
 from covey.deployed.disk import Disk, fault, number_in
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import (
@@ -27,19 +30,28 @@ from covey.deployed.transport import (
     Transport,
     digest,
 )
-from covey.errors import CoveyError, DecodeError, ProgramError, TransportError
+from covey.errors import CoveyError, DecodeError, DivergedError, ProgramError, TransportError
+from covey.kernel.call import Call
+from covey.kernel.replies import Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
+from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
-from covey.runtimes.base import Question
+from covey.runtimes.base import MessageKey, Question
 from covey.runtimes.envelope import header_of, open_sealed, release, seal
 from covey.runtimes.loopback import Station, raised
 from covey.runtimes.place import OwnStore
-from covey.types import Ids
+from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 _CHANGING = ("hold", "release", "thaw")
 """Those that change what a node keeps."""
+ENDING = "ending"
+"""The argument of an order that a run gives at its end: it does not wait for ever for nodes that
+are away, and takes no rows of those that keep them.
+"""
+END_SECONDS = 60.0
+"""How long such an order waits at least, where there is a quorum."""
 _ENDED = 32
 """How many trainings, and how many orders, a node remembers to have ended."""
 _ONCE = ("hold", "release")
@@ -85,9 +97,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Missing:
-    """A node that did not answer an ask in time.
+    """A node that did not answer an ask in time, or not well.
 
     "late": it has run the program, but its answer does not count. "absent": it never got the ask.
+    "bad": its answer was refused, and it is taken to have no part in the ask. A later entry
+    corrects it where the node on this seat has run the program.
     """
 
     round: int
@@ -123,18 +137,30 @@ class Node(Station):
     """When asks go on without some children; None: never, however long it takes."""
     shares_rows: bool = field(default=True, kw_only=True)
     """Whether the server may read what this node keeps, for a checkpoint or to look at it."""
+    subtrees: Mapping[Seat, Subtree] = field(default_factory=dict, kw_only=True)
+    """The ids of every child and of the nodes below it: a child states facts of these alone."""
+    norm_bounds: Mapping[Seat, float] = field(default_factory=dict, kw_only=True)
+    """The largest norm of a row that a child may answer in training; others have no bound."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
+        self._answered_key: AskKey | None = None
+        """The key of the ask that this node answers."""
+        self._rehearsed = Rehearsed(self.tree.links)
         self._ended: list[Any] = []
         """(key, who was missing in it) of the last trainings that ended before the ask under way.
 
         A parent that had given up waiting for such an answer learns from it what has happened.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
-        """The keys of the asks that each child was late for since it last answered."""
+        """The keys of the last asks that each child did not answer since it last answered one.
+
+        Its disk may have ended them.
+        """
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
+        self.unreached: list[list[Any]] = []
+        """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
         super().__post_init__()
@@ -205,7 +231,8 @@ class Node(Station):
         )
         answers = self.database.journalled(key)
         if answers is None:
-            answers = self._asked(key, common, self._own_requests(question, each))
+            check = self._reply_check(key, question)
+            answers = self._asked(key, common, self._own_requests(question, each), check)
         del common, rows
         for child in question.ids.tolist():
             answer = answers[child]
@@ -216,8 +243,8 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status == "late":
-                self._owed.setdefault(child, []).append((str(key), entry))
+            owed = self._owed.get(child, [])
+            self._owed[child] = [*owed, (str(key), entry)][-_ENDED:]
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
@@ -226,15 +253,35 @@ class Node(Station):
             self._settle_owed(child, header_of(reply).get("ended", []))
 
     def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
-        """Note who was missing below in asks that a child ended late; it never got the others."""
+        """Note who was missing below in asks that a child ended late; it never got the others.
+
+        It may also have ended an ask to which a bad answer came from its seat. It may have ended
+        one that this node sent before it was started again, and found the seat empty then.
+        """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
             if entry.lane != "train":
                 continue
-            if key not in missing_by_key:
-                self.missing.append(replace(entry, status="absent"))
-            else:
+            if key in missing_by_key:
+                if entry.status != "late":
+                    self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
+            elif entry.status == "late":
+                self.missing.append(replace(entry, status="absent"))
+
+    def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
+        """What every answer to a question must be, from a rehearsal on no rows."""
+        _, schemas = self._expected(question)
+        answering = question.ids[question.answers].tolist()
+        return ReplyCheck(
+            key,
+            schemas,
+            frozenset(answering),
+            self._link(question.key("up")),
+            self.subtrees,
+            replace(self._rehearsed, templates=self.kept()),
+            self.norm_bounds,
+        )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
         """What every child gets for itself."""
@@ -249,20 +296,18 @@ class Node(Station):
             out[child] = seal(header, [packed.only(position) for packed in each])
         return out
 
-    def _asked(self, key: AskKey, common: bytes, own: Mapping[Seat, bytes]) -> dict[Seat, Answer]:
+    def _asked(
+        self, key: AskKey, common: bytes, own: Mapping[Seat, bytes], check: ReplyCheck
+    ) -> dict[Seat, Answer]:
         """Ask children, and journal what they answer unless it is an error."""
         fault("asking")
-        answers = dict(self._reach().ask(key, common, own, self._patience(len(own))))
+        answers = dict(self._reach().ask(key, common, own, self._patience(len(own)), check))
         fault("answers-received")
-        numbers = {}
-        for seat, answer in answers.items():
-            if answer.status != "answered":
-                continue
-            header = header_of(answer.data)
-            if header.get("error") is not None:
-                return answers  # the round ends here
-            numbers[seat] = _number(header)
-        self.database.journal(key, answers, numbers)
+        answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
+        if not check.failed & answered:  # else the round ends here
+            headers = {seat: header_of(answers[seat].data) for seat in answered}
+            numbers = {seat: header["number"] for seat, header in headers.items()}
+            self.database.journal(key, answers, numbers)
         return answers
 
     def _patience(self, asked: int) -> Patience | None:
@@ -329,6 +374,7 @@ class Node(Station):
             "program": program,
         }
         self.missing.clear()
+        self._answered_key = key
         self._ended = self.database.fact("ended") or []
         messages = [*down, *each]
         del down, each
@@ -352,8 +398,42 @@ class Node(Station):
             "kept": self._described(),
             "missing": self._missing_facts(),
             "ended": self._ended,
+            "key": str(self._answered_key),
+            "seat": self.place.number,
             "number": self.database.number + 1,  # of this answer, once it is written
         }
+
+    def _pack(
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        ends: LowerEnds | None,
+        reference: Rows | None = None,
+    ) -> Packed:
+        """The bytes of a message; a DivergedError where an answer would not arrive finite.
+
+        A parent refuses such an answer, and cannot know that it is an honest one.
+        """
+        packed = super()._pack(message, ids, copies, key, ends, reference)
+        link = self._link(key)
+        if key.direction == "down" or link.wire.lossless:
+            return packed
+        rows = rows_of(link.unpack(packed))
+        if rows is not None and not native.finite(rows):
+            raise DivergedError(
+                f"round {self._play.round + 1}: the answer of {key.program} of {self.place} is "
+                "not finite as its link sends it; the state of the round before remains. "
+                "Lower the step sizes or the penalties."
+            )
+        return packed
+
+    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+        """Store what a call kept; one on no rows tells what nodes below report."""
+        if not len(ids):
+            self._rehearsed.learn(tier, call)
+        super()._record(tier, ids, call, idle)
 
     def _missing_facts(self) -> list[Any]:
         """Who was missing in the ask under way, as JSON can hold it."""
@@ -486,11 +566,21 @@ class Node(Station):
         key = AskKey(
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
-        patience = None
-        if name in ("hold", "release"):
-            patience = self._patience(len(own))
-        answers = self._reach().ask(key, b"", own, patience)
+        patience = self._order_patience(name, arguments, len(own))
+        check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        answers = self._reach().ask(key, b"", own, patience, check)
         return out + self._rows_of_orders(name, answers)
+
+    def _order_patience(
+        self, name: str, arguments: Mapping[str, Any], asked: int
+    ) -> Patience | None:
+        """How long an order waits; None: for all children, however long it takes."""
+        patience = self._patience(asked)
+        if patience is None or name in ("hold", "release"):
+            return patience
+        if not arguments.get(ENDING):
+            return None
+        return Patience(max(patience.seconds, END_SECONDS), patience.quorum)
 
     def _rows_of_orders(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
         """The rows that came back from children who followed an order."""
@@ -499,20 +589,27 @@ class Node(Station):
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
-                continue  # it follows when it is back
+                self._not_reached(child)  # it follows when it is back
+                continue
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            numbers[child] = _number(reply)
-            if name == "write" and reply["error"] is None:
+                continue
+            numbers[child] = reply["number"]
+            if name == "write":
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
+            self.unreached += reply.get("unreached", [])
             out += rows
         if failures:
             raise failures[0]
         if name in _CHANGING:
             self.database.receive(numbers)
         return out
+
+    def _not_reached(self, child: Seat) -> None:
+        tier = self.place.below(self.place.tier)
+        self.unreached.append([tier, child])
 
     def _part(
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
@@ -537,6 +634,7 @@ class Node(Station):
         header, rows = parcel.unpack(own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
+        self.unreached.clear()
         out = self.order(
             key.program,
             header["arguments"],
@@ -550,6 +648,7 @@ class Node(Station):
             "error": None,
             "missing": self._missing_facts(),
             "ended": ended,
+            "unreached": self.unreached,
             "number": self.database.number,
         }
         return parcel.pack(facts, out)
@@ -581,10 +680,8 @@ class Node(Station):
         """Do at this node alone what an order says."""
         if name not in ORDERS:
             raise TransportError(f"{self.place} does not know the order {name[:20]!r}.")
-        if name == "read":
-            return self._read_own(arguments["name"], arguments["label"])
-        if name == "freeze":
-            return self._freeze_own()
+        if name in ("read", "freeze"):
+            return self._handed_out(name, arguments)
         if name == "thaw":
             self._thaw_own(rows)
         elif name == "write":
@@ -631,13 +728,22 @@ class Node(Station):
             return []
         return [kept]
 
-    def _read_own(self, name: str, label: str) -> list[NodeRow]:
-        rows = self.own_rows(name, label)
-        if rows:
-            self._check_shares()
-        return rows
+    def _handed_out(self, name: str, arguments: Mapping[str, Any]) -> list[NodeRow]:
+        """The rows that an order asks for: those of a name, or all."""
+        if name == "read":
+            rows = self.own_rows(arguments["name"], arguments["label"])
+        else:
+            rows = self._all_rows()
+        if not rows or self.shares_rows:
+            return rows
+        if not arguments.get(ENDING):
+            fix = "use its models on its own machine"
+            raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
+        self.unreached.append([self.place.tier, self.place.number])
+        return []
 
-    def _freeze_own(self) -> list[NodeRow]:
+    def _all_rows(self) -> list[NodeRow]:
+        """Everything that this node keeps and holds."""
         out = []
         for (tier, name), column in self.store.columns.items():
             if tier != self.place.tier:
@@ -646,14 +752,7 @@ class Node(Station):
                 kept = self._row(name, label)
                 if kept.row is not None:
                     out.append(kept)
-        if out:
-            self._check_shares()
         return out
-
-    def _check_shares(self) -> None:
-        if not self.shares_rows:
-            fix = "use its models on its own machine"
-            raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
 
     def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
         here = (self.place.tier, self.place.number)
@@ -673,14 +772,6 @@ class Node(Station):
             f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
             f"{self.place} knows of its change {received}; restore its disk, or start a new run."
         )
-
-
-def _number(header: Mapping[str, Any]) -> int:
-    """The number of the last change of a child's disk, as it says; 0 where it says none."""
-    number = header.get("number")
-    if type(number) is not int:
-        return 0
-    return number
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

@@ -36,6 +36,10 @@ class Settings:
     """How many children must answer, a number or a fraction, after the deadline."""
     deadline: Mapping[str, float] = field(default_factory=dict)
     """Seconds after which a node goes on with its quorum."""
+    norm_bound: Mapping[str, float] = field(default_factory=dict)
+    """The largest norm of a row that a node may answer in training; without one, any."""
+    strikes: int = 3
+    """Bad messages after which a parent evicts a child."""
     processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Devices that share a process, by the name of the process."""
     devices_per_process: int = 1
@@ -44,6 +48,8 @@ class Settings:
     control_host: str = LOOPBACK
     state: str = "/var/lib/covey"
     durability: Durability = "process"
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,14 @@ class Process:
     durability: Durability
     data: Mapping[str, str]
     patience: Patience | None = None
+    norm_bounds: Mapping[str, float] = field(default_factory=dict)
+    """The largest norm of a row that a child may answer in training, by its name."""
+    strikes: int = 3
+    """Bad messages after which a child is evicted."""
     control_host: str = LOOPBACK
     """Where the control port listens; beyond loopback, operators need a certificate."""
+    share_rows: bool = True
+    """Whether the server may read what its nodes keep."""
 
     @property
     def tier(self) -> str:
@@ -87,6 +99,12 @@ class Process:
         if self.patience is not None:
             table["deadline"] = self.patience.seconds
             table["quorum"] = self.patience.quorum
+        if self.listen is not None:
+            table["strikes"] = self.strikes
+        if self.norm_bounds:
+            table["norm_bounds"] = dict(self.norm_bounds)
+        if not self.share_rows:
+            table["share_rows"] = False
         if self.data:
             table["data"] = dict(self.data)
         return table
@@ -124,6 +142,9 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 durability=settings.durability,
                 data=_data(group, settings),
                 patience=_patience(first, settings),
+                norm_bounds=_norm_bounds(first, seats, settings),
+                strikes=settings.strikes,
+                share_rows=settings.share_rows,
                 control_host=settings.control_host,
             )
         )
@@ -172,6 +193,7 @@ def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> No
     for table, values in of_parents.items():
         for key in values:
             _check_key(f"deploy.{table}.{key}", key, tree, seats, device=False)
+    _check_bounds(tree, seats, settings)
     for key in settings.data:
         _check_key(f"deploy.data.{key}", key, tree, seats, device=True)
     for key in settings.quorum:
@@ -182,6 +204,15 @@ def _check(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> No
         if _setting(settings.quorum, _seat_like(key, seats)) is None:
             fix = f"give deploy.quorum.{key}, a number of children or a fraction of them"
             raise ConfigError(f"deploy.deadline.{key}: after it, a quorum is enough; {fix}.")
+
+
+def _check_bounds(tree: Tree, seats: Mapping[str, NamedSeat], settings: Settings) -> None:
+    """Refuse bounds of nodes that are not there, and one of the server."""
+    for key in settings.norm_bound:
+        if key == tree.tiers[0]:
+            raise ConfigError(f"deploy.norm_bound.{key}: it answers nobody; leave it out.")
+        if key not in tree.tiers and key not in seats:
+            raise ConfigError(f"deploy.norm_bound.{key}: {_known(tree, seats)}; give one of these.")
 
 
 def _check_key(
@@ -334,6 +365,18 @@ def _patience(seat: NamedSeat, settings: Settings) -> Patience | None:
             f"deploy.quorum = {quorum} for {seat.name}, which has {count} children; {fix}."
         )
     return Patience(float(seconds), max(1, int(needed)))
+
+
+def _norm_bounds(
+    seat: NamedSeat, seats: Mapping[str, NamedSeat], settings: Settings
+) -> dict[str, float]:
+    """The bounds of the children of a seat, by name."""
+    out = {}
+    for name in seat.children:
+        bound = _setting(settings.norm_bound, seats[name])
+        if bound is not None:
+            out[name] = float(bound)
+    return out
 
 
 def _setting(table: Mapping[str, Any], seat: NamedSeat) -> Any:

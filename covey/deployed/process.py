@@ -168,7 +168,19 @@ class Member:
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        node = node_of(parts, facts, disk, transport=transport, patience=process.patience)
+        bounds = {}
+        for name, number in self._children(seat).items():
+            if name in process.norm_bounds:
+                bounds[number] = process.norm_bounds[name]
+        node = node_of(
+            parts,
+            facts,
+            disk,
+            transport=transport,
+            patience=process.patience,
+            norm_bounds=bounds,
+            shares_rows=process.share_rows or process.parent is None,
+        )
         door.node = node
         return node
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from covey.deployed.transport import Answer, AskKey, Handler, Patience, Seat, Transport
+from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat, Transport
 
 State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
@@ -32,10 +32,17 @@ class SeatProgress:
     down_bytes: int = 0
     up_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """How many asks were answered, late or absent."""
+    """How many asks were answered, late or absent, and how many answers were bad."""
+    reason: str | None = None
+    """Why its last bad answer was refused."""
     last_time: float | None = None
     seconds: float = 0.0
     """The time of all its asks together."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is a child that owes an answer, and nobody is on its seat."""
+        return self.working and not self.own and not self.taken
 
     def began(self, key: AskKey, size: int) -> None:
         """A request came."""
@@ -46,8 +53,10 @@ class SeatProgress:
     def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
         """The request was answered, or not."""
         self.working = False
-        self.counts[status] = self.counts.get(status, 0) + 1
         self.seconds += seconds
+        if status == "bad":  # it was counted when it came
+            return
+        self.count(status)
         if status != "answered":
             return
         self.up_bytes += size
@@ -56,6 +65,10 @@ class SeatProgress:
         if key.lane == "train" and key.round != self.round:
             self.rounds += 1
             self.round = key.round
+
+    def count(self, status: str) -> None:
+        """Count an outcome."""
+        self.counts[status] = self.counts.get(status, 0) + 1
 
 
 class Progress:
@@ -169,6 +182,12 @@ class Progress:
                 child = self.seats[names[seat]]
                 child.ended(key, answer.status, len(answer.data), now - began, now)
 
+    def refused(self, name: str, reason: str) -> None:
+        """An answer of a child was bad."""
+        with self._lock:
+            self.seats[name].count("bad")
+            self.seats[name].reason = reason
+
     def members(self, names: Collection[str], taken: set[str], evicted: set[str]) -> None:
         """Which of these children have taken their seats now, and which are refused."""
         with self._lock:
@@ -207,6 +226,7 @@ class Progress:
             "tier": self.tier,
             "state": self.state,
             "seconds": round(now - self._began, 3),
+            "waits_for": [name for name, seat in self.seats.items() if seat.awaited],
             "seats": seats,
         }
 
@@ -224,6 +244,7 @@ class Progress:
             "down_bytes": seat.down_bytes,
             "up_bytes": seat.up_bytes,
             "asks": dict(seat.counts),
+            "bad_reason": seat.reason,
             "lag": lag,
             "ask_seconds": round(seat.seconds, 6),
         }
@@ -286,16 +307,31 @@ class WatchedTransport:
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
-        """Ask as the transport below does."""
+        """Ask as the transport below does; bad answers are counted."""
         if key.lane != "order":
             self._progress.gate()
         sizes = {seat: len(common) + len(part) for seat, part in own.items()}
         began = self._progress.asked(self._names, key, sizes)
-        answers = self._inner.ask(key, common, own, patience)
+        watched = None
+        if check is not None:
+            watched = self._watched(check)
+        answers = self._inner.ask(key, common, own, patience, watched)
         self._progress.heard(self._names, key, answers, began)
         self.members()
         return answers
+
+    def _watched(self, check: Check) -> Check:
+        """The same check, which tells of bad answers."""
+
+        def watched(seat: Seat, data: bytes) -> str | None:
+            reason = check(seat, data)
+            if reason is not None:
+                self._progress.refused(self._names[seat], reason)
+            return reason
+
+        return watched
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""

@@ -1,8 +1,9 @@
 """A deployed run with missing nodes, again in the simulator.
 
 The server's disk tells who did not answer which ask. A late node has run the program, and its
-answer did not count; an absent node never got the ask. The rows, the records and the traffic of the
-replay are those of the deployed run, bit for bit; only seconds differ.
+answer did not count; an absent node never got the ask. A node with a bad answer is as an absent
+one, unless a later answer says that it has run the program. The rows, the records and the traffic
+of the replay are those of the deployed run, bit for bit; only seconds differ.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class ReplaySimulator(Simulator):
         """As in the simulator, without those who were absent; late answers do not count."""
         missing = self.missing.get(self._place_of(question), {})
         status = [missing.get(number) for number in question.ids.tolist()]
-        there = torch.tensor([entry != "absent" for entry in status], dtype=torch.bool)
+        there = torch.tensor([entry in (None, "late") for entry in status], dtype=torch.bool)
         in_time = torch.tensor([entry is None for entry in status], dtype=torch.bool)
         down, each = self._all_sent(me, question)  # a parent packs for those who are absent too
         late = question.ids[~in_time]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from safetensors.torch import load, save
@@ -19,6 +20,10 @@ from covey.runs.run import Run
 
 FACTS = "facts"
 """The key of a state's metadata under which its facts stand."""
+
+
+CHANGES = "tree changes"
+"""The fact that lists the rounds after which the tree changed."""
 
 
 class TreeFactory(RuntimeFactory, Protocol):
@@ -57,8 +62,14 @@ def finish(run: Run) -> None:
     """
     runtime = _tree_of(run)
     runtime.commit()
-    runtime.write_models(*chosen_models(run))
+    with runtime.ending():
+        runtime.write_models(*chosen_models(run))
     runtime.commit()  # with what late nodes told
+
+
+def ending(run: Run) -> AbstractContextManager[None]:
+    """While a run ends, what it reads of its nodes may lack those that are away."""
+    return _tree_of(run).ending()
 
 
 def missing_of(disk: Disk) -> list[Missing]:
@@ -70,11 +81,12 @@ def replay_facts(run: Run) -> dict[str, Any]:
     """What a replay of a run on a deployed tree has to know, as JSON can hold it.
 
     `ends` are the numbers of rounds after which the run was over, before it got more of them: a
-    last round is always scored.
+    last round is always scored. `changes` are those after which its tree changed.
     """
     disk = _tree_of(run).server.database
     missing = [list(entry) for entry in disk.missing()]
-    return {"ends": disk.fact("ends") or [], "missing": missing}
+    ends = disk.fact("ends") or []
+    return {"ends": ends, "changes": disk.fact(CHANGES) or [], "missing": missing}
 
 
 def captured_in(disk: Disk) -> Checkpoint | None:

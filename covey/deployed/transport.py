@@ -5,7 +5,7 @@ takes the requests for the seats that the process hosts. A request is two string
 is the same for all seats of an ask, so it is sent once to a process with several seats; `own` is
 for one seat alone. Both are opaque to a transport. So is an answer.
 
-A transport owes six things.
+A transport owes seven things.
 
 1. All requests of an ask are under way at once; answers are told apart by seat, not by arrival.
 2. The requests for one seat are handled in the order of the asks, one at a time.
@@ -16,6 +16,9 @@ A transport owes six things.
 6. A seat that is late still owes the ask: it ends it before it gets the next request, also where
    its process was started again meanwhile. A seat that was absent never gets the ask. An order is
    owed in both cases.
+7. An answer that `check` refuses is dropped, and counted against its sender, who is evicted after a
+   limit. The ask goes on without the seat where enough others can answer. Else the seat is asked
+   again, also after somebody else has taken it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ Seat = int
 """The id of a node in the tier below: its position in the tree, which never changes."""
 AskLane = Literal["train", "score", "order"]
 """Training, scoring, or an order such as "commit", which runs no program of an algorithm."""
-Status = Literal["answered", "late", "absent"]
+Status = Literal["answered", "late", "absent", "bad"]
+Check = Callable[[Seat, bytes], str | None]
+"""Says why the answer of a seat is refused; None: it is good. It does not raise."""
 
 _LANES = ("train", "score", "order")
 _DIGEST = 16
@@ -101,7 +106,7 @@ class Answer:
     """What came back from one seat.
 
     "late": the seat was taken and had the request, so its memory may have moved. "absent": nobody
-    had taken the seat, so nothing moved. Only "answered" has data.
+    had taken the seat, so nothing moved. "bad": what came was refused. Only "answered" has data.
     """
 
     status: Status
@@ -134,11 +139,13 @@ class Transport(Protocol):
         common: bytes,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers.
 
         There is an entry for every seat. Without `patience` all seats are waited for, however long
-        it takes. A transport that is closed meanwhile raises a TransportError.
+        it takes. Threads may call `check` at the same time. A transport that is closed meanwhile
+        raises a TransportError.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.data.shards import some
 from covey.deployed.disk import fault
-from covey.deployed.node import Epoch, Missing, Node
+from covey.deployed.node import ENDING, Epoch, Missing, Node
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.kernel.algorithm import Program
@@ -43,6 +45,8 @@ class TreeRuntime(Runtime):
         """Says where the run stands; the server's disk keeps it with every good round."""
         self._played: int | None = None
         self._missing: list[Missing] = []
+        self._ending = False
+        self._unreached: set[tuple[str, int]] = set()
         disk = server.database
         run = disk.fact("run") or uuid.uuid4().hex
         rollbacks = disk.fact("rollbacks") or []
@@ -176,7 +180,37 @@ class TreeRuntime(Runtime):
         round = self.epoch.before - 1
         if self._played is not None:
             round = self._played
-        return self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        if self._ending:
+            arguments = {**arguments, ENDING: True}
+        self.server.unreached.clear()
+        found = self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        if self._ending:
+            self._unreached |= {(tier, number) for tier, number in self.server.unreached}
+        return found
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """While a run ends, do not wait for ever for nodes that are away, if there is a quorum.
+
+        `lacks` tells then whose rows did not come.
+        """
+        self._unreached.clear()
+        self._ending = True
+        try:
+            yield
+        finally:
+            self._ending = False
+
+    @property
+    def lacks(self) -> str | None:
+        """Whose rows did not come when the run ended, in words; None: all came."""
+        if not self._unreached:
+            return None
+        by_tier: dict[str, list[int]] = {}
+        for tier, number in sorted(self._unreached):
+            by_tier.setdefault(tier, []).append(number)
+        nodes = [f"{tier} {some(numbers)}" for tier, numbers in by_tier.items()]
+        return f"the rows of {' and '.join(nodes)}"
 
     def _route(self, tier: str, number: int) -> list[int]:
         """The nodes from the server to a node: one number for each tier."""

@@ -34,6 +34,9 @@ PARTS_FORMAT = "covey-checkpoint-5"
 PARTS = "parts"
 """The fact that lists their files."""
 
+LACKS = "lacks"
+"""The fact that says which rows a checkpoint does not have."""
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:

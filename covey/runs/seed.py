@@ -410,6 +410,8 @@ class Seed:
             fingerprint=self._runs._fingerprints[self._copy],
             stopped=stopped,
         )
+        if self.runtime.lacks is not None:
+            contents.facts[checkpoint.LACKS] = self.runtime.lacks
         checkpoint.write(target, contents)
         rank_parts.clean(target, run.parts)
 
@@ -467,6 +469,9 @@ class Seed:
 
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
+        if checkpoint.LACKS in saved.facts:
+            fix = "they are on the disks of their nodes: go on with the deployed tree"
+            raise CheckpointError(f"{path} lacks {saved.facts[checkpoint.LACKS]}; {fix}.")
         journal, records = Journal.read(path, saved.facts["history"])
         run = saving.read(saved, records, like=self.w, sizes=self.sizes)
         state: State = run.state

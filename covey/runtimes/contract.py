@@ -40,6 +40,11 @@ class Runtime(ABC):
     disk: Store | None = None
     """The rows that nodes keep, where they lie in files; None where they are in memory."""
 
+    @property
+    def lacks(self) -> str | None:
+        """Whose rows the last reading did not get, in words; None: it got all."""
+        return None
+
     @abstractmethod
     def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""

@@ -42,7 +42,7 @@ def header_of(data: bytes) -> dict[str, Any]:
     length = _header_length(data)
     try:
         header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if not isinstance(header, dict):
         raise DecodeError("an envelope whose header is no table.")
@@ -77,7 +77,7 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
             messages.append(Packed(schema, tuple(rows)))
     except DecodeError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if position != len(data):
         read = f"{position} are accounted for"

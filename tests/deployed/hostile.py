@@ -18,9 +18,14 @@ from tests.deployed.tree import FINGERPRINT
 JOIN = "/covey.Tree/Join"
 
 
-def hello(*names: str, fingerprint: str = FINGERPRINT, protocol: int = PROTOCOL) -> bytes:
-    """The frame of a hello."""
-    seats = tuple(Taken(name) for name in names)
+def hello(
+    *names: str,
+    fingerprint: str = FINGERPRINT,
+    protocol: int = PROTOCOL,
+    last_key: str | None = None,
+) -> bytes:
+    """The frame of a hello; `last_key` is what the disks have written last."""
+    seats = tuple(Taken(name, last_key or "") for name in names)
     return frame(1, Hello(protocol, fingerprint, b"i" * 16, b"n" * 32, seats))
 
 
@@ -98,7 +103,9 @@ class Peer:
         self.channel.close()
 
 
-def by_hand(address: str, folder: Path, version: ssl.TLSVersion) -> tuple[str, bytes]:
+def by_hand(
+    address: str, folder: Path, version: ssl.TLSVersion, parent: str = "server"
+) -> tuple[str, bytes]:
     """A call in HTTP/2 by hand, with this version of TLS; the version agreed on, and the answer."""
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     context.minimum_version = version
@@ -108,11 +115,11 @@ def by_hand(address: str, folder: Path, version: ssl.TLSVersion) -> tuple[str, b
     host, _, port = address.rpartition(":")
     with (
         socket.create_connection((host, int(port)), 5) as plain,
-        context.wrap_socket(plain, server_hostname="server") as stream,
+        context.wrap_socket(plain, server_hostname=parent) as stream,
     ):
         agreed = str(stream.version())
         stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b""))
-        stream.sendall(_http2(1, 4, 1, _headers()))
+        stream.sendall(_http2(1, 4, 1, _headers(parent)))
         out = b""
         while b"grpc-status" not in out:
             data = stream.recv(65_536)
@@ -126,13 +133,13 @@ def _http2(kind: int, flags: int, stream: int, data: bytes) -> bytes:
     return struct.pack(">I", len(data))[1:] + struct.pack(">BBI", kind, flags, stream) + data
 
 
-def _headers() -> bytes:
+def _headers(parent: str) -> bytes:
     """The headers of a call, none of them compressed."""
     headers = {
         ":method": "POST",
         ":scheme": "https",
         ":path": JOIN,
-        ":authority": "server",
+        ":authority": parent,
         "te": "trailers",
         "content-type": "application/grpc",
     }

@@ -1,7 +1,7 @@
 """A deployed tree whose nodes are objects of one process and talk over real sockets, with TLS."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from covey.deployed.grpc_options import Limits
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.node import Node
-from covey.deployed.transport import Seat
+from covey.deployed.transport import Handler, Patience, Seat
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.runs.build import Parts
 from covey.runs.experiment import Experiment
@@ -33,8 +33,17 @@ class SocketTree:
     """Makes the runtime of a run. `host` children of a parent share a process, and so a stream."""
 
     def __init__(
-        self, folder: Path, certificates: Path | None, host: int = 1, limits: Limits | None = None
+        self,
+        folder: Path,
+        certificates: Path | None,
+        host: int = 1,
+        limits: Limits | None = None,
+        wrap: Callable[[str, Seat, Handler], Handler] | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        """`wrap` gets the tier, the seat and the handler of every node that dials."""
+        self.wrap = wrap
+        self.patience = patience
         self.folder = folder
         self.host = host
         self.limits = limits or Limits()
@@ -60,7 +69,7 @@ class SocketTree:
         for (tier, number), node in list(self.nodes.items()):
             below = parts.tree.below(tier)
             if below is not None:
-                self._dial(tier, number, below, list(node.seats))
+                self.dial(tier, number, below, list(node.seats))
         return TreeRuntime(parts.tree, self.nodes[parts.tree.tiers[0], 0])
 
     def _identity(self, name: str, seats: Sequence[str]) -> Identity | None:
@@ -89,11 +98,14 @@ class SocketTree:
                 limits=self.limits,
             )
             self.transports.append(transport)
-        node = node_of(parts, facts, disk, transport=transport)
+        patience = None
+        if below == parts.tree.tiers[-1]:
+            patience = self.patience
+        node = node_of(parts, facts, disk, transport=transport, patience=patience)
         admission.node = node
         self.nodes[tier, number] = node
 
-    def _dial(self, tier: str, number: int, below: str, children: list[int]) -> None:
+    def dial(self, tier: str, number: int, below: str, children: list[int]) -> None:
         """Let the children of a node dial it, in groups of `host`."""
         parent: Any = self.nodes[tier, number].transport
         for start in range(0, len(children), self.host):
@@ -111,7 +123,11 @@ class SocketTree:
                 last_key=lambda seat: self.nodes[below, seat].database.last_key,
                 limits=self.limits,
             )
-            handlers = {seat: self.nodes[below, seat].answer for seat in group}
+            handlers: dict[Seat, Handler] = {}
+            for seat in group:
+                handlers[seat] = self.nodes[below, seat].answer
+                if self.wrap is not None:
+                    handlers[seat] = self.wrap(below, seat, handlers[seat])
             thread = threading.Thread(target=self._serve, args=(port, handlers), daemon=True)
             self.ports.append((port, thread))
             thread.start()

@@ -16,7 +16,7 @@ from covey.deployed.certificates import Authority, Identity
 from covey.deployed.control import Control, call, drained
 from covey.deployed.events import HIDDEN, EventLog
 from covey.deployed.progress import Progress
-from covey.deployed.transport import Answer, AskKey, Patience
+from covey.deployed.transport import Answer, AskKey, Check, Patience
 from covey.errors import ConfigError
 from tests.cli.command import covey
 
@@ -36,6 +36,7 @@ class Children:
         common: bytes,
         own: Mapping[int, bytes],
         patience: Patience | None = None,
+        check: Check | None = None,
     ) -> Mapping[int, Answer]:
         return {0: Answer("answered", b"four"), 1: Answer("absent")}
 
@@ -126,7 +127,7 @@ def test_the_command_shows_every_seat(control: Control) -> None:
     words = {line.split()[0]: line.split() for line in shown.out.splitlines()}
     assert set(words) == {"seat", "edge0", "device0", "device1"}
     assert words["device1"][1] == "empty"
-    assert words["device1"][-2:] == ["3", "-"]  # absent, no lag
+    assert words["device1"][-3:] == ["3", "0", "-"]  # absent, bad, no lag
     assert json.loads(covey("ctl", "status", "--node", node, "--json").out)[0]["tier"] == "edge"
 
 

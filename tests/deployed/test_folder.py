@@ -4,20 +4,33 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 
 import covey
+from covey.cli import deploy_config, outcome, server_folder
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder
 from covey.cli.server_folder import REPLAY, ServerFolder
+from covey.deployed import node
+from covey.deployed.disk import Disk, set_fault
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.node_rows import NodeRow
+from covey.deployed.plan import processes_of
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.transport import Patience
-from covey.runs import checkpoint
+from covey.errors import CheckpointError, ConfigError
+from covey.runs import checkpoint, status
 from covey.runs.record import Round
 from covey.runs.run import Run
 from covey.runs.same_state import record_differences, state_differences
@@ -25,6 +38,9 @@ from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 
 CHANGES = [*SMALL[1:], "rounds=3", "deploy.devices_per_process=2", 'metrics=["confusion"]']
+
+SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes seconds")
+ADDRESS = {"server": "server.example", "edge": "{seat}.example"}
 
 TIMES = {"seconds", "spent", "started", "ended"}
 """Keys of JSON files that no two runs have in common."""
@@ -54,6 +70,13 @@ def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
             break
     finish(run)
     folder.end(run)
+
+
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Pictures and pages take the longest."""
+    with patch.object(outcome, "_draw"), patch.object(server_folder, "write_after_run"):
+        yield
 
 
 def opened(config: Config, path: Path) -> ServerFolder:
@@ -169,6 +192,7 @@ def test_the_simulator_goes_on_from_it(deployed: Path, simulated: Path, tmp_path
     assert record_differences(*histories) == []
 
 
+@SLOW
 def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
     """Its last round, scored because it was the last, is then one like the others."""
     out = tmp_path / "server" / "state" / "run"
@@ -189,23 +213,123 @@ def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
     assert command("replay", tmp_path).code == 0
 
 
+def test_a_full_disk_keeps_what_it_held(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    small = NodeRow("device", 0, "personal", "present", 0, torch.ones(4))
+    disk.replace([small])
+    disk._query("PRAGMA max_page_count = 30")
+    large = NodeRow("device", 0, "personal", "present", 1, torch.ones(2**20))
+    with pytest.raises(CheckpointError, match=r"node.sqlite: database or disk is full; what it"):
+        disk.replace([large])
+    (kept,) = disk.rows("device", 0)
+    assert kept.row is not None
+    assert len(kept.row) == 4
+    disk.close()
+
+
+@SLOW
+def test_a_full_disk_ends_the_round_everywhere(tmp_path: Path) -> None:
+    """With room again, the tree goes on as if nothing had happened."""
+    config = load(BASE, CHANGES)
+    out = tmp_path / "server" / "state" / "run"
+    tree = LocalTree(tmp_path)
+    folder = opened(config, out)
+    run = server_run(config.experiment(config.seed), tree)
+
+    def full(point: str) -> None:
+        below = threading.current_thread() is not threading.main_thread()
+        if below and point == "inside-commit" and run.round == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    set_fault(full)
+    text = r"node.sqlite: database or disk is full; what it held before is intact"
+    with pytest.raises(CheckpointError, match=text), folder.open():
+        rounds_of(run, folder)
+    set_fault(None)
+    assert status.read(out).state == "stopped"
+    tree.close()
+    tree = LocalTree(tmp_path)
+    folder = opened(config, out)
+    with folder.open():
+        rounds_of(server_run(config.experiment(config.seed), tree), folder)
+    tree.close()
+    assert command("replay", tmp_path).code == 0
+
+
+def test_a_run_ends_without_nodes_that_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a quorum. The folder says what it lacks; with all nodes back, it is completed."""
+    monkeypatch.setattr(node, "END_SECONDS", 0.05)
+    config = load(BASE, [*SMALL[1:], "rounds=1"])
+    out = tmp_path / "server" / "state" / "run"
+    for away in (True, False):
+        quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
+        tree = LocalTree(tmp_path, patience=quorum if away else None)
+        folder = opened(config, out)
+        with folder.open(), without_pictures():
+            run = server_run(config.experiment(config.seed), tree)
+            if away:
+                tree.transport_above("device", 2).leave(2)
+            rounds_of(run, folder)
+        tree.close()
+        if not away:
+            assert run.runtime.lacks is None
+            continue
+        assert "device" in str(run.runtime.lacks)  # and perhaps others, on a busy machine
+        assert command("show", out).code == 0
+        with pytest.raises(ConfigError, match="load the models of device 2 on its own machine"):
+            covey.load(out).module(device=2)
+        resumed = command("run", "--resume", out, "rounds=2")
+        assert resumed.code == 4
+        assert "they are on the disks of their nodes" in resumed.err
+        assert command("replay", out).code == 2
+    assert covey.load(out).module(device=2) is not None
+    assert command("replay", out).code == 0
+
+
+def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
+    """The server's folder has the global model alone, and says why it has no other."""
+    config = load(BASE, [*SMALL[1:], "rounds=2", "deploy.share_rows=false"])
+    settings = replace(deploy_config.read(config.deploy or {}).settings(), address=ADDRESS)
+    experiment = config.experiment(config.seed)
+    planned = processes_of(experiment.tree, settings)
+    assert all(process.as_dict()["share_rows"] is False for process in planned)
+    tree = LocalTree(tmp_path)
+    folder = opened(config, tmp_path / "run")
+    with folder.open(), without_pictures():
+        run = server_run(experiment, tree)
+        for (tier, _), one in tree.nodes.items():
+            one.shares_rows = tier == "server"
+        rounds_of(run, folder)
+    tree.close()
+    loaded = covey.load(folder.folder.path)
+    x = experiment.data.x[:2].numpy()
+    assert len(loaded.predict(x, device=1, model="global")) == 2
+    with pytest.raises(ConfigError, match=r"lacks the rows of device 0, .* and edge 0, 1; load"):
+        loaded.predict(x, device=1)
+    assert command("show", folder.folder.path, "--devices").code == 0
+    assert (tmp_path / "device1" / "models" / "personal.safetensors").exists()
+
+
 # Replay
 
 
 def test_a_replay_of_a_whole_folder(deployed: Path) -> None:
     result = command("replay", deployed)
     assert result.code == 0, result.err
-    assert "3 rounds, 0 late and 0 absent answers" in result.out
+    assert "3 rounds, 0 late, 0 absent and 0 bad answers" in result.out
     assert "equal: rows, records, traffic and notes" in result.out
 
 
-@pytest.fixture
-def absent(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def missed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all nodes of a run in which device 2 was absent in the second round."""
+    nodes = tmp_path_factory.mktemp("absent")
     config = load(BASE, [*SMALL[1:], "rounds=2"])
-    tree = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
-    folder = opened(config, tmp_path / "server" / "state" / "run")
-    with folder.open():
+    tree = LocalTree(nodes, patience={"edge": Patience(0.05, 1)})
+    folder = opened(config, nodes / "server" / "state" / "run")
+    with folder.open(), without_pictures():
         run = server_run(config.experiment(config.seed), tree)
         folder.begin(run)
         folder.add(run, next(run))
@@ -215,6 +339,13 @@ def absent(tmp_path: Path) -> Path:
         finish(run)
         folder.end(run)
     tree.close()
+    return nodes
+
+
+@pytest.fixture
+def absent(missed: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    shutil.copytree(missed / "server" / "state", tmp_path / "server" / "state")
     return tmp_path
 
 
@@ -227,7 +358,7 @@ def test_a_replay_with_an_absent_node(absent: Path) -> None:
 
 def test_a_replay_that_differs_is_told(absent: Path) -> None:
     missing = absent / "server" / "state" / "run" / REPLAY
-    missing.write_text('{"ends": [], "missing": []}', encoding="utf-8")
+    missing.write_text('{"ends": [], "changes": [], "missing": []}', encoding="utf-8")
     result = command("replay", absent)
     assert result.code == 1
     assert "NOT equal; these differ:" in result.out
@@ -238,18 +369,22 @@ def test_a_replay_that_differs_is_told(absent: Path) -> None:
     assert command("replay", absent).code == 4
 
 
-def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_path: Path) -> None:
+    facts = absent / "server" / "state" / "run" / REPLAY
+    facts.write_text('{"ends": [], "changes": [1], "missing": []}', encoding="utf-8")
+    result = command("replay", absent)
+    assert result.code == 2
+    assert "the tree of this run changed after round 1" in result.err
     result = command("replay", simulated)
     assert result.code == 2
     assert "a run of the simulator" in result.err
-    result = command("replay", tmp_path)
+    result = command("replay", tmp_path / "nothing")
     assert result.code == 2
     assert "no folder of a deployed run that has ended" in result.err
 
 
 # Real processes
 
-SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
 LOCAL = (*SMALL, "data.devices=4", "deploy.devices_per_process=2")
 
 

@@ -96,6 +96,18 @@ def test_the_command_predicts_on_the_device(nodes: LocalTree, simulated: Path) -
     assert own.out.splitlines() == columns
 
 
+def test_rows_of_other_devices_are_refused(nodes: LocalTree, simulated: Path) -> None:
+    x = covey.load(simulated).experiment.data.x[:2].numpy()
+    file = nodes.folder / "named.npz"
+    np.savez(file, x=x, device=np.array(["4", "5"]))
+    result = command("predict", nodes.folder / "device4", "--data", file)
+    assert result.code == 2
+    assert "device '5' has its models elsewhere; these are those of device 4" in result.err
+    np.savez(file, x=x, device=np.array(["4", "4"]))
+    assert command("predict", nodes.folder / "device4", "--data", file).code == 0
+    assert command("predict", nodes.folder / "edge0", "--data", file).code == 0
+
+
 def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
     device = covey.load(nodes.folder / "device1")
     with pytest.raises(ConfigError, match="the models of device 1 alone, not 'pump'"):
@@ -132,3 +144,35 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         own_models.write(node, own_models.as_arguments([model]), [])
     assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
     assert (folder / own_models.FACTS).read_bytes() == facts
+
+
+OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]
+
+
+@pytest.mark.parametrize("name", OTHERS if ALL else OTHERS[:1])
+def test_devices_predict_as_their_algorithm_does(name: str, tmp_path: Path) -> None:
+    """With private layers, with a variance or a kernel beside the model, or by the global model."""
+    changes = [*SMALL[1:], "rounds=2", f"algorithm.name={name}"]
+    changes = [change for change in changes if "edge_rounds" not in change]
+    changes += ["model.name=mlp", "model.hidden=[8]"]
+    whole = tmp_path / "whole"
+    result = command("run", BASE, *changes, "--out", whole)
+    assert result.code == 0, result.err
+    config = load(BASE, changes)
+    tree = LocalTree(tmp_path / "nodes")
+    experiment = config.experiment(config.seed)
+    run = server_run(experiment, tree)
+    for _ in run:
+        pass
+    finish(run)
+    tree.close()
+    simulated = covey.load(whole)
+    x = experiment.data.x[:20].numpy()
+    for number in (1, 4):
+        folder = tree.folder / f"device{number}"
+        write_form(folder, config, experiment.data)
+        device = covey.load(folder)
+        assert device.models() == simulated.models()
+        for model in device.models():
+            expected = simulated.probabilities(x, device=number, model=model)
+            assert np.array_equal(device.probabilities(x, model=model), expected)

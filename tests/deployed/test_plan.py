@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from covey.cli import node_config
 from covey.cli.config import load
 from covey.deployed.certificates import Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
@@ -207,3 +208,23 @@ def test_the_same_file_runs_in_the_simulator(file: Path) -> None:
     config = load(file)
     assert config.experiment(0).tree.sizes == (1, 4, 20)
     assert config.resolved()["deploy"]["devices_per_process"] == 2
+
+
+def test_bounds_and_strikes_are_those_of_children() -> None:
+    tree = Tree.grouped([2, 1])
+    address = {"server": "s", "edge": "{seat}"}
+    bounds: dict[str, float] = {"device": 5.0, "device1": 2.0}
+    settings = Settings(address=address, norm_bound=bounds, strikes=7)
+    planned = {one.name: one for one in processes_of(tree, settings)}
+    assert planned["edge0"].norm_bounds == {"device0": 5.0, "device1": 2.0}
+    assert planned["server"].norm_bounds == {}
+    table = planned["edge0"].as_dict()
+    assert node_config.read(table).process(tree) == planned["edge0"]
+    assert (table["strikes"], "strikes" in planned["device0"].as_dict()) == (7, False)
+    for key, text in (("server", "it answers nobody"), ("device9", "device0 to device2")):
+        with pytest.raises(ConfigError, match=f"deploy.norm_bound.{key}: .*{text}"):
+            processes_of(tree, Settings(address=address, norm_bound={key: 1.0}))
+    with pytest.raises(
+        ConfigError, match=r"node.norm_bounds.device2: the children are device0, device1"
+    ):
+        node_config.read(table | {"norm_bounds": {"device2": 1.0}}).process(tree)

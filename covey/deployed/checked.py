@@ -1,0 +1,170 @@
+"""Answers of children, checked before they are believed.
+
+A child may be broken or hostile. A check returns why an answer is refused, or None. It never
+raises, whatever the answer holds.
+
+Rows must be finite. A child whose own training diverged says so with an error in place of rows
+(docs/decisions/0070-answers-are-checked.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey import native
+from covey.deployed import checked_facts, parcel
+from covey.deployed.checked_facts import Rehearsed, Subtree, field_of
+from covey.deployed.node_rows import NodeRow
+from covey.deployed.transport import AskKey, Seat
+from covey.errors import CoveyError, DecodeError, shown
+from covey.kernel.replies import rows_of
+from covey.kernel.store import ColumnKey
+from covey.links.link import Link
+from covey.links.packed import Packed, Schema
+from covey.runtimes.envelope import open_sealed
+
+_WITH_ROWS = ("read", "freeze")
+"""The orders to which rows come back."""
+
+
+class ChildCheck:
+    """Calls `_check`, and turns what it raises into a reason."""
+
+    def __init__(self) -> None:
+        self.failed: set[Seat] = set()
+        """The seats whose answer is an error of their own, such as a training that diverged."""
+
+    def __call__(self, seat: Seat, data: bytes) -> str | None:
+        """Why the answer of a seat is refused; None: it is good."""
+        try:
+            self._check(seat, data)
+        except CoveyError as error:
+            return str(error)
+        except Exception as error:  # an answer may hold anything: what is unforeseen is refused too
+            return f"it cannot be read: {type(error).__name__}: {shown(str(error))}."
+        return None
+
+    def _check(self, seat: Seat, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _says_error(self, seat: Seat, header: Any) -> bool:
+        """Whether an answer is an error of the child, which ends the round everywhere."""
+        failure = field_of(header, "error")
+        if failure is None:
+            return False
+        if not isinstance(failure, list) or [type(word) for word in failure] != [str, str]:
+            raise DecodeError("an error that is not a kind and a text.")
+        self.failed.add(seat)
+        return True
+
+
+@dataclass(eq=False)
+class ReplyCheck(ChildCheck):
+    """Checks the answers to one ask of a program."""
+
+    key: AskKey
+    schemas: Sequence[Schema]
+    """Those of the messages of one answer, from the rehearsal."""
+    answering: frozenset[Seat]
+    """The seats that send rows; others run the program only."""
+    link: Link
+    subtrees: Mapping[Seat, Subtree]
+    rehearsed: Rehearsed
+    bounds: Mapping[Seat, float] = field(default_factory=dict)
+    """The largest norm of a row in training, by seat; others have no bound."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def _check(self, seat: Seat, data: bytes) -> None:
+        header, messages = open_sealed(data)
+        if self._says_error(seat, header):
+            if messages:
+                raise DecodeError("an error with rows.")
+            return
+        named = (field_of(header, "key"), field_of(header, "seat"))
+        if named != (str(self.key), seat):
+            raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
+        checked_facts.check(header, self.subtrees[seat], self.rehearsed)
+        expected = self.schemas
+        if seat not in self.answering:
+            expected = ()
+        if len(messages) != len(expected):
+            raise DecodeError(f"{len(messages)} messages, expected {len(expected)}.")
+        for packed, schema in zip(messages, expected, strict=True):
+            self._check_message(seat, packed, schema)
+
+    def _check_message(self, seat: Seat, packed: Packed, schema: Schema) -> None:
+        """Refuse another schema, more than one row, and values that are not finite."""
+        count = 1
+        if schema.kind == "nothing":
+            count = 0
+        rows = rows_of(self.link.unpack(packed, expect=schema, count=count))
+        if rows is None:
+            return
+        if not native.finite(rows):
+            text = "a row that is not finite, of a child that does not say that it diverged"
+            raise DecodeError(f"{text}.")
+        bound = self.bounds.get(seat)
+        if bound is None or self.key.lane != "train" or schema.kind == "exact":
+            return
+        norm = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
+        if norm > bound:
+            raise DecodeError(f"a row of the norm {norm:.6g}, more than norm_bound = {bound:g}.")
+
+
+@dataclass(eq=False)
+class OrderCheck(ChildCheck):
+    """Checks the answers to one order."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    subtrees: Mapping[Seat, Subtree]
+    templates: Mapping[ColumnKey, Tensor]
+    """Empty rows of what nodes below keep, as far as it is known."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def _check(self, seat: Seat, data: bytes) -> None:
+        header, rows = parcel.unpack(data)
+        if self._says_error(seat, header):
+            return
+        checked_facts.check_missing(header, self.subtrees[seat])
+        checked_facts.check_number(header)
+        if rows and self.name not in _WITH_ROWS:
+            raise DecodeError(f"rows in the answer to the order {self.name}.")
+        seen = set()
+        for kept in rows:
+            self._check_row(self.subtrees[seat], kept)
+            place = (kept.tier, kept.number, kept.name, kept.label)
+            if place in seen:
+                raise DecodeError(f"the row {kept.name!r} of {kept.tier} {kept.number} twice.")
+            seen.add(place)
+
+    def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
+        """Refuse a row of another node, name or shape, and values that are not finite."""
+        checked_facts.check_place(kept.tier, kept.number, subtree)
+        texts = (kept.name, kept.label)
+        if [type(text) for text in texts] != [str, str] or type(kept.round) is not int:
+            raise DecodeError("a row without a name, a label or a round.")
+        asked = (self.arguments.get("name"), self.arguments.get("label"))
+        if self.name == "read" and texts != asked:
+            raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")
+        row = kept.row
+        if row is None:
+            raise DecodeError(f"a row {shown(kept.name)} without values.")
+        template = self.templates.get((kept.tier, kept.name))
+        if template is not None:
+            have = (row.dtype, row.shape)
+            if have != (template.dtype, template.shape[1:]):
+                wanted = f"{list(template.shape[1:])} of {template.dtype}"
+                form = f"{list(row.shape)} of {row.dtype}"
+                raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
+        if row.is_floating_point() and not bool(torch.isfinite(row).all()):
+            raise DecodeError(f"the row {shown(kept.name)} is not finite.")

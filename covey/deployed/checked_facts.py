@@ -1,0 +1,271 @@
+"""The facts beside an answer, checked: types, ranges, and that they are of the child's own subtree.
+
+A fact that passes can be added up without an error. Whether it is true is another question: a child
+may count its own bytes as it likes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.deployed.node_rows import dtype_of
+from covey.errors import DecodeError, shown
+from covey.kernel.call import Call
+from covey.kernel.store import ColumnKey
+from covey.links.meter import DIRECTIONS, LANES
+from covey.tree import Tree
+
+Subtree = Mapping[str, range]
+"""The ids of a node and of all nodes below it, by tier."""
+_LONGEST = 300  # characters of a name
+_MOST = 2**53  # of a count: a float holds every whole number up to it
+_COLUMNS = 1_000  # kept names of a subtree
+_DIMENSIONS = 8
+_ENDED = 64
+_STATUSES = ("late", "absent", "bad")
+
+
+@dataclass(eq=False)
+class Rehearsed:
+    """What programs of the tiers below report and need, as rehearsals on no rows tell."""
+
+    links: Sequence[str] = ()
+    widths: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many figures a node reports, by tier and name."""
+    needs: dict[str, set[str]] = field(default_factory=dict)
+    """The names of the rows that predictions with each model recall."""
+    templates: Mapping[ColumnKey, Tensor] = field(default_factory=dict)
+    """Empty rows of what nodes below keep, as far as it is known."""
+
+    def learn(self, tier: str, call: Call) -> None:
+        """A program of a tier below has run on no rows."""
+        for name, figures in call.reports.items():
+            self.widths[tier, name] = figures.shape[1]
+        for model, names in call.needs.items():
+            self.needs.setdefault(model, set()).update(names)
+
+
+def subtrees(tree: Tree, tier: str) -> list[Subtree]:
+    """The subtree of every node of a tier.
+
+    >>> subtrees(Tree.grouped([2, 3]), "edge")[1]
+    {'edge': range(1, 2), 'device': range(2, 5)}
+    """
+    level = tree.index(tier)
+    first = torch.arange(tree.size(tier))
+    spans = [(first, first + 1)]
+    for above, below in pairwise(tree.tiers[level:]):
+        starts = tree.first(above, torch.arange(tree.size(above)))
+        starts = torch.cat([starts, torch.tensor([tree.size(below)])])
+        first, stop = spans[-1]
+        spans.append((starts[first], starts[stop]))
+    listed = [(begin.tolist(), end.tolist()) for begin, end in spans]
+    out: list[Subtree] = []
+    for number in range(tree.size(tier)):
+        ranges = [range(begin[number], end[number]) for begin, end in listed]
+        out.append(dict(zip(tree.tiers[level:], ranges, strict=True)))
+    return out
+
+
+def field_of(table: Any, name: str) -> Any:
+    """A field of a table; a DecodeError where there is no table, or no such field."""
+    if not isinstance(table, dict) or name not in table:
+        raise DecodeError(f"an answer without {name!r}.")
+    return table[name]
+
+
+def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse what stands beside an answer and cannot be of this subtree."""
+    _check_sums(field_of(header, "facts"), subtree, rehearsed)
+    _check_kept(_listed(header, "kept"), subtree, rehearsed)
+    check_missing(header, subtree)
+    check_number(header)
+
+
+def check_number(header: Any) -> None:
+    """Refuse what cannot be the number of the last change of a child's disk."""
+    number = field_of(header, "number")
+    if not _is_count(number):
+        raise DecodeError(f"number = {shown(number)}.")
+
+
+def check_missing(header: Any, subtree: Subtree) -> None:
+    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true."""
+    for entry in _listed(header, "missing"):
+        _check_missing(entry, subtree)
+    ended = _listed(header, "ended")
+    if len(ended) > _ENDED:
+        raise DecodeError(f"{len(ended)} ended asks, more than {_ENDED}.")
+    for pair in ended:
+        _, missing = _parts(pair, _is_key, _is_list, what="an ended ask")
+        for entry in missing:
+            _check_missing(entry, subtree)
+
+
+def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse facts that cannot be added up (covey/runtimes/facts.py)."""
+    for entry in _listed(facts, "traffic"):
+        _check_traffic(entry, rehearsed)
+    for entry in _listed(facts, "node_bytes"):
+        _check_bytes(entry, subtree)
+    for tier, ids in _tables(facts, "cohorts"):
+        _ids_of(tier, ids, subtree)
+    for entry in _listed(facts, "notes"):
+        _check_note(entry, subtree)
+    if not _is_number(field_of(facts, "gradients")) or facts["gradients"] < 0:
+        raise DecodeError(f"gradients = {shown(facts['gradients'])}.")
+    for entry in _listed(facts, "reports"):
+        _check_report(entry, subtree, rehearsed)
+    for model, names in _tables(facts, "needs"):
+        known = rehearsed.needs.get(model, set())
+        if any(not isinstance(name, str) or name not in known for name in names):
+            raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
+
+
+def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
+    """Refuse a node that is not in a subtree."""
+    if not isinstance(tier, str) or tier not in subtree:
+        raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
+    if type(number) is not int or number not in subtree[tier]:
+        raise DecodeError(f"a fact of {tier} {shown(number)}, which is not in this subtree.")
+
+
+def _listed(table: Any, name: str) -> list[Any]:
+    values = field_of(table, name)
+    if not isinstance(values, list):
+        raise DecodeError(f"{name} that are no list.")
+    return values
+
+
+def _tables(table: Any, name: str) -> list[tuple[str, list[Any]]]:
+    """The entries of a table of lists."""
+    values = field_of(table, name)
+    if not isinstance(values, dict) or not all(isinstance(v, list) for v in values.values()):
+        raise DecodeError(f"{name} that are no lists by name.")
+    return list(values.items())
+
+
+def _parts(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
+    """The parts of an entry, each of its kind."""
+    if not isinstance(entry, list) or len(entry) != len(kinds):
+        raise DecodeError(f"{what} {shown(entry)}.")
+    for value, kind in zip(entry, kinds, strict=True):
+        if not kind(value):
+            raise DecodeError(f"{what} with {shown(value)}.")
+    return entry
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    if type(value) is int:
+        return abs(value) <= _MOST
+    return type(value) is float and math.isfinite(value)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a value is a number; a figure that is unknown is not one, but a float."""
+    return type(value) is float or _is_number(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _check_ids(ids: Sequence[Any], allowed: range) -> None:
+    for number in ids:
+        if type(number) is not int or number not in allowed:
+            raise DecodeError(f"a fact of node {shown(number)}, which is not in this subtree.")
+
+
+def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
+    if not isinstance(tier, str) or tier not in subtree:
+        raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
+    _check_ids(ids, subtree[tier])
+
+
+def _check_traffic(entry: Any, rehearsed: Rehearsed) -> None:
+    kinds = [_is_name, _is_name, _is_name, *[_is_count] * 5]
+    link, direction, lane, *_ = _parts(entry, *kinds, what="traffic")
+    if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
+        raise DecodeError(f"traffic of {shown(entry[:3])}.")
+
+
+def _check_bytes(entry: Any, subtree: Subtree) -> None:
+    kinds = (_is_name, _is_name, _is_list, _is_list)
+    tier, direction, ids, lengths = _parts(entry, *kinds, what="bytes of nodes")
+    _ids_of(tier, ids, subtree)
+    if direction not in DIRECTIONS or len(ids) != len(lengths):
+        raise DecodeError(f"bytes of nodes in the direction {shown(direction)}.")
+    if not all(_is_count(length) for length in lengths):
+        raise DecodeError("bytes of nodes that are no counts.")
+
+
+def _check_note(entry: Any, subtree: Subtree) -> None:
+    kinds = (_is_name, _is_name, _is_list, _is_number, _is_number, _is_count)
+    tier, name, sums, _, _, count = _parts(entry, *kinds, what="a note")
+    _ids_of(tier, [], subtree)
+    if not sums or not all(_is_number(value) for value in sums) or not count:
+        raise DecodeError(f"a note {name!r} that is not finite, or of nobody.")
+
+
+def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
+    kinds = (_is_name, _is_name, _is_list, _is_list)
+    name, tier, ids, figures = _parts(entry, *kinds, what="a report")
+    _ids_of(tier, ids, subtree)
+    width = rehearsed.widths.get((tier, name))
+    if width is None or len(figures) != len(ids):
+        raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
+    for values in figures:
+        if not isinstance(values, list) or len(values) != width:
+            raise DecodeError(f"a report {name!r} without {width} figures of a node.")
+        if not all(_is_figure(value) for value in values):
+            raise DecodeError(f"a report {name!r} with figures that are no numbers.")
+
+
+def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse kept rows of other tiers, shapes or types than are known."""
+    if len(described) > _COLUMNS:
+        raise DecodeError(f"{len(described)} kept names, more than {_COLUMNS}.")
+    for entry in described:
+        kinds = (_is_name, _is_name, _is_name, _is_list)
+        tier, name, dtype, shape = _parts(entry, *kinds, what="a kept row")
+        _ids_of(tier, [], subtree)
+        if len(shape) > _DIMENSIONS or not all(_is_count(size) for size in shape):
+            raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
+        if math.prod(shape) > _MOST:
+            raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
+        template = rehearsed.templates.get((tier, name))
+        if template is None:
+            continue
+        if (dtype_of(dtype), tuple(shape)) != (template.dtype, tuple(template.shape[1:])):
+            raise DecodeError(f"a kept row {name!r} of {dtype} and shape {shown(shape)}.")
+
+
+def _check_missing(entry: Any, subtree: Subtree) -> None:
+    def is_path(value: Any) -> bool:
+        return type(value) is int and 0 <= value < 2**64
+
+    kinds = (_is_count, _is_name, is_path, _is_name, _is_count, _is_name)
+    _, lane, _, tier, number, status = _parts(entry, *kinds, what="a missing node")
+    check_place(tier, number, subtree)
+    if lane not in LANES or status not in _STATUSES:
+        raise DecodeError(f"a missing node {shown(entry)}.")

@@ -1,0 +1,475 @@
+"""A bad answer never fails a round: it is dropped, counted, and the round goes on."""
+
+import io
+import json
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import covey
+from covey import Algorithm, Nodes, Rows
+from covey.deployed import node_rows, parcel
+from covey.deployed.checked import OrderCheck
+from covey.deployed.checked_facts import Rehearsed, check, subtrees
+from covey.deployed.events import EventLog
+from covey.deployed.local_transport import LocalTransport
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.node_rows import NodeRow
+from covey.deployed.progress import Progress
+from covey.deployed.replay import replay
+from covey.deployed.server_run import finish, missing_of, server_run
+from covey.deployed.transport import AskKey, Handler, Patience
+from covey.errors import DecodeError, DivergedError
+from covey.runtimes.envelope import open_sealed, seal
+from covey.tree import Tree
+from tests.deployed.attacks import with_value
+from tests.deployed.tree import family, key, until
+from tests.laws.cases import CASES, PLAIN, Case, differences, experiment, state
+from tests.laws.test_deployed import everything, rows_of
+from tests.laws.test_loopback import drained
+
+ALL = "COVEY_TEST_ALL" in os.environ
+MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is one."""
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=where) as path:
+        yield Path(path)
+
+
+def nan(data: bytes) -> bytes:
+    """An answer with a NaN, where it has rows."""
+    _, messages = open_sealed(data)
+    if not messages or messages[0].schema.kind != "rows":
+        return b"garbage"
+    return with_value(data, math.nan)
+
+
+class Liar:
+    """A node whose answers are changed while `lies` is positive; it counts down."""
+
+    def __init__(self, handler: Handler, lies: int, change: Callable[[bytes], bytes] = nan) -> None:
+        self.handler = handler
+        self.lies = lies
+        self.change = change
+        self.runs = True
+        """Whether the node below runs the program for an answer that is changed."""
+
+    def __call__(self, key: AskKey, common: bytes, own: bytes) -> bytes:
+        if key.lane == "order" or not self.lies:
+            return self.handler(key, common, own)
+        self.lies -= 1
+        if not self.runs:
+            return b"garbage"
+        return self.change(self.handler(key, common, own))
+
+
+def lying(local: LocalTree, tier: str, number: int, lies: int) -> tuple[LocalTransport, Liar]:
+    """Let a node lie; what reaches it, and the liar."""
+    transport = local.transport_above(tier, number)
+    liar = Liar(local.nodes[tier, number].answer, lies)
+    transport.take(number, liar)
+    return transport, liar
+
+
+# Without a quorum
+
+
+@pytest.mark.parametrize("name", list(PLAIN) if ALL else ["Scaffold", "SFedHP", "DemLearn"])
+def test_a_node_that_lies_twice_is_asked_again(name: str, folder: Path) -> None:
+    """A device and the node above it; the bits are those of the undisturbed run."""
+    local = LocalTree(folder)
+    run = covey.run(experiment(CASES[name]), runtime=local)
+    lied = [(lying(local, "device", 5, 2)[0], 5)]
+    above = run.runtime.tree.tiers[-2]
+    if above != "server":
+        lied.append((lying(local, above, 1, 2)[0], 1))
+    drained(run)
+    refused = [len(transport.refused(seat)) for transport, seat in lied]
+    assert refused == [2] * len(lied)
+    simulated = drained(covey.run(experiment(CASES[name])))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+def test_a_seat_is_empty_after_three_lies_and_the_round_waits(folder: Path) -> None:
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["FedAvg"]), runtime=local)
+    transport, liar = lying(local, "device", 5, 100)
+    thread = threading.Thread(target=next, args=(run,), daemon=True)
+    thread.start()
+    until(lambda: 5 not in transport.members())
+    assert liar.lies == 97
+    assert "not finite, of a child that does not say" in transport.refused(5)[0]
+    assert thread.is_alive()
+    transport.take(5, local.nodes["device", 5].answer)
+    thread.join(10)
+    simulated = covey.run(experiment(PLAIN["FedAvg"]))
+    next(simulated)
+    assert differences(state(simulated), state(run)) == []
+    local.close()
+
+
+def test_rows_that_are_read_are_checked(folder: Path) -> None:
+    """The answers to orders too: here a row that is read is not finite, once."""
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
+    next(run)
+    device = local.nodes["device", 3]
+    transport = local.transport_above("device", 3)
+    lies = [1]
+
+    def answer(key: AskKey, common: bytes, own: bytes) -> bytes:
+        data = device.answer(key, common, own)
+        if not lies:
+            return data
+        lies.clear()
+        header, (kept,) = parcel.unpack(data)
+        assert kept.row is not None
+        bad = NodeRow(kept.tier, kept.number, kept.name, kept.label, kept.round, kept.row / 0)
+        return parcel.pack(header, [bad])
+
+    transport.take(3, answer)
+    rows = run.rows("personal")
+    assert transport.refused(3) == ["the row 'personal' is not finite."]
+    simulated = covey.run(experiment(PLAIN["PFedMe"]))
+    next(simulated)
+    assert all(map(torch.equal, rows, simulated.rows("personal")))
+    local.close()
+
+
+# With a quorum
+
+
+@pytest.mark.parametrize("name", MAY_MISS if ALL else ["PFedMe", "HierFAVG"])
+def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(name: str, folder: Path) -> None:
+    """Device 2 lies: in the first round its memory has moved, in the second it has not."""
+    case = CASES[name]
+    asker = experiment(case).tree.tiers[-2]
+    local = LocalTree(folder, patience={asker: Patience(20.0, 1)})
+    changes: dict[str, Any] = {"score_every": 4, "rounds": 4}
+    run = server_run(experiment(case, **changes), local)
+    next(run)
+    _, liar = lying(local, "device", 2, 1)
+    next(run)
+    liar.lies, liar.runs = 1, False
+    next(run)
+    assert liar.lies == 0
+    drained(run)
+    finish(run)
+    missing = missing_of(local.nodes["server", 0].database)
+    told = [(entry.number, entry.round, entry.status) for entry in missing]
+    assert sorted(told) == [(2, 1, "bad"), (2, 1, "late"), (2, 2, "bad")]
+    assert told.index((2, 1, "late")) > 0  # a later answer has told
+    again = drained(replay(experiment(case, **changes), missing))
+    rows = rows_of(run)
+    local.close()
+    assert differences(rows_of(again), rows) == []
+    assert [one.models for one in run.history] == [one.models for one in again.history]
+    plain = drained(covey.run(experiment(case, **changes)))
+    assert differences(rows_of(plain), rows) != []
+
+
+def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
+    local = LocalTree(folder, patience={"server": Patience(20.0, 8)})
+    run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
+    transport, _ = lying(local, "device", 5, 2)
+    drained(run)
+    assert len(transport.refused(5)) == 2
+    simulated = drained(covey.run(experiment(PLAIN["PFedMe"])))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+# What is honest
+
+
+@dataclass(frozen=True)
+class Large(Algorithm):
+    """Rows are finite, but the difference between one of them and what came down is not."""
+
+    sends: ClassVar[str] = "its model"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        me.ask(self.device, torch.full_like(w, 3e38)).mean()
+        return w
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        large = (me.ids == 5) & (me.round == 1)
+        return torch.where(large[:, None], -3e38, 0 * w)
+
+
+def test_a_row_that_a_link_makes_infinite_is_a_divergence(folder: Path) -> None:
+    """Its sender says so: it is not taken for a lie."""
+    case = Case("Large", Large(), {"codec": {"name": "bitmap", "update": True}})
+    local = LocalTree(folder)
+    run = covey.run(experiment(case), runtime=local)
+    next(run)
+    text = "round 2: the answer of device of device 5 is not finite as its link sends it"
+    with pytest.raises(DivergedError, match=text):
+        next(run)
+    assert local.transport_above("device", 5).refused(5) == []
+    local.close()
+
+
+def test_a_norm_bound_is_of_training_alone(folder: Path) -> None:
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["PFedMe"], score_every=1), runtime=local)
+    server = local.nodes["server", 0]
+    bounds = {5: 1e-3}
+    server.norm_bounds = bounds
+    thread = threading.Thread(target=next, args=(run,), daemon=True)
+    thread.start()
+    transport = local.transport_above("device", 5)
+    until(lambda: len(transport.refused(5)) == 3)
+    assert "more than norm_bound = 0.001" in transport.refused(5)[0]
+    bounds[5] = 100.0
+    transport.take(5, local.nodes["device", 5].answer)
+    thread.join(10)
+    simulated = covey.run(experiment(PLAIN["PFedMe"], score_every=1))
+    next(simulated)
+    assert differences(state(simulated), state(run)) == []
+    local.close()
+
+
+# What is counted
+
+
+def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> None:
+    """Over sockets: the status screen, the metrics and the log name the seat and the reason."""
+    pytest.importorskip("grpc")
+    pytest.importorskip("cryptography")
+    stream = io.StringIO()
+    with family(folder, count=2) as tree, EventLog("server", stream).library():
+        progress = Progress("server", "server")
+        names = {0: "device0", 1: "device1"}
+        transport = progress.transport(names, tree.parent, tree.parent.evicted)
+        bad = [b"bad", b"bad", b"bad", b"good"]
+        tree.dial(0)
+        liar = tree.dial(1, handler=lambda *_: bad.pop(0))
+        tree.wait(0, 1)
+        out: list[Any] = []
+
+        def reason(seat: int, data: bytes) -> str | None:
+            return "a lie" if data == b"bad" else None
+
+        def ask() -> None:
+            out.append(transport.ask(key(), b"", {0: b"", 1: b""}, None, reason))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        until(lambda: 1 in tree.parent.evicted())
+        until(lambda: told(progress)["device1"]["state"] == "evicted")
+        assert told(progress)["device1"]["asks"] == {"bad": 3}
+        assert told(progress)["device1"]["bad_reason"] == "a lie"
+        assert progress.as_dict()["waits_for"] == ["device1"]
+        metrics = progress.prometheus()
+        assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3' in metrics
+        assert 'covey_seat_evicted{process="server",seat="device1"} 1' in metrics
+        liar.thread.join(10)
+        tree.parent.admit("device1")
+        tree.dial(1, handler=lambda *_: bad.pop(0))
+        thread.join(10)
+        assert out[0][1].data == b"good"
+        assert told(progress)["device1"]["state"] == "waiting"
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    lies = [event for event in events if event["event"] == "bad_answer"]
+    assert [(event["seat"], event["reason"]) for event in lies] == [("device1", "a lie")] * 3
+    assert any(event["event"] == "evicted" and event["seats"] == ["device1"] for event in events)
+
+
+def told(progress: Progress) -> dict[str, Any]:
+    return {seat["seat"]: seat for seat in progress.as_dict()["seats"]}
+
+
+def test_over_sockets_a_quorum_does_not_count_liars(folder: Path) -> None:
+    """One of three lies: it is left out at once. Two of three lie: they are asked again."""
+    pytest.importorskip("grpc")
+
+    def reason(seat: int, data: bytes) -> str | None:
+        return "a lie" if data == b"bad" else None
+
+    with family(folder, count=3, secure=False) as tree:
+        lies = {1: 1, 2: 0}
+
+        def answer(seat: int) -> Callable[..., bytes]:
+            def handle(*_: Any) -> bytes:
+                lies[seat] -= 1
+                return b"bad" if lies[seat] >= 0 else b"good"
+
+            return handle
+
+        tree.dial(0)
+        for seat in (1, 2):
+            tree.dial(seat, handler=answer(seat))
+        tree.wait(0, 1, 2)
+        own = dict.fromkeys(range(3), b"")
+        patience = Patience(seconds=20, quorum=2)
+        statuses = [
+            one.status for one in tree.parent.ask(key(1), b"", own, patience, reason).values()
+        ]
+        assert statuses == ["answered", "bad", "answered"]
+        lies.update({1: 1, 2: 1})
+        statuses = [
+            one.status for one in tree.parent.ask(key(2), b"", own, patience, reason).values()
+        ]
+        assert statuses == ["answered"] * 3
+        assert tree.parent.refused["bad"] == 3
+
+
+# Facts
+
+
+SUBTREE = subtrees(Tree.grouped([2, 3]), "edge")[1]
+GOOD: dict[str, Any] = {
+    "facts": {
+        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]],
+        "node_bytes": [["device", "up", [2, 4], [10, 0]]],
+        "cohorts": {"device": [2, 3]},
+        "notes": [["device", "loss", [0.5], 0.5, 0.5, 1]],
+        "gradients": 4.0,
+        "reports": [["m/test", "device", [3], [[1.0, math.nan]]]],
+        "needs": {"personal": ["head"]},
+    },
+    "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
+    "missing": [[0, "train", 2**63, "device", 4, "late"]],
+    "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
+}
+
+
+def rehearsed() -> Rehearsed:
+    return Rehearsed(
+        links=("server-edge", "edge-device"),
+        widths={("device", "m/test"): 2},
+        needs={"personal": {"head", "body"}},
+        templates={("device", "personal"): torch.zeros(0, 3)},
+    )
+
+
+def test_good_facts_pass() -> None:
+    check(GOOD, SUBTREE, rehearsed())
+
+
+BAD: dict[str, list[Any]] = {
+    "traffic": [
+        [["server-device", "up", "train", 1, 2, 3, 4, 5]],
+        [["edge-device", "up", "train", 1, 2, 3, 4]],
+        [["edge-device", "up", "train", 1, 2, 3, 4, -5]],
+        [["edge-device", "up", "train", 1, 2, 3, 4, 5.0]],
+        [["edge-device", "sideways", "train", 1, 2, 3, 4, 5]],
+        {"edge-device": 1},
+        None,
+    ],
+    "node_bytes": [
+        [["device", "up", [1], [10]]],
+        [["device", "up", [2], [10, 11]]],
+        [["server", "up", [0], [10]]],
+        [["device", "up", [2], [2**70]]],
+        [["device", "up", [True], [1]]],
+    ],
+    "cohorts": [{"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
+    "notes": [
+        [["device", "loss", [math.nan], 0.5, 0.5, 1]],
+        [["device", "loss", [], 0.5, 0.5, 1]],
+        [["device", "loss", [0.5], math.inf, 0.5, 1]],
+        [["device", "loss", [0.5], 0.5, 0.5, 0]],
+        [["device", 3, [0.5], 0.5, 0.5, 1]],
+        [["moon", "loss", [0.5], 0.5, 0.5, 1]],
+        [["device", "loss", ["0.5"], 0.5, 0.5, 1]],
+    ],
+    "gradients": [-1.0, math.nan, "4", None, 2**60],
+    "reports": [
+        [["m/test", "device", [3], [[1.0]]]],
+        [["m/other", "device", [3], [[1.0, 2.0]]]],
+        [["m/test", "device", [1], [[1.0, 2.0]]]],
+        [["m/test", "device", [3, 3], [[1.0, 2.0]]]],
+        [["m/test", "device", [3], [["a", 2.0]]]],
+        [["m/test", "device", [3], [1.0]]],
+    ],
+    "needs": [{"personal": ["tail"]}, {"other": ["head"]}, {"personal": "head"}, {"personal": [[]]}],
+    "kept": [
+        [["device", "personal", "float64", [3]]],
+        [["device", "personal", "float32", [4]]],
+        [["device", "other", "float32", [2**40, 2**40]]],
+        [["device", "other", "float32", [-1]]],
+        [["device", "other", "float32", [1] * 9]],
+        [["server", "other", "float32", [1]]],
+        [["device", f"n{number}", "float32", []] for number in range(1001)],
+    ],
+    "missing": [
+        [[0, "train", 7, "device", 5, "late"]],
+        [[0, "train", 7, "device", 4, "answered"]],
+        [[0, "order", 7, "device", 4, "late"]],
+        [[0, "train", 2**64, "device", 4, "late"]],
+        [[0, "train", 7, "device", 4]],
+    ],
+    "ended": [[1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_bad_facts_are_refused(name: str, value: Any) -> None:
+    header = json.loads(json.dumps(GOOD))
+    where = header["facts"] if name in header["facts"] else header
+    where[name] = value
+    with pytest.raises(DecodeError):
+        check(header, SUBTREE, rehearsed())
+    del where[name]
+    with pytest.raises(DecodeError, match=f"an answer without '{name}'"):
+        check(header, SUBTREE, rehearsed())
+
+
+FINE: dict[str, Any] = {"error": None, "missing": [], "ended": []}
+ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"number": 1}, "a fact of device 1"),
+        ({"tier": "server"}, "the tier 'server'"),
+        ({"name": "other"}, "the row 'other', asked for 'personal'"),
+        ({"row": torch.ones(4)}, "of shape [4] of torch.float32, expected [3]"),
+        ({"row": torch.ones(3, dtype=torch.float64)}, "of torch.float64, expected"),
+        ({"row": torch.full((3,), math.nan)}, "is not finite"),
+        ({"row": None}, "without values"),
+        ({"round": "1"}, "without a name, a label or a round"),
+    ],
+)
+def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
+    arguments = {"name": "personal", "label": "present"}
+    templates = {("device", "personal"): torch.zeros(0, 3)}
+    reads = OrderCheck("read", arguments, {1: SUBTREE}, templates)
+    assert reads(1, parcel.pack(FINE, [ROW])) is None
+    bad = NodeRow(**{**vars(ROW), **change})
+    reason = reads(1, parcel.pack(FINE, [bad]))
+    assert reason is not None
+    assert text in reason
+    assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
+    held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
+    assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
+    assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
+    assert held.failed == {1}
+    assert "[[[" not in str(held(1, seal({"error": 3}, [])))
+
+
+def test_a_header_that_is_nested_deeply_is_refused() -> None:
+    nested = b"[" * 100_000
+    data = len(nested).to_bytes(4, "little") + nested
+    with pytest.raises(DecodeError, match="cannot be read"):
+        open_sealed(data)
+    reads = OrderCheck("read", {}, {1: SUBTREE}, {})
+    assert reads(1, data) is not None
+    assert reads(1, node_rows.pack([])) is not None
