@@ -619,8 +619,9 @@ class Node(Station):
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            numbers[child] = _number(reply)
-            if name == "write" and reply["error"] is None:
+                continue
+            numbers[child] = reply["number"]
+            if name == "write":
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
             self.unreached += reply.get("unreached", [])

@@ -408,6 +408,10 @@ def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> Non
         assert (device.probabilities(x) == expected).all()
     again = command("deploy", "local", *LOCAL, "--out", out)
     assert "has run all rounds before" in again.out
+    compared = command("deploy", "local", *LOCAL, 'compare=["local"]', "--out", out)
+    assert compared.code == 0, compared.err
+    assert "Local personal" in compared.out
+    assert (run / "compare.png").exists()
     other = command("deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
     assert other.code == 2
     assert "algorithm.lam1" in other.err
