@@ -346,6 +346,7 @@ GOOD: dict[str, Any] = {
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
     "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
+    "number": 3,
 }
 
 
@@ -416,6 +417,7 @@ BAD: dict[str, list[Any]] = {
         [[0, "train", 7, "device", 4]],
     ],
     "ended": [[1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
+    "number": [-1, 2**60, 1.0, True, "1", None, []],
 }  # fmt: skip
 
 
@@ -431,7 +433,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
         check(header, SUBTREE, rehearsed())
 
 
-FINE: dict[str, Any] = {"error": None, "missing": [], "ended": []}
+FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
 
