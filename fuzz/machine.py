@@ -128,6 +128,10 @@ class ChildModel:
     now: int = 0
     pending: tuple[int, int] | None = None
     answers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    stood: tuple[int, int] = (0, 0)
+    """(round that comes next, rollbacks) as the last request that was answered had them."""
+    trained: set[str] = field(default_factory=set)
+    """The trainings of the round that is not good yet."""
 
     def ask(self, key: AskKey, epoch: Epoch) -> int | None:
         """The count that is answered; None: an error."""
@@ -135,18 +139,26 @@ class ChildModel:
             self.run = epoch.run
         elif self.run != epoch.run:
             return None
+        if epoch.before < self.stood[0] or epoch.attempt < self.stood[1]:
+            return None
         if self.pending is not None:
             round, attempt = self.pending
             if any(failed <= round for failed in epoch.rollbacks[attempt:]):
                 self.now, self.pending = self.good, None
                 self.answers.clear()
+                self.trained.clear()
             elif round < epoch.before:
                 self.good, self.pending = self.now, None
+                self.trained.clear()
         if self.answers.get(key.lane, ("", 0))[0] == str(key):
             return self.answers[key.lane][1]
         if key.lane == "train" and key.round < epoch.before:
             return None
+        if str(key) in self.trained:
+            return None
+        self.stood = (epoch.before, epoch.attempt)
         if key.lane == "train":
+            self.trained.add(str(key))
             self.now += {"algorithm.device": 1, "algorithm.third": 3}[key.program]
         self.pending = (key.round, key.attempt)
         self.answers[key.lane] = (str(key), self.now)

@@ -257,18 +257,22 @@ def _bytes_of(template: Tensor) -> int:
 
 def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows in a shorter type; an error where one of their numbers is too large for it."""
-    out = rows.to(dtype)
-    infinite = torch.isinf(out)
-    if bool(infinite.any()):
-        lost = rows[infinite & torch.isfinite(rows)]
-        if len(lost):
-            largest = float(lost.abs().max())
-            limit = torch.finfo(dtype).max
-            raise ConfigError(
-                f"store_rows = 'float16': a node keeps a number of size {largest:.3g}, and float16 "
-                f"ends at {limit:g}; use store_rows = 'dense'."
-            )
-    return out
+    limit = torch.finfo(dtype).max
+    if rows.numel():
+        least, most = torch.aminmax(rows)
+        if not (float(least) >= -limit and float(most) <= limit):  # NaN too
+            _check_size(rows, limit)
+    return rows.to(dtype)
+
+
+def _check_size(rows: Tensor, limit: float) -> None:
+    """An error where a finite number is beyond a limit."""
+    finite = rows[torch.isfinite(rows)].abs()
+    if bool((finite > limit).any()):
+        raise ConfigError(
+            f"store_rows = 'float16': a node keeps a number of size {float(finite.max()):.3g}, and "
+            f"float16 ends at {limit:g}; use store_rows = 'dense'."
+        )
 
 
 def _as_slice(positions: Tensor) -> Tensor | slice:

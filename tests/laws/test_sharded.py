@@ -70,7 +70,7 @@ def test_ranks_have_the_bits_of_one_process(law: str, found: dict[str, Any]) -> 
     assert {name: lines for name, lines in found[law].items() if lines} == {}
 
 
-@pytest.mark.skipif(not ALL, reason="two minutes; COVEY_TEST_ALL=1")
+@pytest.mark.skipif(not ALL, reason="a minute; COVEY_TEST_ALL=1")
 def test_one_rank_that_torchrun_started(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every case, with the links of its tree, and resumed from checkpoints of other ranks."""
     found = results(1, tmp_path_factory.getbasetemp())

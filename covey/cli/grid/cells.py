@@ -106,7 +106,7 @@ def _trial(cell: Cell, config: Config) -> dict[str, Any]:
     each = [validated(experiments.of(config, seed)) for seed in cell.seeds]
     histories: list[Sequence[Round]] = []
     for group in side_by_side(list(range(len(each))), each, experiments.runtime):
-        runs = covey.runs([each[number] for number in group])
+        runs = covey.runs([each[number] for number in group], store=config.store)
         _rounds(runs, cell.budget)
         histories += [seed.history for seed in runs.seeds]
     model, score = best_model(histories)
@@ -168,7 +168,7 @@ def _final(cell: Cell, config: Config) -> dict[str, Any]:
     while groups:
         group = groups.pop(0)
         try:
-            runs = covey.runs([each[seed] for seed in group])
+            runs = covey.runs([each[seed] for seed in group], store=config.store)
             _rounds(runs, cell.budget)
         except DivergedError as error:
             if len(group) == 1:
