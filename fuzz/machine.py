@@ -86,6 +86,10 @@ class Yard:
         self.parts = parts_of(self.experiment)
         self.told = told(self.parts.tree, self.parts.data)
         self.width = self.parts.start.shape[1]
+        disk = Disk(":memory:")
+        self.empty = disk._connection.serialize()
+        """The file of a node that has done nothing."""
+        disk.close()
 
     def node(
         self, tier: str, number: int, disk: Disk, transport: Any = None, patience: Any = None
@@ -141,15 +145,7 @@ class ChildModel:
             return None
         if epoch.before < self.stood[0] or epoch.attempt < self.stood[1]:
             return None
-        if self.pending is not None:
-            round, attempt = self.pending
-            if any(failed <= round for failed in epoch.rollbacks[attempt:]):
-                self.now, self.pending = self.good, None
-                self.answers.clear()
-                self.trained.clear()
-            elif round < epoch.before:
-                self.good, self.pending = self.now, None
-                self.trained.clear()
+        self._catch_up(epoch)
         if self.answers.get(key.lane, ("", 0))[0] == str(key):
             return self.answers[key.lane][1]
         if key.lane == "train" and key.round < epoch.before:
@@ -164,10 +160,23 @@ class ChildModel:
         self.answers[key.lane] = (str(key), self.now)
         return self.now
 
+    def _catch_up(self, epoch: Epoch) -> None:
+        """What is pending is good, or undone, or neither yet."""
+        if self.pending is None:
+            return
+        round, attempt = self.pending
+        if any(failed <= round for failed in epoch.rollbacks[attempt:]):
+            self.now, self.pending = self.good, None
+            self.answers.clear()
+            self.trained.clear()
+        elif round < epoch.before:
+            self.good, self.pending = self.now, None
+            self.trained.clear()
+
 
 def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> None:
     """One sequence of requests to a device."""
-    node.database = Disk(":memory:")
+    node.database._connection.deserialize(yard.empty)
     node.forget()
     model = ChildModel()
     common = seal({"parameters": {}, "rows": 1, "shapes": []}, [_packed(torch.zeros(yard.width))])
@@ -195,7 +204,6 @@ def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> 
             assert model.ask(key, epoch) == expected
             assert node.answer(key, common, own) == reply, "asked twice, it answers something else"
         counts["child: answer"] += 1
-    node.database.close()
 
 
 def _request(draw: random.Random, asked: list[tuple[AskKey, Epoch]]) -> tuple[AskKey, Epoch]:
@@ -483,7 +491,7 @@ def fuzz(count: int, seed: int, parents: int = 20) -> Counter[str]:
 
 if __name__ == "__main__":
     began = time.perf_counter()
-    result = fuzz(int(sys.argv[1]), seed=int(sys.argv[2]))
+    result = fuzz(int(sys.argv[1]), seed=int(sys.argv[2]), parents=100)
     for name, number in sorted(result.items()):
         print(f"{number:10,} {name}")
     print(f"{time.perf_counter() - began:.0f} s")

@@ -144,6 +144,9 @@ class OrderCheck(ChildCheck):
         if self._says_error(seat, header):
             return
         checked_facts.check_missing(header, self.subtrees[seat])
+        for node in field_of(header, "unreached"):
+            tier, number = node
+            checked_facts.check_place(tier, number, self.subtrees[seat])
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         seen = set()

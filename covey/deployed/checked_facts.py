@@ -89,7 +89,12 @@ def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> 
 
 
 def check_missing(header: Any, subtree: Subtree) -> None:
-    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true."""
+    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true.
+
+    The number of the last change on the child's disk must be one.
+    """
+    if not _is_count(field_of(header, "number")):
+        raise DecodeError(f"a disk with {shown(header['number'])} changes.")
     for entry in _listed(header, "missing"):
         _check_missing(entry, subtree)
     ended = _listed(header, "ended")

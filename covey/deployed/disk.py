@@ -353,11 +353,6 @@ class Disk:
             return None
         return {seat: Answer(_status(status), data) for seat, status, data in found}
 
-    def journalled_without(self, seat: Seat) -> list[str]:
-        """The keys of the asks in the journal that a seat has not answered well."""
-        text = "SELECT key FROM journal WHERE seat = ? AND status != 'answered'"
-        return [key for (key,) in self._query(text, [seat])]
-
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
         with self._transaction("inside-journal") as connection:

@@ -392,6 +392,7 @@ GOOD: dict[str, Any] = {
         "needs": {"personal": ["head"]},
     },
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
+    "number": 7,
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
     "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
 }
@@ -456,6 +457,7 @@ BAD: dict[str, list[Any]] = {
         [["server", "other", "float32", [1]]],
         [["device", f"n{number}", "float32", []] for number in range(1001)],
     ],
+    "number": [-1, 2**70, 1.0, True, "7", None],
     "missing": [
         [[0, "train", 7, "device", 5, "late"]],
         [[0, "train", 7, "device", 4, "answered"]],
@@ -479,7 +481,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
         check(header, SUBTREE, rehearsed())
 
 
-FINE: dict[str, Any] = {"error": None, "missing": [], "ended": []}
+FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3, "unreached": []}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
 
@@ -508,6 +510,9 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
+    for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
+        assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None
+    assert held(1, parcel.pack({**FINE, "unreached": [["device", 3]]})) is None
     assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
     assert held.failed == {1}
     assert "[[[" not in str(held(1, seal({"error": 3}, [])))
