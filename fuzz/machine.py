@@ -161,7 +161,7 @@ class ChildModel:
         return self.now
 
     def _catch_up(self, epoch: Epoch) -> None:
-        """What is pending is good, or undone, or neither yet."""
+        """What was pending is good, or undone."""
         if self.pending is None:
             return
         round, attempt = self.pending

@@ -147,6 +147,7 @@ class OrderCheck(ChildCheck):
         for node in field_of(header, "unreached"):
             tier, number = node
             checked_facts.check_place(tier, number, self.subtrees[seat])
+        checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         seen = set()

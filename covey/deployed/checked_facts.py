@@ -86,15 +86,18 @@ def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> 
     _check_sums(field_of(header, "facts"), subtree, rehearsed)
     _check_kept(_listed(header, "kept"), subtree, rehearsed)
     check_missing(header, subtree)
+    check_number(header)
+
+
+def check_number(header: Any) -> None:
+    """Refuse what cannot be the number of the last change of a child's disk."""
+    number = field_of(header, "number")
+    if not _is_count(number):
+        raise DecodeError(f"number = {shown(number)}.")
 
 
 def check_missing(header: Any, subtree: Subtree) -> None:
-    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true.
-
-    The number of the last change on the child's disk must be one.
-    """
-    if not _is_count(field_of(header, "number")):
-        raise DecodeError(f"a disk with {shown(header['number'])} changes.")
+    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true."""
     for entry in _listed(header, "missing"):
         _check_missing(entry, subtree)
     ended = _listed(header, "ended")

@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.deployed.blobs import LogMover, insert
+from covey.deployed.blobs import Connection, LogMover, insert
 from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, from_bytes
 from covey.deployed.transport import Answer, AskKey, Seat, Status
 from covey.errors import CheckpointError, ConfigError
@@ -141,7 +141,11 @@ class Disk:
 
     def _open(self) -> None:
         self._connection = sqlite3.connect(
-            self.path, check_same_thread=False, isolation_level=None, timeout=30.0
+            self.path,
+            check_same_thread=False,
+            isolation_level=None,
+            timeout=30.0,
+            factory=Connection,
         )
         self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
         self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
@@ -171,7 +175,7 @@ class Disk:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self, inside: str | None = None) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, inside: str | None = None) -> Iterator[Connection]:
         """Everything or nothing; `inside` is the fault point before the end."""
         with self._alone:
             try:
@@ -190,7 +194,7 @@ class Disk:
                 self._undo()
                 raise
             if self._mover is not None:
-                self._mover.look()
+                self._mover.look(self._connection)
 
     def _undo(self) -> None:
         """Give up a transaction, unless the database has done so itself."""
@@ -472,7 +476,7 @@ def number_in(last_key: str | None) -> int:
     return int(number)
 
 
-def _receive(connection: sqlite3.Connection, numbers: Mapping[Seat, int]) -> None:
+def _receive(connection: Connection, numbers: Mapping[Seat, int]) -> None:
     for seat, number in numbers.items():
         connection.execute("INSERT OR REPLACE INTO received VALUES (?, ?)", [seat, number])
 
@@ -488,7 +492,7 @@ def _sync_folders(folder: Path) -> None:
                 os.close(handle)
 
 
-def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -> None:
+def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
     """Give children their new numbers; those without one are forgotten."""
     received = connection.execute("SELECT seat, number FROM received").fetchall()
     connection.execute("DELETE FROM received")
@@ -505,12 +509,12 @@ def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -
     connection.execute("DELETE FROM journal")
 
 
-def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+def _note(connection: Connection, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", [name, json.dumps(value)])
 
 
-def _put(connection: sqlite3.Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
+def _put(connection: Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
     for kept in rows:
         form: list[Any] = [None, None]
         data = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey import native
-from covey.deployed import own_models, parcel
+from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
 from covey.deployed.disk import Disk, fault, number_in
@@ -355,7 +355,7 @@ class Node(Station):
         with self._alone:
             try:
                 if key.lane == "order":
-                    return self._followed(key, own)
+                    return self._followed(key, common, own)
                 return self._answered(key, common, own)
             except CoveyError as error:
                 failure = [type(error).__name__, str(error)]
@@ -577,6 +577,9 @@ class Node(Station):
             rows = [*rows, *own_models.rows_for_below(self, arguments)]
         header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
         epoch = asdict(self.epoch)
+        common = b""
+        if arguments.get("broadcast"):
+            common = node_rows.pack(rows)  # once for all children
         own = {}
         for child in self.seats:
             part, routes = self._part(child, rows, arguments)
@@ -590,7 +593,7 @@ class Node(Station):
         )
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
-        answers = self._reach().ask(key, b"", own, patience, check)
+        answers = self._reach().ask(key, common, own, patience, check)
         return out + self._rows_of_orders(name, answers)
 
     def _order_patience(
@@ -616,8 +619,9 @@ class Node(Station):
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            numbers[child] = _number(reply)
-            if name == "write" and reply["error"] is None:
+                continue
+            numbers[child] = reply["number"]
+            if name == "write":
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
             self.unreached += reply.get("unreached", [])
@@ -637,8 +641,6 @@ class Node(Station):
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[list[int]] | None]:
         """The rows of a child's subtree, and their routes; None where rows have no routes."""
-        if arguments.get("broadcast"):
-            return list(rows), None
         routes = arguments.get("routes")
         if routes is None:
             return [], None
@@ -651,9 +653,12 @@ class Node(Station):
                 chosen.append(route)
         return part, chosen
 
-    def _followed(self, key: AskKey, own: bytes) -> bytes:
+    def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
         header, rows = parcel.unpack(own)
+        if len(common):
+            rows += node_rows.unpack(common)
+            release(common)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
         self.unreached.clear()

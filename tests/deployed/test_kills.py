@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import SMALL
+from tests.cli.command import covey as command
 from tests.deployed.power import Power, compiled
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 ROOT = Path(__file__).parents[2]
+LOCAL = (*SMALL, "rounds=3", "data.devices=4", "deploy.devices_per_process=2")
 SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes a minute")
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None or not sys.platform.startswith("linux"),
@@ -184,3 +187,14 @@ def test_many_power_cuts(library: Path) -> None:
 @SLOW
 def test_a_disk_that_has_lost_something_is_refused(library: Path) -> None:
     assert " 0 else" in kills(library, "--count", 0, "--lossy", 40)
+
+
+@SLOW
+def test_a_fault_from_the_environment_kills_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`covey node` itself, without a fork: the first process with an answer dies."""
+    monkeypatch.setenv("COVEY_FAULT", "after-commit:1")
+    local = command("deploy", "local", *LOCAL, "--out", tmp_path / "local")
+    assert local.code == 1
+    assert re.search(r"(device|edge)[\d-]+ ended with code -9", local.err)
