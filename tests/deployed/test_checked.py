@@ -457,7 +457,6 @@ BAD: dict[str, list[Any]] = {
         [["server", "other", "float32", [1]]],
         [["device", f"n{number}", "float32", []] for number in range(1001)],
     ],
-    "number": [-1, 2**70, 1.0, True, "7", None],
     "missing": [
         [[0, "train", 7, "device", 5, "late"]],
         [[0, "train", 7, "device", 4, "answered"]],
