@@ -32,6 +32,7 @@ test-deployed: .venv/dev
 	$(BIN)/python -m pytest -n 2 -q tests/deployed $(ON_A_NETWORK:%=--ignore=%) $(wildcard tests/laws/test_deployed.py) tests/laws/test_sockets.py
 	$(BIN)/python -m pytest -q -rs $(ON_A_NETWORK)
 	$(BIN)/python -m fuzz.stream --random 1000000 1
+	$(BIN)/python -m fuzz.machine 20000 1
 
 lint: .venv/dev
 	$(BIN)/ruff check .

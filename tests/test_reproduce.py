@@ -24,9 +24,10 @@ from covey.papers import __main__ as command
 from covey.papers import printed, report, reproduce, results, tables, verdicts
 from covey.papers.measure import Options, Protocol, make_model, make_tree, measure
 from covey.papers.printed import Cell
-from covey.papers.results import Store, has
+from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
-from covey.papers.verdicts import Verdict
+from covey.papers.verdicts import Claim, Verdict
+from experiments.papers import figures
 from experiments.papers.summary import summary
 from tests.cli.command import ROOT, covey
 
@@ -441,3 +442,25 @@ def test_a_killed_process_loses_one_row_at_most(tmp_path: Path) -> None:
     after = results.read(path)
     assert {key: after[key] for key in before} == before
     assert len(after) == len(tables.rows_of([tables.read("pfedme/table1")], "synthetic/mlr/*"))
+
+
+def test_the_claims_of_a_papers_figures_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every claim has a panel with its words, whether it holds, and a dot per seed."""
+    drawn: dict[str, tuple[str, int]] = {}
+
+    def note(panel: Any, table: Table, claim: Claim, content: Results) -> None:
+        draw_order(panel, table, claim, content)
+        dots = sum(len(dots.get_offsets()) for dots in panel.collections)
+        drawn[claim.ordering.claim] = (panel.get_title(), dots)
+
+    draw_order = figures.draw_order
+    monkeypatch.setattr(figures, "OUT", tmp_path)
+    monkeypatch.setattr(figures, "draw_order", note)
+    assert figures.draw("sfedhp").stat().st_size > 20_000
+    assert len(drawn) == 4
+    for claim, (title, dots) in drawn.items():
+        assert " ".join(title.split()).startswith(claim)
+        assert dots == 3 * (2 if "is above pFedMe's" in claim else 3)
+    assert "does not hold (-0.31)" in drawn[next(iter(drawn))][0]

@@ -16,8 +16,8 @@ ROUNDS = 4
 def shapes() -> list[Shape]:
     """1 + 1 + 2 and 1 + 2 + 4."""
     return [
-        Shape(1, 2, HIDDEN, ROUNDS, warm_up=1),
-        Shape(2, 4, HIDDEN, ROUNDS, warm_up=1),
+        Shape(1, 2, HIDDEN, ROUNDS, warm_up=1, peaks=True),
+        Shape(2, 4, HIDDEN, ROUNDS, warm_up=1, peaks=True),
     ]
 
 
@@ -38,6 +38,9 @@ def figures(measured: Measured, tiny: Measured) -> dict[str, Any]:
         start = statistics.median(tiny.starts(tier, "VmRSS"))
         out[f"{tier}, in models"] = {
             "peak": (max(measured.peaks(tier)) - base) / row,
+            "peak by ask": {
+                phase: (peak - base) / row for phase, peak in measured.phases(tier).items()
+            },
             "before the first ask": (max(measured.starts(tier, "VmRSS")) - start) / row,
             "encoded answers of its children": _children(shape, tier),
         }

@@ -15,7 +15,9 @@ PER_PROCESS = 50
 
 def run(rounds: int, devices: int = DEVICES, edges: int = EDGES) -> dict[str, Any]:
     """One tree; its model has 300 KB."""
-    shape = Shape(edges, devices, HIDDEN, rounds, devices_per_process=PER_PROCESS, warm_up=1)
+    shape = Shape(
+        edges, devices, HIDDEN, rounds, devices_per_process=PER_PROCESS, warm_up=1, peaks=True
+    )
     measured = measure(shape)
     row = 4 * shape.parameters
     out: dict[str, Any] = {
@@ -36,5 +38,8 @@ def run(rounds: int, devices: int = DEVICES, edges: int = EDGES) -> dict[str, An
     answers = devices // edges * row
     peak = max(measured.peaks("edge")) - statistics.median(measured.starts("edge", "VmRSS"))
     out["MB of an edge's peak beyond its start"] = peak / 1e6
+    out["MB of an edge's peak by ask"] = {
+        phase: peak / 1e6 for phase, peak in measured.phases("edge").items()
+    }
     out["MB of the encoded answers of an edge's devices"] = answers / 1e6
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from covey.runtimes.loopback import Station
 
 FACTS = "facts.json"
 STATUS = Path("/proc/self/status")
+RESET = Path("/proc/self/clear_refs")
+PEAKS = "COVEY_PEAKS"
+"""Set in the environment: the peak memory of every kind of ask is noted, which takes time."""
 _MEMORY = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
 
 
@@ -45,6 +49,13 @@ class Facts:
     def __init__(self) -> None:
         self.entries: list[list[Any]] = []
         self.started: dict[str, Any] = {}
+        self.peaks: dict[str, int] = {}
+        """The peak memory in bytes, by what the process did meanwhile."""
+
+    def peak(self, phase: str) -> None:
+        """Note the peak memory since the last note, under what was done meanwhile."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), memory()["VmHWM"])
+        RESET.write_text("5", encoding="utf-8")
 
     def add(self, kind: str, key: AskKey | None, who: str, began: float) -> None:
         """Something of a kind began then, and has ended now."""
@@ -55,7 +66,15 @@ class Facts:
 
     def write(self, path: Path) -> None:
         """Everything as JSON."""
-        facts = {"entries": self.entries, "started": self.started, "memory": memory()}
+        end = memory()
+        self.peak("end")
+        end["VmHWM"] = max(self.peaks.values())
+        facts = {
+            "entries": self.entries,
+            "started": self.started,
+            "memory": end,
+            "peaks": self.peaks,
+        }
         path.write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -70,6 +89,7 @@ def watch(facts: Facts) -> None:
 
 def _watch_programs(facts: Facts) -> None:
     """An answer is a whole request; a program is that of the algorithm alone, as in training."""
+    peaks = PEAKS in os.environ
     answer = Node.answer
     program_of = Station._program
 
@@ -80,6 +100,8 @@ def _watch_programs(facts: Facts) -> None:
             return answer(self, key, common, own)
         finally:
             facts.add("answer", key, str(self.place), began)
+            if peaks:
+                facts.peak(key.lane if key.lane != "order" else key.program)
 
     def timed(self: Station, header: dict[str, Any]) -> Callable[..., Any]:
         program = program_of(self, header)

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.deployed.node import FACTS
+from benchmarks.deployed.data import CLASSES, FEATURES
+from benchmarks.deployed.node import FACTS, PEAKS
 from covey.cli.config import read
-from covey.cli.deploy import Deployment
+from covey.cli.deployment import Deployment
 from covey.deployed import plan_files
 from covey.deployed.local import LOG, LocalProcesses, on_this_machine
-
-FEATURES = 60
-CLASSES = 10
 
 
 class Entry(NamedTuple):
@@ -56,6 +54,8 @@ class Shape:
     devices_per_process: int = 1
     steps: int = 1
     edge_rounds: int = 1
+    peaks: bool = False
+    """Whether the peak memory is noted for every kind of ask."""
     warm_up: int = 3
     """Rounds that are not counted: connections, caches and buffers grow."""
 
@@ -84,11 +84,7 @@ class Shape:
             "rounds": self.rounds,
             "score_every": 10 * self.rounds,
             "algorithm": algorithm,
-            "data": {
-                "name": "synthetic",
-                "devices": self.devices,
-                "sizes": [20] * self.devices,
-            },
+            "data": {"name": "benchmarks.deployed.data:drawn", "devices": self.devices},
             "model": {"name": "mlp", "hidden": [self.hidden]},
             "tree": {"edges": self.edges or 1},
             "deploy": {
@@ -187,6 +183,15 @@ class Measured:
         names = [name for name in self.facts if name.startswith(tier)]
         return [self.facts[name]["memory"][what] for name in names]
 
+    def phases(self, tier: str) -> dict[str, int]:
+        """The largest peak of a tier's processes in bytes, by what they did meanwhile."""
+        out: dict[str, int] = {}
+        for name, facts in self.facts.items():
+            if name.startswith(tier):
+                for phase, peak in facts["peaks"].items():
+                    out[phase] = max(out.get(phase, 0), peak)
+        return out
+
     def starts(self, tier: str, what: str) -> list[int]:
         """The memory of all processes of a tier before their first ask, in bytes."""
         names = [name for name in self.facts if name.startswith(tier)]
@@ -196,11 +201,15 @@ class Measured:
 class WatchedProcesses(LocalProcesses):
     """The processes of a tree, each of which writes down what it does."""
 
+    peaks = False
+
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         folder = self._folder / name
         module = "benchmarks.deployed.node"
         command = [sys.executable, "-m", module, str(folder / plan_files.NODE)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        if self.peaks:
+            environment[PEAKS] = "1"
         with open(folder / LOG, "ab") as log:
             return subprocess.Popen(
                 command,
@@ -211,17 +220,17 @@ class WatchedProcesses(LocalProcesses):
             )
 
 
-def measure(shape: Shape, *, quiet: bool = False) -> Measured:
+def measure(shape: Shape) -> Measured:
     """Run a tree to its end, in a folder that is removed then."""
     with tempfile.TemporaryDirectory(prefix="covey-deployed-") as name:
         folder = Path(name) / "tree"
         began = time.monotonic()
         names, parents = _write(shape, folder)
         tree = WatchedProcesses(folder, names)
+        tree.peaks = shape.peaks
         with tree.started():
-            for event in tree.events():
-                if event.get("event") == "round" and not quiet:
-                    print(f"  {shape.name}: round {event['round']}", end="\r", file=sys.stderr)
+            for _ in tree.watch():
+                pass
         facts = {name: _facts(folder / name / FACTS) for name in names}
         return Measured(shape, began, facts, parents)
 

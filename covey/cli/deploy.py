@@ -146,7 +146,7 @@ def local(
     extras.grpc()
     deployment = Deployment.of(load_and_note(console, file, changes or []), local=True)
     words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
-    tree = LocalTree(deployment, out, insecure=insecure, command=shlex.join(words))
+    tree = LocalTree(deployment, out, insecure=insecure, command=shlex.join(words), file=file)
     folder = tree.run(console)
     if as_json:
         facts = summary([load_run(folder)]).as_dict()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from covey.cli import show
+from covey.cli.config import Config
 from covey.cli.config import load as load_config
 from covey.cli.deployment import Deployment
 from covey.cli.device_data import is_census
+from covey.cli.execute import resume
 from covey.cli.folder import Folder
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
+from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted
 from covey.deployed import plan_files
@@ -30,6 +35,7 @@ from covey.errors import ConfigError
 from covey.runs import record, status
 from covey.runs.record import Round
 
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MAY_CHANGE = ("rounds", "name")
 """What a tree that goes on may have otherwise than before."""
 
@@ -43,6 +49,8 @@ class LocalTree:
     insecure: bool
     command: str
     """What the user types to go on."""
+    file: Path
+    """The experiment file; modules of the user may lie beside it."""
 
     @property
     def folder(self) -> Path:
@@ -51,6 +59,26 @@ class LocalTree:
 
     def run(self, console: Console) -> Path:
         """Run all rounds that are left; return the server's run folder."""
+        compared = self.deployment.compared()
+        if compared is not None:
+            for other in compared.yardsticks().values():
+                other.experiment(other.seed)  # an error before anything starts
+        self._run_tree(console)
+        if compared is not None:
+            self._compare(console, compared)
+        return self.folder
+
+    def _compare(self, console: Console, compared: Config) -> None:
+        """Run the other algorithms in the simulator, beside the run of the tree."""
+        folder = Folder(self.folder)
+        ran_on = (self.folder / "environment.json").read_text(encoding="utf-8")
+        folder.write("config.toml", compared.text())
+        resume(self.folder, [], console, sys.argv)
+        folder.write("environment.json", ran_on)
+        write_after_run(self.folder, Console(quiet=True))
+
+    def _run_tree(self, console: Console) -> None:
+        """Run all rounds of the tree that are left."""
         new = not self.out.exists() or not any(self.out.iterdir())
         processes = on_this_machine(self.deployment.processes, self.out)
         if new:
@@ -59,12 +87,11 @@ class LocalTree:
             if not new:
                 self._check_same()
                 if self._finished(console):
-                    return self.folder
+                    return
                 self._rewrite(processes)
             if not self.insecure and not (self.out / processes[0].name / CERTIFICATE).exists():
                 plan_files.add_certificates(processes, self.out)
             self._start(console, [process.name for process in processes])
-        return self.folder
 
     # A folder from before
 
@@ -114,7 +141,10 @@ class LocalTree:
         console.print(
             escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         )
-        tree = LocalProcesses(self.out, names, insecure=self.insecure)
+        modules = None
+        if _names_own_modules(self.deployment.config.resolved()):
+            modules = self.file.parent
+        tree = LocalProcesses(self.out, names, insecure=self.insecure, modules=modules)
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -195,6 +225,15 @@ def _unlike(before: Mapping[str, Any], now: Mapping[str, Any], *, census: bool) 
     return None
 
 
+def _names_own_modules(settings: Mapping[str, Any]) -> bool:
+    """Whether an experiment names something as package.module:name."""
+    for key, value in _flat(settings):
+        for text in value if isinstance(value, list) else [value]:
+            if not key.startswith("deploy.") and isinstance(text, str) and _OWN.fullmatch(text):
+                return True
+    return False
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value of a table under its whole key."""
     for key, value in table.items():
@@ -209,18 +248,22 @@ def show_end(console: Console, folder: Path, out: Path) -> None:
     loaded = load_run(folder)
     show.table(console, summary([loaded]))
     device = next(iter(sorted(out.glob("*/state/device*/models"))), None)
+    pictures = "plot.png, devices.png"
+    if loaded.config.compare:
+        pictures += ", compare.png"
     lines = [
         f"open first: {folder / 'report.html'}",
-        f"folder: {folder}   pictures: plot.png, devices.png",
+        f"folder: {folder}   pictures: {pictures}",
     ]
     if device is not None:
         own = device.parent
         lines.append(f"each device has its models on its own disk: covey predict {own} --data FILE")
-    compare = f'covey run {folder / "config.toml"} \'compare=["local", "finetune"]\''
     lines += [
         f"look again: covey show {folder} --devices",
         f"check it in the simulator: covey replay {out}",
-        f"compare with devices alone and fine-tuned FedAvg: {compare}",
     ]
+    if not loaded.config.compare and not is_census(loaded.config):
+        others = 'the same command with \'compare=["local", "finetune"]\''
+        lines.append(f"compare with devices alone and fine-tuned FedAvg: {others}")
     for line in lines:
         console.print(escape(line))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
@@ -25,6 +27,8 @@ class Deployment:
     experiment: Experiment
     tree: Tree
     processes: list[Process]
+    compare: Sequence[str | dict[str, Any]] = ()
+    """Other algorithms, which run in the simulator after the tree."""
 
     @staticmethod
     def of(config: Config, *, local: bool = False) -> Deployment:
@@ -32,8 +36,12 @@ class Deployment:
 
         Processes of this machine alone get addresses of their own later.
         """
-        if local and config.deploy is None:
-            config = config.model_copy(update={"deploy": {}})
+        compare: Sequence[str | dict[str, Any]] = ()
+        if local:
+            config = config.model_copy(update={"deploy": config.deploy or {}})
+            if not is_census(config):
+                compare = config.compare
+                config = config.model_copy(update={"compare": []})
         config = deployable(config)
         check_quorum(read(config.deploy or {}), config.learner())
         experiment = config.experiment(config.seed)
@@ -46,7 +54,13 @@ class Deployment:
             settings = replace(settings, address=address)
         processes = processes_of(tree, settings)
         check_files(config, processes)
-        return Deployment(config, deploy, experiment, tree, processes)
+        return Deployment(config, deploy, experiment, tree, processes, compare)
+
+    def compared(self) -> Config | None:
+        """The experiment with the other algorithms beside it; None where there are none."""
+        if not self.compare:
+            return None
+        return self.config.model_copy(update={"compare": list(self.compare)})
 
     def write(self, folder: Path, processes: list[Process]) -> dict[str, Path]:
         """Write the files of all processes; return the folder of each."""

@@ -482,6 +482,11 @@ class Loaded:
         x = torch.zeros(1, *self.shape, dtype=dtype)
         return self._predicted(x, self._number(device, read), read) is not None
 
+    @property
+    def only_device(self) -> str | None:
+        """The one device whose models these are; None: they are of all devices."""
+        return None
+
     def alike(self, model: str | None = None) -> bool:
         """Whether a model is the same for all devices, so that none need be named."""
         read = self.snapshot(model)

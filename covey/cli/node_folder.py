@@ -124,9 +124,16 @@ class LoadedNode(Loaded):
             self._snapshots[name, which] = snapshot.read(path, self._space)
         return self._snapshots[name, which]
 
+    @property
+    def only_device(self) -> str | None:
+        """What the data calls this device, or its number; None for an edge and the server."""
+        if self.tier != self.tree.tiers[-1]:
+            return None
+        return self.device_names[self.number]
+
     def alike(self, model: str | None = None) -> bool:
-        """No device need be named."""
-        return True
+        """Whether no device need be named, as at an edge and the server."""
+        return self.only_device is None
 
     def _need_scores(self) -> None:
         """Models are there without scores."""
@@ -134,7 +141,7 @@ class LoadedNode(Loaded):
     def _number(self, device: str | int | None, read: Snapshot) -> int:
         """The number of the device; another node's name is refused."""
         seat = self.place.absolute().name
-        own = {self.name, seat, f"{self.tier}{self.number}", self.number, None}
+        own = {self.name, seat, f"{self.tier}{self.number}", self.number, self.only_device, None}
         if device not in own:
             raise ConfigError(f"{self.place} has the models of {self.name} alone, not {device!r}.")
         return self.number

@@ -256,6 +256,8 @@ def _owners(
         return [_known(run, device)] * len(table)
     if run.alike(model):
         return _normalized_by(run, table, model)
+    if table.device is None and run.only_device is not None:
+        return [None] * len(table)
     if table.device is None:
         name = run.snapshot(model).model
         raise ConfigError(
@@ -264,12 +266,16 @@ def _owners(
             f" name a device, as in --device {run.device_names[0]}, or take --model global."
         )
     trained = set(run.device_names)
+    reason = "did not train in this run"
+    if run.only_device is not None:
+        trained = {run.only_device}
+        reason = f"has its models elsewhere; these are those of device {run.only_device}"
     for row, name in enumerate(table.device):
         if name not in trained:
             faults.add(
                 table.source[row],
                 table.position[row],
-                f"device {name!r} did not train in this run",
+                f"device {name!r} {reason}",
             )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)

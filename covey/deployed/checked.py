@@ -136,6 +136,7 @@ class OrderCheck(ChildCheck):
         if self._says_error(seat, header):
             return
         checked_facts.check_missing(header, self.subtrees[seat])
+        checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         seen = set()

@@ -86,6 +86,14 @@ def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> 
     _check_sums(field_of(header, "facts"), subtree, rehearsed)
     _check_kept(_listed(header, "kept"), subtree, rehearsed)
     check_missing(header, subtree)
+    check_number(header)
+
+
+def check_number(header: Any) -> None:
+    """Refuse what cannot be the number of the last change of a child's disk."""
+    number = field_of(header, "number")
+    if not _is_count(number):
+        raise DecodeError(f"number = {shown(number)}.")
 
 
 def check_missing(header: Any, subtree: Subtree) -> None:

@@ -8,6 +8,10 @@ versions are on the disk.
 An ask ends in one transaction: its rows, its answer and the end of its journal are written together
 or not at all. After a crash within an ask the program runs again from the rows before it, and the
 journal answers what it had asked already.
+
+Every change that a parent must be able to count on has a number. A node that joins says the number
+of its last one, and its parent knows the last number that it has heard: a disk with less has lost
+something, and is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.deployed.blobs import LogMover, insert
+from covey.deployed.blobs import Connection, LogMover, insert
 from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, from_bytes
 from covey.deployed.transport import Answer, AskKey, Seat, Status
 from covey.errors import CheckpointError, ConfigError
@@ -33,7 +37,7 @@ _SYNCHRONOUS: dict[Durability, str] = {"process": "NORMAL", "power": "FULL"}
 _PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
 _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
-FORMAT = "covey-node-1"
+FORMAT = "covey-node-2"
 _CHILDREN = "children"
 _TABLES = (
     # data is NULL where a held version is released
@@ -41,7 +45,8 @@ _TABLES = (
     "PRIMARY KEY (name, label, good))",
     "answers (lane TEXT PRIMARY KEY, key TEXT, data BLOB)",
     "journal (key TEXT, seat INTEGER, status TEXT, data BLOB, PRIMARY KEY (key, seat))",
-    "received (seat INTEGER PRIMARY KEY, key TEXT)",
+    "received (seat INTEGER PRIMARY KEY, number INTEGER)",
+    "trained (key TEXT PRIMARY KEY, round INTEGER)",
     "facts (name TEXT PRIMARY KEY, value BLOB)",
     "records (round INTEGER PRIMARY KEY, record TEXT)",
     # path is 64 bits without a sign, so it is a text
@@ -50,17 +55,23 @@ _TABLES = (
 
 # Fault points
 
-FAULTS = (
-    "inside-ask",
-    "before-commit",
-    "inside-commit",
-    "after-commit",
-    "inside-journal",
-    "after-journal",
-    "inside-round-commit",
-    "between-rounds",
-)
+FAULTS = {
+    "inside-ask": "a node is about to run a program",
+    "before-commit": "the program has ended; nothing is written",
+    "inside-commit": "in the transaction of an answer, or of held rows",
+    "after-commit": "the answer is written, and not sent",
+    "answer-sent": "the answer is on its way",
+    "asking": "a parent is about to ask its children",
+    "answers-received": "the children have answered; nothing is written",
+    "inside-journal": "in the transaction of their answers",
+    "after-journal": "their answers are written",
+    "between-rounds": "a node hears of a new round, or the server has played one",
+    "inside-round-commit": "in the transaction that makes a round good",
+    "round-ended": "the server has written a round; the next has not begun",
+}
 """Where tests may end a process."""
+FAULT_VARIABLE = "COVEY_FAULT"
+"""POINT:N in the environment: a process kills itself when it passes a point for the n-th time."""
 _hooks: list[Callable[[str], None]] = []
 
 
@@ -75,6 +86,18 @@ def set_fault(hook: Callable[[str], None] | None) -> None:
     _hooks.clear()
     if hook is not None:
         _hooks.append(hook)
+
+
+def arm_fault() -> None:
+    """Set the fault that the environment names, if any; called once a process has started."""
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return
+    point, _, times = text.partition(":")
+    if not times.isdecimal() or int(times) < 1:
+        fix = "give POINT:N, such as inside-commit:3"
+        raise ConfigError(f"{FAULT_VARIABLE} = {text!r}: {fix}.")
+    set_fault(kill_at(point, int(times)))
 
 
 def kill_at(point: str, times: int) -> Callable[[str], None]:
@@ -113,10 +136,16 @@ class Disk:
                 f"{self.path} cannot be used as a node's disk: {error}."
             ) from error
         self._check_format()
+        if durability == "power":
+            _sync_folders(self.path.parent)
 
     def _open(self) -> None:
         self._connection = sqlite3.connect(
-            self.path, check_same_thread=False, isolation_level=None, timeout=30.0
+            self.path,
+            check_same_thread=False,
+            isolation_level=None,
+            timeout=30.0,
+            factory=Connection,
         )
         self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
         self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
@@ -146,7 +175,7 @@ class Disk:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self, inside: str | None = None) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, inside: str | None = None) -> Iterator[Connection]:
         """Everything or nothing; `inside` is the fault point before the end."""
         with self._alone:
             try:
@@ -165,7 +194,7 @@ class Disk:
                 self._undo()
                 raise
             if self._mover is not None:
-                self._mover.look()
+                self._mover.look(self._connection)
 
     def _undo(self) -> None:
         """Give up a transaction, unless the database has done so itself."""
@@ -192,9 +221,18 @@ class Disk:
 
     @property
     def last_key(self) -> str | None:
-        """The key of the last ask that ended here, which the parent hears when the node joins."""
-        key: str | None = self.fact("last key")
-        return key
+        """The key of the last ask that ended here, which the parent hears when the node joins.
+
+        Behind it is the number of the last change, as in "key#7".
+        """
+        if not self.number:
+            return None
+        return f"{self.fact('last key') or ''}#{self.number}"
+
+    @property
+    def number(self) -> int:
+        """The number of the last change of this disk: an answer, or rows that an order changed."""
+        return int(self.fact("number") or 0)
 
     @property
     def pending(self) -> tuple[int, int] | None:
@@ -222,14 +260,17 @@ class Disk:
 
     def keep(self, rows: Iterable[NodeRow], *, round: int, attempt: int) -> None:
         """Write rows that are pending until the round is good."""
+        number = self.number + 1
         with self._transaction("inside-commit") as connection:
             _put(connection, rows, good=False)
-            _note(connection, {"pending": [round, attempt]})
+            _note(connection, {"pending": [round, attempt], "number": number})
 
     def replace(self, rows: Iterable[NodeRow]) -> None:
         """Write rows that are good at once, from a checkpoint."""
+        number = self.number + 1
         with self._transaction("inside-commit") as connection:
             _put(connection, rows, good=True)
+            _note(connection, {"number": number})
 
     def commit(self) -> None:
         """Pending rows are good."""
@@ -240,15 +281,17 @@ class Disk:
             )
             connection.execute("DELETE FROM rows WHERE good = 0 AND data IS NULL")
             connection.execute("UPDATE rows SET good = 1 WHERE good = 0")
+            connection.execute("DELETE FROM trained")
             _note(connection, {"pending": None})
 
-    def rollback(self) -> None:
+    def rollback(self, **facts: Any) -> None:
         """Back to the good rows; what was asked and answered since then is forgotten."""
         with self._transaction("inside-round-commit") as connection:
             connection.execute("DELETE FROM rows WHERE good = 0")
             connection.execute("DELETE FROM answers")
             connection.execute("DELETE FROM journal")
-            _note(connection, {"pending": None})
+            connection.execute("DELETE FROM trained")
+            _note(connection, {**facts, "pending": None})
 
     # Asks
 
@@ -262,28 +305,48 @@ class Disk:
         data: bytes = found[0][0]
         return data
 
+    def trained(self, key: AskKey) -> bool:
+        """Whether this training has ended here in a round that is not good yet."""
+        return bool(self._query("SELECT 1 FROM trained WHERE key = ?", [str(key)]))
+
     def end_ask(
-        self, key: AskKey, rows: Iterable[NodeRow], answer: bytes, facts: Mapping[str, Any]
+        self,
+        key: AskKey,
+        rows: Iterable[NodeRow],
+        answer: bytes,
+        facts: Mapping[str, Any],
+        numbers: Mapping[Seat, int] | None = None,
     ) -> None:
-        """An ask has ended: its rows, its answer, and no journal any more."""
+        """An ask has ended: its rows, its answer, and no journal any more.
+
+        `numbers` are those of the last changes of the children's disks.
+        """
         fault("before-commit")
+        number = self.number + 1
         with self._transaction("inside-commit") as connection:
             _put(connection, rows, good=False)
             insert(connection, "answers", [key.lane, str(key)], answer)
+            _receive(connection, numbers or {})
             connection.execute("DELETE FROM journal")
+            if key.lane == "train":
+                values = [str(key), key.round]
+                connection.execute("INSERT INTO trained VALUES (?, ?)", values)
             pending = [key.round, key.attempt]
-            _note(connection, {**facts, "last key": str(key), "pending": pending})
+            own = {"last key": str(key), "pending": pending, "number": number}
+            _note(connection, {**facts, **own})
         fault("after-commit")
 
-    def journal(self, key: AskKey, answers: Mapping[Seat, Answer]) -> None:
-        """Write what children answered, before anything else is asked of them."""
+    def journal(
+        self, key: AskKey, answers: Mapping[Seat, Answer], numbers: Mapping[Seat, int]
+    ) -> None:
+        """Write what children answered, before anything else is asked of them.
+
+        `numbers` are those of the last changes of the children's disks.
+        """
         with self._transaction("inside-journal") as connection:
             for seat, answer in answers.items():
                 insert(connection, "journal", [str(key), seat, answer.status], answer.data)
-                if answer.status == "answered":
-                    connection.execute(
-                        "INSERT OR REPLACE INTO received VALUES (?, ?)", [seat, str(key)]
-                    )
+            _receive(connection, numbers)
         fault("after-journal")
 
     def journalled(self, key: AskKey) -> dict[Seat, Answer] | None:
@@ -294,18 +357,18 @@ class Disk:
             return None
         return {seat: Answer(_status(status), data) for seat, status, data in found}
 
-    def journalled_without(self, seat: Seat) -> list[str]:
-        """The keys of the asks in the journal that a seat has got, and not answered well."""
-        text = "SELECT key FROM journal WHERE seat = ? AND status IN ('late', 'bad')"
-        return [key for (key,) in self._query(text, [seat])]
+    def receive(self, numbers: Mapping[Seat, int]) -> None:
+        """Write the numbers of the last changes that children have told."""
+        with self._transaction("inside-journal") as connection:
+            _receive(connection, numbers)
 
-    def received(self, seat: Seat) -> str | None:
-        """The key of the last answer that was journalled of a seat."""
-        found = self._query("SELECT key FROM received WHERE seat = ?", [seat])
+    def received(self, seat: Seat) -> int:
+        """The number of the last change that a child has told; 0: none."""
+        found = self._query("SELECT number FROM received WHERE seat = ?", [seat])
         if not found:
-            return None
-        key: str = found[0][0]
-        return key
+            return 0
+        number: int = found[0][0]
+        return number
 
     def seat_children(self, children: Mapping[str, Seat]) -> None:
         """These are the children from now on, by name.
@@ -344,6 +407,7 @@ class Disk:
         state: bytes | None = None,
         records: Iterable[tuple[int, str]] = (),
         missing: Iterable[Sequence[Any]] = (),
+        numbers: Mapping[Seat, int] | None = None,
         *,
         played: bool = True,
     ) -> None:
@@ -353,7 +417,8 @@ class Disk:
         interrupted.
 
         `records` are (round, text) of the rounds that were not written yet, `missing` (round, lane,
-        path, tier, number, status) of those who did not answer in them.
+        path, tier, number, status) of those who did not answer in them, `numbers` those of the last
+        changes of the children's disks.
         """
         fault("between-rounds")
         with self._transaction("inside-round-commit") as connection:
@@ -362,6 +427,7 @@ class Disk:
             if played:
                 connection.execute("DELETE FROM journal")
             _note(connection, facts)
+            _receive(connection, numbers or {})
             for record in records:
                 connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
             for entry in missing:
@@ -398,13 +464,41 @@ class Disk:
         return [record for (record,) in found]
 
 
-def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -> None:
+def number_in(last_key: str | None) -> int:
+    """The number of the last change of a disk, from what a node says when it joins.
+
+    >>> number_in("run/0/3/train/7/algorithm.device/ab#12")
+    12
+    """
+    number = (last_key or "").rpartition("#")[2]
+    if not number.isdecimal():
+        return 0
+    return int(number)
+
+
+def _receive(connection: Connection, numbers: Mapping[Seat, int]) -> None:
+    for seat, number in numbers.items():
+        connection.execute("INSERT OR REPLACE INTO received VALUES (?, ?)", [seat, number])
+
+
+def _sync_folders(folder: Path) -> None:
+    """Let the names of a new file and of the folders that it lies in survive a power cut."""
+    for path in (folder, *folder.absolute().parents):
+        with suppress(OSError):  # a folder that may not be read was not made here
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
     """Give children their new numbers; those without one are forgotten."""
-    received = connection.execute("SELECT seat, key FROM received").fetchall()
+    received = connection.execute("SELECT seat, number FROM received").fetchall()
     connection.execute("DELETE FROM received")
-    for seat, key in received:
+    for seat, number in received:
         if seat in moved:
-            connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], key])
+            connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], number])
     found = connection.execute("SELECT value FROM facts WHERE name = 'owed'").fetchall()
     if found:
         owed = []
@@ -415,12 +509,12 @@ def _move_children(connection: sqlite3.Connection, moved: Mapping[Seat, Seat]) -
     connection.execute("DELETE FROM journal")
 
 
-def _note(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+def _note(connection: Connection, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", [name, json.dumps(value)])
 
 
-def _put(connection: sqlite3.Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
+def _put(connection: Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
     for kept in rows:
         form: list[Any] = [None, None]
         data = None

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from covey.deployed.admit import signed_text
 from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.disk import fault
 from covey.deployed.extras import grpc
 from covey.deployed.frames import Assembler, Message, cut
 from covey.deployed.grpc_options import (
@@ -71,6 +72,8 @@ class _Session:
     replies: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     sent: int = 0
     """Replies that were sent."""
+    asked: set[tuple[Seat, AskKey]] = field(default_factory=set)
+    """What was asked in this stream: a parent that has started anew has not asked the rest yet."""
 
 
 class GrpcPort:
@@ -313,10 +316,12 @@ class GrpcPort:
                 raise _Ended("the parent closes the stream")
             message = assembler.take(data)
             if message is not None and not self._closing.is_set():
-                await self._queue(message, works)
+                await self._queue(session, message, works)
             del data, message  # a handler lets go of a large request when it has read it
 
-    async def _queue(self, message: Message, works: Mapping[Seat, _Work]) -> None:
+    async def _queue(
+        self, session: _Session, message: Message, works: Mapping[Seat, _Work]
+    ) -> None:
         """Let the seats of a request handle it, unless they do so already."""
         head = message.head
         if not isinstance(head, Request):
@@ -327,6 +332,7 @@ class GrpcPort:
             work = works.get(part.seat)
             if work is None:
                 raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
+            session.asked.add((part.seat, key))
             if key not in work.known:
                 await work.requests.put((key, common, data))
                 work.known.add(key)  # only now: a stream may end while its queue is full
@@ -345,9 +351,11 @@ class GrpcPort:
             finally:
                 self._busy -= 1
             work.known.discard(key)
-            if self._session is not None:
+            session = self._session
+            if session is not None and (work.seat, key) in session.asked:
+                session.asked.discard((work.seat, key))
                 head = Reply(Key.of(key), work.seat, len(data))
-                self._session.replies.put_nowait(Message(head, (data,)))
+                session.replies.put_nowait(Message(head, (data,)))
             del common, own, data
 
     async def _write(self, session: _Session) -> None:
@@ -362,6 +370,7 @@ class GrpcPort:
                 say(logging.WARNING, "send_error", text, count=self.send_errors)
                 raise
             session.sent += 1
+            fault("answer-sent")
             session.replies.task_done()
             del message
 

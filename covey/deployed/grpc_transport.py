@@ -57,6 +57,8 @@ class _Ask:
     bad: set[Seat] = field(default_factory=set)
     """The seats whose answer was refused, and who are not asked again yet."""
     sent: set[Seat] = field(default_factory=set)
+    error: Exception | None = None
+    """Of this parent, while it checked an answer."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def missing(self) -> list[Seat]:
@@ -361,6 +363,8 @@ class GrpcTransport:
         while not ask.ended(patience, time.monotonic() - began):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
+            if ask.error is not None:
+                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
             waited = time.monotonic() - began
             for seat in ask.wanted_again(patience, waited):
                 self._ask_again(ask, seat)
@@ -623,17 +627,24 @@ class GrpcTransport:
 
     async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
         """Believe an answer, or drop it: a long one is checked by another thread."""
-        reason = None
-        if ask.check is not None and len(data) > _LONG:
-            reason = await asyncio.to_thread(ask.check, seat, data)
-        elif ask.check is not None:
-            reason = ask.check(seat, data)
-        if reason is None:
-            ask.answers.setdefault(seat, data)
-        else:
-            self._drop(stream, ask, seat, reason)
-            ask.bad.add(seat)
+        try:
+            reason = await self._reason(ask, seat, data)
+            if reason is None:
+                ask.answers.setdefault(seat, data)
+            else:
+                self._drop(stream, ask, seat, reason)
+                ask.bad.add(seat)
+        except Exception as error:  # a bug: whoever asks gets it, since no answer will come
+            ask.error = error
         ask.changed.set()
+
+    async def _reason(self, ask: _Ask, seat: Seat, data: bytes) -> str | None:
+        """Why an answer is refused."""
+        if ask.check is None:
+            return None
+        if len(data) > _LONG:
+            return await asyncio.to_thread(ask.check, seat, data)
+        return ask.check(seat, data)
 
     def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
         """Count a bad answer; evict the sender of too many."""

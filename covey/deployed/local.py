@@ -99,8 +99,17 @@ def _is_free(port: int) -> bool:
 class LocalProcesses:
     """The processes of a tree, each with a log in its folder. The first one is the server."""
 
-    def __init__(self, folder: Path, names: Sequence[str], *, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        insecure: bool = False,
+        modules: Path | None = None,
+    ) -> None:
+        """`modules` is a folder with modules of the user that the experiment names."""
         self._folder = folder
+        self._modules = modules
         self._names = list(names)
         self._insecure = insecure
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -125,6 +134,9 @@ class LocalProcesses:
             command.append("--insecure")
         # Many processes share the machine: each has one thread, unless the user says otherwise.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        if self._modules is not None:
+            paths = [os.environ.get("PYTHONPATH", ""), str(self._modules.absolute())]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         log_file = folder / LOG
         if log_file.exists():
             log_file.replace(folder / OLD_LOG)

@@ -52,6 +52,14 @@ class _Ask:
     changed: threading.Condition = field(default_factory=threading.Condition)
     answers: dict[Seat, Answer] = field(default_factory=dict)
     closed: bool = False
+    error: BaseException | None = None
+    """Of a handler, which owes answers and not errors."""
+
+    def fail(self, error: BaseException) -> None:
+        """No answer will come of a seat."""
+        with self.changed:
+            self.error = error
+            self.changed.notify_all()
 
     def put(self, seat: Seat, data: bytes) -> str | None:
         """Take an answer, or return why it is refused."""
@@ -133,11 +141,14 @@ class _Worker:
                 job.begun = True
             try:
                 data = handler(job.key, job.common, job.own)
+                reason = job.ask.put(job.seat, data)
             except SeatLost:
                 self.leave()
                 self._lost()
                 continue
-            reason = job.ask.put(job.seat, data)
+            except BaseException as error:
+                job.ask.fail(error)
+                return
             if reason is not None:
                 self._refused(reason)
             if reason is None or job.settled:
@@ -223,6 +234,8 @@ class LocalTransport:
             while len(ask.answers) < ask.count:
                 if self._closed:
                     raise TransportError("the transport was closed before all had answered.")
+                if ask.error is not None:
+                    raise TransportError(f"a seat failed: {ask.error!r}.") from ask.error
                 left = None
                 if patience is not None and ask.good >= patience.quorum:
                     left = began + patience.seconds - time.monotonic()

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from covey import native
-from covey.deployed import own_models, parcel
+from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
-from covey.deployed.disk import Disk, fault
+from covey.deployed.disk import Disk, fault, number_in
 from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
 from covey.deployed.transport import (
     Answer,
@@ -44,6 +44,8 @@ from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
+_CHANGING = ("hold", "release", "thaw")
+"""Those that change what a node keeps."""
 ENDING = "ending"
 """The argument of an order that a run gives at its end: it does not wait for ever for nodes that
 are away, and takes no rows of those that keep them.
@@ -54,6 +56,7 @@ _ENDED = 32
 """How many trainings, and how many orders, a node remembers to have ended."""
 _ONCE = ("hold", "release")
 """Orders that depend on when they are followed: one that comes again is not followed again."""
+_BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,10 @@ class Node(Station):
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
-        self._open_key: AskKey | None = None
-        """The key of the ask to children that is under way."""
+        self._unwritten: tuple[AskKey, dict[Seat, Answer]] | None = None
+        """The last ask of the program under way and its answers, which no journal has."""
+        self._heard: dict[Seat, int] = {}
+        """The numbers of the last changes that children have told since this node was made."""
         self._answered_key: AskKey | None = None
         """The key of the ask that this node answers."""
         self._rehearsed = Rehearsed(self.tree.links)
@@ -152,9 +157,9 @@ class Node(Station):
         A parent that had given up waiting for such an answer learns from it what has happened.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
-        """The keys of the asks that each child did not answer since it last answered one.
+        """The keys of the last asks that each child did not answer since it last answered one.
 
-        It has got these asks, so its disk may have ended them.
+        Its disk may have ended them.
         """
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
@@ -177,6 +182,7 @@ class Node(Station):
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
+        self._unwritten = None
         store = WatchedStore(self._sizes(), place=self.place)
         by_name: dict[str, list[NodeRow]] = {}
         for kept in self.database.rows(self.place.tier, self.place.number):
@@ -242,8 +248,8 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            if answer.status in ("late", "bad"):
-                self._owed.setdefault(child, []).append((str(key), entry))
+            owed = self._owed.get(child, [])
+            self._owed[child] = [*owed, (str(key), entry)][-_ENDED:]
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
@@ -254,14 +260,15 @@ class Node(Station):
     def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
         """Note who was missing below in asks that a child ended late; it never got the others.
 
-        It may also have ended an ask to which a bad answer came from its seat.
+        It may also have ended an ask to which a bad answer came from its seat. It may have ended
+        one that this node sent before it was started again, and found the seat empty then.
         """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
             if entry.lane != "train":
                 continue
             if key in missing_by_key:
-                if entry.status == "bad":
+                if entry.status != "late":
                     self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
             elif entry.status == "late":
@@ -297,14 +304,28 @@ class Node(Station):
     def _asked(
         self, key: AskKey, common: bytes, own: Mapping[Seat, bytes], check: ReplyCheck
     ) -> dict[Seat, Answer]:
-        """Ask children, and journal what they answer unless it is an error."""
-        self._open_key = key
+        """Ask children; their answers are to be journalled before anything else is asked."""
+        self._journal()
+        fault("asking")
         answers = dict(self._reach().ask(key, common, own, self._patience(len(own)), check))
-        self._open_key = None
+        fault("answers-received")
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
-        if not check.failed & answered:  # else the round ends here
-            self.database.journal(key, answers)
+        if check.failed & answered:
+            return answers  # the round ends here
+        for seat in answered:
+            self._heard[seat] = _number(header_of(answers[seat].data))
+        self._unwritten = (key, answers)
         return answers
+
+    def _journal(self) -> None:
+        """Write what children answered last: after the next ask they have it no more.
+
+        An ask that is the last one of its program is never written. Until this node has ended the
+        program on its disk, its children have their answers on theirs.
+        """
+        if self._unwritten is not None:
+            self.database.journal(*self._unwritten, self._heard)
+            self._unwritten = None
 
     def _patience(self, asked: int) -> Patience | None:
         """How long to wait for so many children; a quorum above them is all of them."""
@@ -334,7 +355,7 @@ class Node(Station):
         with self._alone:
             try:
                 if key.lane == "order":
-                    return self._followed(key, own)
+                    return self._followed(key, common, own)
                 return self._answered(key, common, own)
             except CoveyError as error:
                 failure = [type(error).__name__, str(error)]
@@ -355,6 +376,9 @@ class Node(Station):
         if key.lane == "train" and key.round < self.epoch.before:
             late = f"round {key.round + 1} after it was good"
             raise TransportError(f"{self.place} is asked to train in {late}.")
+        if self.database.trained(key):
+            again = f"asked again for {key}, which it has answered, and others since"
+            raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header = {
@@ -373,10 +397,14 @@ class Node(Station):
         del down, each
         release(common)
         reply = self._served(header, messages)
-        facts: dict[str, Any] = {"kept": self._described(), "owed": self._owed_facts()}
+        facts: dict[str, Any] = {
+            "kept": self._described(),
+            "owed": self._owed_facts(),
+            "epoch": [self.epoch.before, self.epoch.attempt],
+        }
         if key.lane == "train":
             facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
-        self.database.end_ask(key, self._changed(), reply, facts)
+        self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply
 
@@ -387,6 +415,7 @@ class Node(Station):
             "kept": self._described(),
             "missing": self._missing_facts(),
             "ended": self._ended,
+            "number": self.database.number + 1,  # of this answer, once it is written
             "key": str(self._answered_key),
             "seat": self.place.number,
         }
@@ -418,8 +447,13 @@ class Node(Station):
         return packed
 
     def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
-        """Store what a call kept; one on no rows tells what nodes below report."""
-        if not len(ids):
+        """Store what a call kept; one on no rows tells what nodes below report.
+
+        A program that has ended asks nothing more, so its last answers need no journal.
+        """
+        if len(ids):
+            self._unwritten = None
+        else:
             self._rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
 
@@ -447,15 +481,21 @@ class Node(Station):
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
+        before, attempt = self.database.fact("epoch") or (0, 0)
+        if epoch.before < before or epoch.attempt < attempt:
+            stands = f"is told that round {epoch.before + 1} comes next, after round {before + 1}"
+            raise TransportError(f"{self.place} {stands} did: {_BEHIND}.")
         self.epoch = epoch
         pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
         if epoch.undone(*pending):
+            fault("between-rounds")
             self.database.rollback()
             self.forget()
         elif round < epoch.before:
+            fault("between-rounds")
             self.database.commit()
 
     # Rows
@@ -504,13 +544,12 @@ class Node(Station):
         }
         entries = [list(astuple(entry)) for entry in missing]
         changed = self._changed()
-        self.database.end_round(changed, facts, state, records, entries, played=played)
+        self.database.end_round(changed, facts, state, records, entries, self._heard, played=played)
         self._written()
 
     def undo_round(self) -> None:
         """The server goes back to the last good round."""
-        self.database.rollback()
-        self.database.note(rollbacks=list(self.epoch.rollbacks))
+        self.database.rollback(rollbacks=list(self.epoch.rollbacks))
         self.forget()
 
     # Orders
@@ -538,6 +577,9 @@ class Node(Station):
             rows = [*rows, *own_models.rows_for_below(self, arguments)]
         header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
         epoch = asdict(self.epoch)
+        common = b""
+        if arguments.get("broadcast"):
+            common = node_rows.pack(rows)  # once for all children
         own = {}
         for child in self.seats:
             part, routes = self._part(child, rows, arguments)
@@ -551,7 +593,7 @@ class Node(Station):
         )
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
-        answers = self._reach().ask(key, b"", own, patience, check)
+        answers = self._reach().ask(key, common, own, patience, check)
         return out + self._rows_of_orders(name, answers)
 
     def _order_patience(
@@ -569,6 +611,7 @@ class Node(Station):
         """The rows that came back from children who followed an order."""
         out: list[NodeRow] = []
         failures = []
+        numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
                 self._not_reached(child)  # it follows when it is back
@@ -576,13 +619,18 @@ class Node(Station):
             reply, rows = parcel.unpack(answers[child].data)
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
-            elif name == "write":
+                continue
+            numbers[child] = reply["number"]
+            if name == "write":
                 self._settle_owed(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
             self.unreached += reply.get("unreached", [])
             out += rows
         if failures:
             raise failures[0]
+        if name in _CHANGING:
+            self._heard |= numbers
+            self.database.receive(numbers)
         return out
 
     def _not_reached(self, child: Seat) -> None:
@@ -593,8 +641,6 @@ class Node(Station):
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[list[int]] | None]:
         """The rows of a child's subtree, and their routes; None where rows have no routes."""
-        if arguments.get("broadcast"):
-            return list(rows), None
         routes = arguments.get("routes")
         if routes is None:
             return [], None
@@ -607,9 +653,12 @@ class Node(Station):
                 chosen.append(route)
         return part, chosen
 
-    def _followed(self, key: AskKey, own: bytes) -> bytes:
+    def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
         header, rows = parcel.unpack(own)
+        if len(common):
+            rows += node_rows.unpack(common)
+            release(common)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
         self.unreached.clear()
@@ -626,6 +675,7 @@ class Node(Station):
             "error": None,
             "missing": self._missing_facts(),
             "ended": ended,
+            "number": self.database.number,
             "unreached": self.unreached,
         }
         return parcel.pack(facts, out)
@@ -741,24 +791,22 @@ class Node(Station):
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
-        received = self.database.received(seat)
-        if received is None or last_key == received:
-            return None
-        if last_key in self._unanswered(seat):
+        received = max(self.database.received(seat), self._heard.get(seat, 0))
+        if number_in(last_key) >= received:
             return None
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
         return (
-            f"{tier} {seat}: its disk is behind ({last_key or 'empty'}): {self.place} has its "
-            f"answer to {received}; restore its disk, or start a new run."
+            f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
+            f"{self.place} knows of its change {received}; restore its disk, or start a new run."
         )
 
-    def _unanswered(self, seat: Seat) -> set[str]:
-        """The keys of the asks that a child may have ended without a good answer here."""
-        keys = {key for key, _ in self._owed.get(seat, [])}
-        keys.update(self.database.journalled_without(seat))
-        if self._open_key is not None:
-            keys.add(str(self._open_key))
-        return keys
+
+def _number(header: Mapping[str, Any]) -> int:
+    """The number of the last change of a child's disk, as it says; 0 where it says none."""
+    number = header.get("number")
+    if type(number) is not int:
+        return 0
+    return number
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

@@ -62,7 +62,7 @@ def as_bytes(row: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
+def from_bytes(data: bytes | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:
     """The inverse of `as_bytes`; bytes that do not fit are a DecodeError."""
     kind = dtype_of(dtype)
     count = 1
@@ -79,8 +79,13 @@ def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
 
 def pack(rows: Sequence[NodeRow]) -> bytes:
     """Rows of several nodes as one string of bytes."""
+    return b"".join(pieces(rows))
+
+
+def pieces(rows: Sequence[NodeRow]) -> list[bytes | memoryview]:
+    """What `pack` joins; the numbers of rows are not copied."""
     heads = []
-    blobs = []
+    blobs: list[bytes | memoryview] = []
     for kept in rows:
         form = None
         if kept.row is not None:
@@ -89,10 +94,10 @@ def pack(rows: Sequence[NodeRow]) -> bytes:
             blobs.append(data)
         heads.append([kept.tier, kept.number, kept.name, kept.label, kept.round, form])
     head = json.dumps(heads).encode()
-    return b"".join([_LENGTH.pack(len(head)), head, *blobs])
+    return [_LENGTH.pack(len(head)), head, *blobs]
 
 
-def unpack(data: bytes) -> list[NodeRow]:
+def unpack(data: bytes | memoryview) -> list[NodeRow]:
     """The inverse of `pack`; anything else is a DecodeError.
 
     >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
@@ -100,18 +105,18 @@ def unpack(data: bytes) -> list[NodeRow]:
     tensor([1., 1.])
     """
     try:
-        return _unpack(data)
+        return _unpack(memoryview(data))
     except DecodeError:
         raise
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
 
 
-def _unpack(data: bytes) -> list[NodeRow]:
+def _unpack(data: memoryview) -> list[NodeRow]:
     (length,) = _LENGTH.unpack_from(data)
     position = _LENGTH.size + length
     out = []
-    for tier, number, name, label, round, form in json.loads(data[_LENGTH.size : position]):
+    for tier, number, name, label, round, form in json.loads(bytes(data[_LENGTH.size : position])):
         row = None
         if form is not None:
             dtype, shape, size = form

@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<I")
 def pack(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     """A header and rows as bytes."""
     head = seal(header, [])
-    return b"".join([_LENGTH.pack(len(head)), head, node_rows.pack(rows)])
+    return b"".join([_LENGTH.pack(len(head)), head, *node_rows.pieces(rows)])
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
@@ -33,4 +33,4 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
     if end > len(data):
         raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
     header, _ = open_sealed(data[_LENGTH.size : end])
-    return header, node_rows.unpack(data[end:])
+    return header, node_rows.unpack(memoryview(data)[end:])

@@ -17,7 +17,7 @@ from covey.data import Shards
 from covey.deployed.assemble import Told, check, node_of, told
 from covey.deployed.certificates import Identity
 from covey.deployed.control import Control, drained
-from covey.deployed.disk import Disk
+from covey.deployed.disk import Disk, arm_fault
 from covey.deployed.events import EventLog
 from covey.deployed.node import Node
 from covey.deployed.plan import Process
@@ -195,6 +195,7 @@ class Member:
         closer.start()
         self.progress.dials(lambda: port.connected)
         self.progress.start()
+        arm_fault()
         try:
             port.serve(handlers)
         finally:
@@ -213,6 +214,7 @@ class Member:
 
     def rounds(self, run: Run) -> Iterator[Round]:
         """Every round that is left, or until the process is drained; the last one is good too."""
+        arm_fault()
         for record in run:
             self.log.info("round", round=record.round + 1, seconds=round(record.seconds, 3))
             yield record

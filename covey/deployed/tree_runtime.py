@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.data.shards import some
+from covey.deployed.disk import fault
 from covey.deployed.node import ENDING, Epoch, Missing, Node
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.own_models import ChosenModel, as_arguments
@@ -89,6 +90,7 @@ class TreeRuntime(Runtime):
             state, records = self.capture()
         self.server.end_round(state, records, self._missing, played=played)
         self._missing.clear()
+        fault("round-ended")
 
     def rollback(self) -> None:
         """All nodes go back to the last commit; those below do it when they are asked next."""

@@ -98,6 +98,8 @@ def main() -> None:
         print(f"{wrong or 'none differs'}; {own.messages} messages, {own.bytes:,} bytes sent")
         seconds = time.monotonic() - began
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {seconds:.0f} s")
+    if not launch.several():
+        dist.destroy_process_group()
     sys.exit(1 if wrong else 0)
 
 

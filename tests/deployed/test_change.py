@@ -197,15 +197,13 @@ def test_a_disk_without_a_round_has_nothing_to_keep(tmp_path: Path) -> None:
 def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     disk.seat_children({"a": 0, "b": 1, "c": 2})
-    with disk._transaction() as connection:
-        for seat in range(3):
-            connection.execute("INSERT INTO received VALUES (?, ?)", [seat, f"key {seat}"])
+    disk.receive({0: 10, 1: 11, 2: 12})
     late: list[Any] = [["k", [0, "train", 7, "device", 2, "late"]], ["k", [0, "train", 7, "device", 1, "late"]]]  # fmt: skip
     disk.note(owed=late)
     disk.seat_children({"a": 0, "b": 1, "c": 2})
-    assert disk.received(2) == "key 2"
+    assert disk.received(2) == 12
     disk.seat_children({"c": 1, "new": 2, "a": 3})
-    assert [disk.received(seat) for seat in range(4)] == [None, "key 2", None, "key 0"]
+    assert [disk.received(seat) for seat in range(4)] == [0, 12, 0, 10]
     assert disk.fact("owed") == [["k", [0, "train", 7, "device", 1, "late"]]]
 
 

@@ -1,11 +1,21 @@
 """The disk of a node: what is pending, what is good, and what a crash leaves."""
 
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from covey.deployed.disk import Disk, Durability, kill_at, set_fault
+from covey.deployed.disk import (
+    Disk,
+    Durability,
+    arm_fault,
+    fault,
+    kill_at,
+    number_in,
+    set_fault,
+)
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.transport import Answer, AskKey
 from covey.errors import CheckpointError, ConfigError
@@ -38,13 +48,15 @@ def test_pending_rows_are_seen_first_and_can_be_undone(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     disk.end_ask(KEY, [row(1.0)], b"first", {})
     disk.commit()
-    disk.end_ask(KEY, [row(2.0), row(2.0, "held")], b"second", {})
+    disk.end_ask(replace(KEY, path=2), [row(2.0), row(2.0, "held")], b"second", {})
     disk.close()
     disk = Disk(tmp_path / "node.sqlite")
     assert values(disk) == {"present": 2.0, "held": 2.0}
-    assert disk.answer(KEY) == b"second"
+    assert disk.answer(replace(KEY, path=2)) == b"second"
     assert disk.pending == (3, 0)
-    disk.rollback()
+    disk.rollback(rollbacks=[3])
+    assert disk.fact("rollbacks") == [3]
+    assert not disk.trained(KEY)
     assert values(disk) == {"present": 1.0}
     assert disk.answer(KEY) is None
     disk.keep([row(5.0, "held")], round=4, attempt=1)
@@ -58,7 +70,7 @@ def test_pending_rows_are_seen_first_and_can_be_undone(tmp_path: Path) -> None:
 
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
-    disk.journal(KEY, {4: Answer("answered", b"a"), 7: Answer("late")})
+    disk.journal(KEY, {4: Answer("answered", b"a"), 7: Answer("late")}, {4: 9})
 
     def crash(point: str) -> None:
         if point == "inside-commit":
@@ -71,12 +83,49 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert values(disk) == {}
     assert disk.last_key is None
     assert disk.journalled(KEY) == {4: Answer("answered", b"a"), 7: Answer("late")}
-    assert disk.received(4) == str(KEY)
-    assert disk.received(7) is None
+    assert disk.received(4) == 9
+    assert disk.received(7) == 0
+    assert not disk.trained(KEY)
     disk.end_ask(KEY, [row(1.0)], b"answer", {})
     assert disk.journalled(KEY) is None
-    assert disk.last_key == str(KEY)
+    assert disk.last_key == f"{KEY}#1"
+    assert disk.trained(KEY)
     disk.close()
+
+
+def test_every_change_has_a_number(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite", "power")
+    assert disk.last_key is None
+    disk.replace([row(1.0)])
+    assert disk.last_key == "#1"
+    disk.end_ask(KEY, [row(1.0)], b"first", {})
+    disk.keep([row(5.0, "held")], round=3, attempt=0)
+    disk.commit()
+    assert disk.last_key == f"{KEY}#3"
+    assert number_in(disk.last_key) == 3
+    assert number_in("key") == number_in(None) == 0
+    disk.receive({4: 7, 5: 1})
+    disk.receive({4: 8})
+    assert [disk.received(seat) for seat in (4, 5, 6)] == [8, 1, 0]
+    disk.close()
+
+
+def test_a_fault_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("inside-commit", "inside-commit:0", "inside-commit:x"):
+        monkeypatch.setenv("COVEY_FAULT", text)
+        with pytest.raises(ConfigError, match="give POINT:N"):
+            arm_fault()
+    monkeypatch.setenv("COVEY_FAULT", "nowhere:1")
+    with pytest.raises(ConfigError, match="no fault point 'nowhere'"):
+        arm_fault()
+    killed: list[int] = []
+    monkeypatch.setenv("COVEY_FAULT", "inside-commit:2")
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(number))
+    arm_fault()
+    for point in ("inside-commit", "after-commit", "inside-commit", "inside-commit"):
+        fault(point)
+    set_fault(None)
+    assert killed == [signal.SIGKILL]
 
 
 def test_what_is_no_disk_is_refused(tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import covey
-from covey.cli import deploy_config
+from covey.cli import deploy_config, outcome, server_folder
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder
 from covey.cli.server_folder import REPLAY, ServerFolder
@@ -36,6 +39,7 @@ from tests.cli.command import covey as command
 
 CHANGES = [*SMALL[1:], "rounds=3", "deploy.devices_per_process=2", 'metrics=["confusion"]']
 
+SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes seconds")
 ADDRESS = {"server": "server.example", "edge": "{seat}.example"}
 
 TIMES = {"seconds", "spent", "started", "ended"}
@@ -66,6 +70,13 @@ def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
             break
     finish(run)
     folder.end(run)
+
+
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Pictures and pages take the longest."""
+    with patch.object(outcome, "_draw"), patch.object(server_folder, "write_after_run"):
+        yield
 
 
 def opened(config: Config, path: Path) -> ServerFolder:
@@ -181,6 +192,7 @@ def test_the_simulator_goes_on_from_it(deployed: Path, simulated: Path, tmp_path
     assert record_differences(*histories) == []
 
 
+@SLOW
 def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
     """Its last round, scored because it was the last, is then one like the others."""
     out = tmp_path / "server" / "state" / "run"
@@ -215,6 +227,7 @@ def test_a_full_disk_keeps_what_it_held(tmp_path: Path) -> None:
     disk.close()
 
 
+@SLOW
 def test_a_full_disk_ends_the_round_everywhere(tmp_path: Path) -> None:
     """With room again, the tree goes on as if nothing had happened."""
     config = load(BASE, CHANGES)
@@ -248,13 +261,13 @@ def test_a_run_ends_without_nodes_that_are_away(
 ) -> None:
     """With a quorum. The folder says what it lacks; with all nodes back, it is completed."""
     monkeypatch.setattr(node, "END_SECONDS", 0.05)
-    config = load(BASE, [*SMALL[1:], "rounds=2"])
+    config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
         tree = LocalTree(tmp_path, patience=quorum if away else None)
         folder = opened(config, out)
-        with folder.open():
+        with folder.open(), without_pictures():
             run = server_run(config.experiment(config.seed), tree)
             if away:
                 tree.transport_above("device", 2).leave(2)
@@ -267,7 +280,7 @@ def test_a_run_ends_without_nodes_that_are_away(
         assert command("show", out).code == 0
         with pytest.raises(ConfigError, match="load the models of device 2 on its own machine"):
             covey.load(out).module(device=2)
-        resumed = command("run", "--resume", out, "rounds=3")
+        resumed = command("run", "--resume", out, "rounds=2")
         assert resumed.code == 4
         assert "they are on the disks of their nodes" in resumed.err
         assert command("replay", out).code == 2
@@ -284,7 +297,7 @@ def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
     assert all(process.as_dict()["share_rows"] is False for process in planned)
     tree = LocalTree(tmp_path)
     folder = opened(config, tmp_path / "run")
-    with folder.open():
+    with folder.open(), without_pictures():
         run = server_run(experiment, tree)
         for (tier, _), one in tree.nodes.items():
             one.shares_rows = tier == "server"
@@ -309,13 +322,14 @@ def test_a_replay_of_a_whole_folder(deployed: Path) -> None:
     assert "equal: rows, records, traffic and notes" in result.out
 
 
-@pytest.fixture
-def absent(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def missed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all nodes of a run in which device 2 was absent in the second round."""
+    nodes = tmp_path_factory.mktemp("absent")
     config = load(BASE, [*SMALL[1:], "rounds=2"])
-    tree = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
-    folder = opened(config, tmp_path / "server" / "state" / "run")
-    with folder.open():
+    tree = LocalTree(nodes, patience={"edge": Patience(0.05, 1)})
+    folder = opened(config, nodes / "server" / "state" / "run")
+    with folder.open(), without_pictures():
         run = server_run(config.experiment(config.seed), tree)
         folder.begin(run)
         folder.add(run, next(run))
@@ -325,6 +339,13 @@ def absent(tmp_path: Path) -> Path:
         finish(run)
         folder.end(run)
     tree.close()
+    return nodes
+
+
+@pytest.fixture
+def absent(missed: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    shutil.copytree(missed / "server" / "state", tmp_path / "server" / "state")
     return tmp_path
 
 
@@ -364,7 +385,6 @@ def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_p
 
 # Real processes
 
-SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
 LOCAL = (*SMALL, "data.devices=4", "deploy.devices_per_process=2")
 
 
@@ -388,6 +408,10 @@ def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> Non
         assert (device.probabilities(x) == expected).all()
     again = command("deploy", "local", *LOCAL, "--out", out)
     assert "has run all rounds before" in again.out
+    compared = command("deploy", "local", *LOCAL, 'compare=["local"]', "--out", out)
+    assert compared.code == 0, compared.err
+    assert "Local personal" in compared.out
+    assert (run / "compare.png").exists()
     other = command("deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
     assert other.code == 2
     assert "algorithm.lam1" in other.err

@@ -159,6 +159,39 @@ def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
     assert handled == [key()]
 
 
+def test_a_parent_that_starts_anew_gets_no_answer_that_it_has_not_asked(plain: Family) -> None:
+    """A seat is busy while its parent ends and starts again: its answer would be a lie."""
+    begun = threading.Event()
+    gate = threading.Event()
+
+    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        begun.set()
+        gate.wait(10)
+        return b"done"
+
+    served = plain.dial(0, handler=slow)
+    plain.wait(0)
+    asking = threading.Thread(target=_ask_in_vain, args=(plain,))
+    asking.start()
+    begun.wait(10)
+    address = plain.parent.address
+    plain.parent.close()
+    asking.join(10)
+    plain.parent = GrpcTransport(
+        address, listed("device", range(3)), fingerprint=FINGERPRINT, identity=None, limits=FAST
+    )
+    until(lambda: served.port.joined == 2)
+    gate.set()
+    until(lambda: served.port._busy == 0)
+    assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
+    assert plain.parent.refused["dropped"] == 0
+
+
+def _ask_in_vain(tree: Family) -> None:
+    with pytest.raises(TransportError, match="closed"):
+        tree.parent.ask(key(), b"", {0: b""})
+
+
 def test_a_process_that_returns_gets_the_open_ask(plain: Family) -> None:
     began = threading.Event()
     out: dict[int, Answer] = {}

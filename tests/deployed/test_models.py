@@ -96,6 +96,18 @@ def test_the_command_predicts_on_the_device(nodes: LocalTree, simulated: Path) -
     assert own.out.splitlines() == columns
 
 
+def test_rows_of_other_devices_are_refused(nodes: LocalTree, simulated: Path) -> None:
+    x = covey.load(simulated).experiment.data.x[:2].numpy()
+    file = nodes.folder / "named.npz"
+    np.savez(file, x=x, device=np.array(["4", "5"]))
+    result = command("predict", nodes.folder / "device4", "--data", file)
+    assert result.code == 2
+    assert "device '5' has its models elsewhere; these are those of device 4" in result.err
+    np.savez(file, x=x, device=np.array(["4", "4"]))
+    assert command("predict", nodes.folder / "device4", "--data", file).code == 0
+    assert command("predict", nodes.folder / "edge0", "--data", file).code == 0
+
+
 def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
     device = covey.load(nodes.folder / "device1")
     with pytest.raises(ConfigError, match="the models of device 1 alone, not 'pump'"):

@@ -225,6 +225,6 @@ def test_bounds_and_strikes_are_those_of_children() -> None:
         with pytest.raises(ConfigError, match=f"deploy.norm_bound.{key}: .*{text}"):
             processes_of(tree, Settings(address=address, norm_bound={key: 1.0}))
     with pytest.raises(
-        ConfigError, match="node.norm_bounds.device2: the children are device0, device1"
+        ConfigError, match=r"node.norm_bounds.device2: the children are device0, device1"
     ):
         node_config.read(table | {"norm_bounds": {"device2": 1.0}}).process(tree)

@@ -26,6 +26,7 @@ from covey.deployed.grpc_options import Failures, Limits, outcome
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.local import free_ports
+from covey.deployed.local_transport import LocalTransport
 from covey.deployed.plan import Settings
 from covey.deployed.progress import Progress
 from covey.deployed.transport import Answer, AskKey, Patience
@@ -102,8 +103,7 @@ def test_a_child_that_dials_too_early_dials_again(plain: Family, events: Any) ->
 
 def test_a_parent_that_is_gone_for_good_is_counted(plain: Family, events: Any) -> None:
     served = plain.dial(0)
-    plain.wait(0)
-    assert served.port.connected
+    until(lambda: served.port.connected)
     plain.parent.close()
     until(lambda: len(events("dial_again")) >= 3)
     counts = [event["count"] for event in events("dial_again")]
@@ -265,6 +265,33 @@ def test_an_error_of_the_parent_is_its_own(tmp_path: Path, events: Any) -> None:
         admission.broken = False
         tree.wait(0)
         assert not served.errors
+
+
+def test_a_check_that_fails_ends_its_ask(plain: Family) -> None:
+    """No answer would ever be believed."""
+
+    def broken_check(seat: int, data: bytes) -> str | None:
+        raise RuntimeError("a bug in the check")
+
+    plain.dial(0)
+    plain.wait(0)
+    with pytest.raises(TransportError, match="a bug in the check"):
+        plain.parent.ask(key(), b"", {0: b""}, check=broken_check)
+    assert plain.parent.ask(key(1), b"", {0: b""})[0].status == "answered"
+
+
+def test_a_seat_in_this_process_that_fails_ends_its_ask() -> None:
+    def failing(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        raise RuntimeError("a bug")
+
+    local = LocalTransport()
+    local.take(0, failing)
+    local.take(1, echo)
+    with pytest.raises(TransportError, match="a seat failed: RuntimeError"):
+        local.ask(key(), b"", {0: b"", 1: b""})
+    local.take(0, echo)  # its thread lives on
+    assert local.ask(key(1), b"", {0: b""})[0].status == "answered"
+    local.close()
 
 
 def test_an_ask_that_waits_says_for_whom(tmp_path: Path, events: Any) -> None:

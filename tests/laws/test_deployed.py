@@ -27,6 +27,7 @@ from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs import snapshot
+from covey.runtimes.envelope import header_of
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 
@@ -327,7 +328,32 @@ def test_a_disk_that_is_behind_is_refused_by_name(tree: LocalTree) -> None:
     assert server.refusal(3, device.database.last_key) is None
     behind = server.refusal(3, None)
     assert behind is not None
-    assert "device 3: its disk is behind (empty): server 0 has its answer to" in behind
+    assert "device 3: its disk is behind its parent's journal (empty)" in behind
+    assert server.refusal(3, f"key#{device.database.number + 1}") is None  # it may be ahead
+
+
+def test_a_parent_whose_disk_is_behind_is_told_by_name(tree: LocalTree) -> None:
+    """It asks for what was answered and followed by other asks, or it stands at an old round."""
+    run = server_run(experiment(CASES["SFedHP"], rounds=3), tree)
+    device = tree.nodes["device", 3]
+    asked: list[tuple[AskKey, bytes, bytes]] = []
+
+    def recorded(key: AskKey, common: bytes, own: bytes) -> bytes:
+        asked.append((key, common, own))
+        return device.answer(key, common, own)
+
+    tree.transport_above("device", 3).take(3, recorded)
+    next(run)
+    first, *_, last = [one for one in asked if one[0].lane == "train"]
+    assert header_of(device.answer(*last))["error"] is None
+    kind, text = header_of(device.answer(*first))["error"]
+    assert kind == "TransportError"
+    assert "device 3 is asked again for" in text
+    assert "the disk of a node above it is behind; restore that disk" in text
+    next(run)
+    _, text = header_of(device.answer(*last))["error"]
+    assert "device 3 is told that round 1 comes next, after round 2 did" in text
+    drained(run)
 
 
 def test_a_disk_of_another_run_is_refused(tree: LocalTree) -> None:

@@ -1,0 +1,141 @@
+"""`python -m experiments.papers.figures`: docs/figures-PAPER.png, the claims of the papers' figures.
+
+A claim about an order has a panel with the accuracy of every row that it names, in the claimed
+order, a dot per seed. Claims with a printed gap share a panel: the gap in print and here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from covey.papers import results, tables, verdicts
+from covey.papers.results import Results
+from covey.papers.tables import Row, Table
+from covey.papers.verdicts import Claim
+from experiments.papers.summary import FOLDER
+
+OUT = Path(__file__).parents[2] / "docs"
+TABLES: Mapping[str, Sequence[str]] = {
+    "pfedme": ("figures", "gaps"),
+    "fedmac": ("figures",),
+    "permfl": ("figures",),
+    "sfedhp": ("figures",),
+}
+HOLDS = "#2a7f62"
+FAILS = "#b23a48"
+PRINTED = "#8d99ae"
+COLUMNS = 4
+
+
+def colour(claim: Claim) -> str:
+    """Green where an order holds, else red."""
+    if claim.ours is not None and claim.ours > 0:
+        return HOLDS
+    return FAILS
+
+
+def draw_order(panel: Any, table: Table, claim: Claim, content: Results) -> None:
+    """The accuracy of the rows that a claim names; those on the right are claimed to be above."""
+    rows = {row.method: row for row in table.rows if row.setting == claim.setting}
+    names = [name for group in reversed(claim.ordering.chain) for name in group]
+    for place, name in enumerate(names):
+        values = figures(rows, name, claim, content)
+        panel.scatter([place] * len(values), values, s=16, color=colour(claim), lw=0, zorder=3)
+        mean = statistics.mean(values)
+        panel.plot([place - 0.25, place + 0.25], [mean, mean], color="black", lw=1)
+    panel.set_xticks(range(len(names)), [_label(name, names) for name in names], fontsize=7)
+    panel.set_xlim(-0.6, len(names) - 0.4)
+    what = "best round, %"
+    if claim.ordering.of == "area":
+        what = "mean over all rounds, %"
+    panel.set_ylabel(what, fontsize=7)
+    panel.tick_params(axis="y", labelsize=7)
+    panel.set_title(_title(claim), fontsize=7.5, color=colour(claim))
+
+
+def figures(rows: Mapping[str, Row], name: str, claim: Claim, content: Results) -> list[float]:
+    """One figure per seed of METHOD:MODEL."""
+    method, _, model = name.partition(":")
+    result = content[rows[method].key]["paper"]
+    values: list[float] = result[claim.ordering.of][model]
+    return values
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """The method, and the model too where the claim compares models."""
+    method, _, model = name.partition(":")
+    models = {other.partition(":")[2] for other in names}
+    if len(models) > 1:
+        return f"{method}\n{model}"
+    return method
+
+
+def _title(claim: Claim) -> str:
+    word = "does not hold"
+    if claim.ours is not None and claim.ours > 0:
+        word = "holds"
+    return "\n".join([*textwrap.wrap(claim.ordering.claim, 40), f"{word} ({claim.ours:+.2f})"])
+
+
+def draw_gaps(panel: Any, setting: str, claims: Sequence[Claim]) -> None:
+    """Printed gaps and ours, in points."""
+    for place, claim in enumerate(reversed(claims)):
+        panel.barh(place + 0.2, claim.printed, height=0.36, color=PRINTED, lw=0)
+        panel.barh(place - 0.2, claim.ours, height=0.36, color=colour(claim), lw=0)
+    names = [_gap_name(claim.ordering.claim) for claim in reversed(claims)]
+    panel.set_yticks(range(len(claims)), names, fontsize=7)
+    panel.axvline(0, color="black", lw=0.8)
+    panel.tick_params(axis="x", labelsize=7)
+    panel.set_xlabel("points: in print (grey), here", fontsize=7)
+    subject = claims[0].ordering.claim.partition(" is above ")[0].partition(": ")
+    text = f"{subject[2] or subject[0]} is above: {setting}"
+    panel.set_title("\n".join(textwrap.wrap(text, 40)), fontsize=7.5)
+
+
+def _gap_name(claim: str) -> str:
+    other = claim.partition(" is above ")[2]
+    return "\n".join(textwrap.wrap(other, 18))
+
+
+def draw(paper: str) -> Path:
+    """All claims of one paper's figures."""
+    content = results.read(FOLDER / f"{paper}.json")
+    orders: list[tuple[Table, Claim]] = []
+    gaps: dict[str, list[Claim]] = {}
+    for name in TABLES[paper]:
+        table = tables.read(f"{paper}/{name}")
+        for claim in verdicts.claims(table, content):
+            if claim.ordering.printed is None:
+                orders.append((table, claim))
+            else:
+                gaps.setdefault(claim.setting, []).append(claim)
+    count = len(orders) + len(gaps)
+    lines = -(-count // COLUMNS)
+    figure = Figure(figsize=(3.2 * min(count, COLUMNS), 2.7 * lines), layout="constrained")
+    grid: Any = figure.subplots(lines, min(count, COLUMNS), squeeze=False)
+    panels = list(grid.flatten())
+    for panel, (table, claim) in zip(panels, orders, strict=False):
+        draw_order(panel, table, claim, content)
+    for panel, (setting, claims) in zip(panels[len(orders) :], gaps.items(), strict=False):
+        draw_gaps(panel, setting, claims)
+    for panel in panels[count:]:
+        panel.set_axis_off()
+    out = OUT / f"figures-{paper}.png"
+    figure.savefig(out, dpi=120)
+    return out
+
+
+def main() -> None:
+    """Draw the pictures of all papers."""
+    for paper in TABLES:
+        print(draw(paper))
+
+
+if __name__ == "__main__":
+    main()
