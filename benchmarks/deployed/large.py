@@ -41,6 +41,9 @@ def figures(measured: Measured, tiny: Measured) -> dict[str, Any]:
             "peak by ask": {
                 phase: (peak - base) / row for phase, peak in measured.phases(tier).items()
             },
+            "taken by an ask": {
+                phase: peak / row for phase, peak in measured.phases(tier, "beyond").items()
+            },
             "before the first ask": (max(measured.starts(tier, "VmRSS")) - start) / row,
             "encoded answers of its children": _children(shape, tier),
         }

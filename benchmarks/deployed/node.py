@@ -51,10 +51,18 @@ class Facts:
         self.started: dict[str, Any] = {}
         self.peaks: dict[str, int] = {}
         """The peak memory in bytes, by what the process did meanwhile."""
+        self.beyond: dict[str, int] = {}
+        """The same beyond what it held before: what the ask took."""
 
-    def peak(self, phase: str) -> None:
-        """Note the peak memory since the last note, under what was done meanwhile."""
-        self.peaks[phase] = max(self.peaks.get(phase, 0), memory()["VmHWM"])
+    def peak(self, phase: str, rest: int = 0) -> None:
+        """Note the peak memory since the last note, under what was done meanwhile.
+
+        `rest` is the memory before it, without the request.
+        """
+        peak = memory()["VmHWM"]
+        self.peaks[phase] = max(self.peaks.get(phase, 0), peak)
+        if rest:
+            self.beyond[phase] = max(self.beyond.get(phase, 0), peak - rest)
         RESET.write_text("5", encoding="utf-8")
 
     def add(self, kind: str, key: AskKey | None, who: str, began: float) -> None:
@@ -74,6 +82,7 @@ class Facts:
             "started": self.started,
             "memory": end,
             "peaks": self.peaks,
+            "beyond": self.beyond,
         }
         path.write_text(json.dumps(facts), encoding="utf-8")
 
@@ -95,13 +104,16 @@ def _watch_programs(facts: Facts) -> None:
 
     def answered(self: Node, key: AskKey, common: bytes, own: bytes) -> bytes:
         began = time.monotonic()
+        rest = 0
+        if peaks:
+            rest = memory()["VmRSS"] - len(common) - len(own)
         self.__dict__["_asked_key"] = key
         try:
             return answer(self, key, common, own)
         finally:
             facts.add("answer", key, str(self.place), began)
             if peaks:
-                facts.peak(key.lane if key.lane != "order" else key.program)
+                facts.peak(key.lane if key.lane != "order" else key.program, rest)
 
     def timed(self: Station, header: dict[str, Any]) -> Callable[..., Any]:
         program = program_of(self, header)

@@ -183,12 +183,15 @@ class Measured:
         names = [name for name in self.facts if name.startswith(tier)]
         return [self.facts[name]["memory"][what] for name in names]
 
-    def phases(self, tier: str) -> dict[str, int]:
-        """The largest peak of a tier's processes in bytes, by what they did meanwhile."""
+    def phases(self, tier: str, what: str = "peaks") -> dict[str, int]:
+        """The largest peak of a tier's processes in bytes, by what they did meanwhile.
+
+        With "beyond" it is that beyond what a process held before the ask.
+        """
         out: dict[str, int] = {}
         for name, facts in self.facts.items():
             if name.startswith(tier):
-                for phase, peak in facts["peaks"].items():
+                for phase, peak in facts[what].items():
                     out[phase] = max(out.get(phase, 0), peak)
         return out
 
