@@ -86,6 +86,10 @@ class Yard:
         self.parts = parts_of(self.experiment)
         self.told = told(self.parts.tree, self.parts.data)
         self.width = self.parts.start.shape[1]
+        disk = Disk(":memory:")
+        self.empty = disk._connection.serialize()
+        """The file of a node that has done nothing."""
+        disk.close()
 
     def node(
         self, tier: str, number: int, disk: Disk, transport: Any = None, patience: Any = None
@@ -172,7 +176,7 @@ class ChildModel:
 
 def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> None:
     """One sequence of requests to a device."""
-    node.database = Disk(":memory:")
+    node.database._connection.deserialize(yard.empty)
     node.forget()
     model = ChildModel()
     common = seal({"parameters": {}, "rows": 1, "shapes": []}, [_packed(torch.zeros(yard.width))])
@@ -200,7 +204,6 @@ def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> 
             assert model.ask(key, epoch) == expected
             assert node.answer(key, common, own) == reply, "asked twice, it answers something else"
         counts["child: answer"] += 1
-    node.database.close()
 
 
 def _request(draw: random.Random, asked: list[tuple[AskKey, Epoch]]) -> tuple[AskKey, Epoch]:
@@ -488,7 +491,7 @@ def fuzz(count: int, seed: int, parents: int = 20) -> Counter[str]:
 
 if __name__ == "__main__":
     began = time.perf_counter()
-    result = fuzz(int(sys.argv[1]), seed=int(sys.argv[2]))
+    result = fuzz(int(sys.argv[1]), seed=int(sys.argv[2]), parents=100)
     for name, number in sorted(result.items()):
         print(f"{number:10,} {name}")
     print(f"{time.perf_counter() - began:.0f} s")

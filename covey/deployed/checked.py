@@ -9,6 +9,7 @@ Rows must be finite. A child whose own training diverged says so with an error i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,10 @@ from covey.kernel.store import ColumnKey
 from covey.links.link import Link
 from covey.links.packed import Packed, Schema
 from covey.runtimes.envelope import open_sealed
+from covey.types import Rows
 
+_DECODING = threading.Lock()
+"""One row at a time is decoded to be checked, so that not all are in memory at once."""
 _WITH_ROWS = ("read", "freeze")
 """The orders to which rows come back."""
 
@@ -104,9 +108,13 @@ class ReplyCheck(ChildCheck):
         count = 1
         if schema.kind == "nothing":
             count = 0
-        rows = rows_of(self.link.unpack(packed, expect=schema, count=count))
-        if rows is None:
-            return
+        with _DECODING:
+            rows = rows_of(self.link.unpack(packed, expect=schema, count=count))
+            if rows is not None:
+                self._check_values(seat, rows, schema)
+
+    def _check_values(self, seat: Seat, rows: Rows, schema: Schema) -> None:
+        """Refuse a row that is not finite, or longer than its bound."""
         if not native.finite(rows):
             text = "a row that is not finite, of a child that does not say that it diverged"
             raise DecodeError(f"{text}.")
@@ -136,6 +144,9 @@ class OrderCheck(ChildCheck):
         if self._says_error(seat, header):
             return
         checked_facts.check_missing(header, self.subtrees[seat])
+        for node in field_of(header, "unreached"):
+            tier, number = node
+            checked_facts.check_place(tier, number, self.subtrees[seat])
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")

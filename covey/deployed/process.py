@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from covey.data import Shards
 from covey.deployed.assemble import Told, check, node_of, told
@@ -95,7 +96,19 @@ def parts_of(experiment: Experiment) -> Parts:
     links = wires(experiment.codec, tree.links)
     start = torch.stack([experiment.initial()])
     data = training_data(experiment, ())
-    return Parts(experiment, module_of(experiment), start, tree, data, links)
+    return Parts(experiment, _module_of(experiment), start, tree, data, links)
+
+
+def _module_of(experiment: Experiment) -> nn.Module:
+    """The module of a process, which is its experiment's own where its types are right.
+
+    A large module is not copied: nothing else uses it, and every node has a copy of its own.
+    """
+    module = experiment.model
+    tensors = [*module.parameters(), *module.buffers()]
+    if all(tensor.dtype == experiment.dtype for tensor in tensors):
+        return module
+    return module_of(experiment)
 
 
 def fingerprint_of(experiment: Experiment) -> str:

@@ -563,7 +563,7 @@ INSIDE = [
     ),
     on_the_wire("a message that stops in the middle", "a message stalls", sends(half)),
     on_the_wire("a flood of answers", f"evicted {NAME}", flood),
-    on_the_wire("a disk that is behind", "its disk is behind (empty)", behind),
+    on_the_wire("a disk that is behind", "its disk is behind its parent's journal (empty)", behind),
 ]
 ATTACKS = [*OUTSIDE, *INSIDE]
 

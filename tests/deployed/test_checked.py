@@ -31,10 +31,11 @@ from covey.errors import DecodeError, DivergedError
 from covey.runtimes.envelope import open_sealed, seal
 from covey.tree import Tree
 from tests.deployed.attacks import with_value
+from tests.deployed.socket_tree import SocketTree
 from tests.deployed.tree import family, key, until
 from tests.laws.cases import CASES, PLAIN, Case, differences, experiment, state
 from tests.laws.test_deployed import everything, rows_of
-from tests.laws.test_loopback import drained
+from tests.laws.test_loopback import Failing, drained
 
 ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
@@ -329,6 +330,53 @@ def test_over_sockets_a_quorum_does_not_count_liars(folder: Path) -> None:
         assert tree.parent.refused["bad"] == 3
 
 
+@pytest.mark.skipif(not ALL, reason="the same without sockets is in CI")
+def test_over_sockets_a_run_with_a_liar_is_its_replay(folder: Path) -> None:
+    """Device 2 lies in rounds 2 and 3, and the others are enough."""
+    liars: list[Liar] = []
+
+    def wrap(tier: str, seat: int, handler: Handler) -> Handler:
+        if seat != 2:
+            return handler
+        liars.append(Liar(handler, 0))
+        return liars[0]
+
+    case = CASES["PFedMe"]
+    changes: dict[str, Any] = {"score_every": 5, "rounds": 5}
+    patience = Patience(20.0, 3)
+    tree = SocketTree(folder / "nodes", folder / "certs", wrap=wrap, patience=patience)
+    run = server_run(experiment(case, **changes), tree)
+    next(run)
+    for runs in (True, False):
+        liars[0].lies = 1
+        liars[0].runs = runs
+        next(run)
+        assert liars[0].lies == 0
+    drained(run)
+    finish(run)
+    missing = missing_of(tree.nodes["server", 0].database)
+    told = sorted((entry.number, entry.round, entry.status) for entry in missing)
+    assert told == [(2, 1, "bad"), (2, 1, "late"), (2, 2, "bad")]
+    rows = rows_of(run)
+    tree.close()
+    again = drained(replay(experiment(case, **changes), missing))
+    assert differences(rows_of(again), rows) == []
+
+
+@pytest.mark.skipif(not ALL, reason="the same without sockets is in CI")
+def test_over_sockets_a_divergence_ends_the_round_everywhere(folder: Path) -> None:
+    tree = SocketTree(folder / "nodes", folder / "certs")
+    run = covey.run(experiment(Case("Failing", Failing(how="diverged"))), runtime=tree)
+    next(run)
+    before = state(run)
+    text = "round 2: the kept 'personal' of device 5 is no longer finite"
+    with pytest.raises(DivergedError, match=text):
+        next(run)
+    assert differences(before, state(run)) == []
+    assert not any(transport.refused for transport in tree.transports)
+    tree.close()
+
+
 # Facts
 
 
@@ -344,9 +392,9 @@ GOOD: dict[str, Any] = {
         "needs": {"personal": ["head"]},
     },
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
+    "number": 7,
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
     "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
-    "number": 3,
 }
 
 
@@ -433,7 +481,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
         check(header, SUBTREE, rehearsed())
 
 
-FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3}
+FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3, "unreached": []}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
 
@@ -462,6 +510,9 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
+    for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
+        assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None
+    assert held(1, parcel.pack({**FINE, "unreached": [["device", 3]]})) is None
     assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
     assert held.failed == {1}
     assert "[[[" not in str(held(1, seal({"error": 3}, [])))
