@@ -131,7 +131,10 @@ def test_a_seat_has_a_window(plain: Family) -> None:
 
 
 def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
-    """The stream ends while a seat is busy: the work is done once, and its answer arrives."""
+    """The stream ends while a seat is busy: the work is done once, and its answer arrives.
+
+    An answer goes only to a parent that has asked in the stream that is open.
+    """
     begun = threading.Event()
     gate = threading.Event()
     handled = []
@@ -150,6 +153,7 @@ def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
         stream = plain.parent._streams[0]
         plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
         until(lambda: served.port.joined == 2)
+        until(lambda: served.port._session is not None and bool(served.port._session.asked))
         gate.set()
 
     thread = threading.Thread(target=cut)
@@ -303,6 +307,7 @@ def test_a_partition_is_found_and_mended(tmp_path: Path) -> None:
             tree.dial(0)
             lost = tree.dial(1, address=proxy.address)
             tree.wait(0, 1)
+            until(lambda: lost.port.joined == 1)  # its welcome may still be under way
             began = time.monotonic()
             proxy.cut()
             own = dict.fromkeys(range(2), b"")
