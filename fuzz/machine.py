@@ -28,7 +28,7 @@ from covey.deployed.disk import Disk
 from covey.deployed.node import Epoch, Missing, Node
 from covey.deployed.process import parts_of
 from covey.deployed.replay import by_ask
-from covey.deployed.transport import Answer, AskKey, Check, Patience
+from covey.deployed.transport import Answer, AskKey, AskLane, Check, Patience
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.kernel.store import PRESENT
 from covey.links.link import Ledger, Link
@@ -229,12 +229,12 @@ def _request(draw: random.Random, asked: list[tuple[AskKey, Epoch]]) -> tuple[As
         before += draw.randint(-1, 1)
     elif kind == 8 and draw.random() < 0.3:
         run = "another"
-    lane = draw.choice(["train", "train", "score"])
+    lane: AskLane = draw.choice(("train", "train", "score"))
     program = "algorithm.look"
     if lane == "train":
         program = draw.choice(["algorithm.device", "algorithm.third"])
     attempt = len(rollbacks)
-    key = AskKey(run, max(round, 0), lane, draw.randrange(3), program, "", attempt)  # type: ignore[arg-type]
+    key = AskKey(run, max(round, 0), lane, draw.randrange(3), program, "", attempt)
     return key, Epoch(run, max(before, 0), rollbacks)
 
 

@@ -10,6 +10,7 @@ Rows must be finite. A child whose own training diverged says so with an error i
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +37,7 @@ _WITH_ROWS = ("read", "freeze")
 """The orders to which rows come back."""
 
 
-class ChildCheck:
+class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
     def __init__(self) -> None:
@@ -53,8 +54,9 @@ class ChildCheck:
             return f"it cannot be read: {type(error).__name__}: {shown(str(error))}."
         return None
 
+    @abstractmethod
     def _check(self, seat: Seat, data: bytes) -> None:
-        raise NotImplementedError
+        """Raise an error that says what is wrong with the answer of a seat."""
 
     def _says_error(self, seat: Seat, header: Any) -> bool:
         """Whether an answer is an error of the child, which ends the round everywhere."""

@@ -14,7 +14,7 @@ from covey.deployed.local_tree import LocalTree
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.server_run import server_run
 from covey.deployed.transport import Answer, AskKey
-from tests.laws.cases import CASES, experiment
+from tests.laws.cases import CASES, experiment, with_fields
 
 KEY = AskKey("run", 0, "train", 7, "algorithm.device", "ab")
 
@@ -72,7 +72,7 @@ def test_answers_are_journalled_before_the_next_ask_alone(
     changes: dict[str, Any] = {"rounds": 2, "score_every": 10}
     plain = experiment(CASES[name], **changes)
     if edge_rounds:
-        several = replace(plain.algorithm, edge_rounds=edge_rounds)  # type: ignore[type-var]
+        several = with_fields(plain.algorithm, edge_rounds=edge_rounds)
         plain = replace(plain, algorithm=several)
     tree = LocalTree(tmp_path)
     run = server_run(plain, tree)
