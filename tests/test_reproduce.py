@@ -6,28 +6,44 @@ import fnmatch
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from covey import run as covey_run
 from covey.algorithms import ALGORITHMS
-from covey.data import digits
+from covey.algorithms.permfl import PerMFL
+from covey.data import Part, Shards, digits
 from covey.errors import ConfigError
 from covey.papers import __main__ as command
-from covey.papers import printed, report, reproduce, results, tables, verdicts
-from covey.papers.measure import Options, Protocol, make_model, make_tree, measure
+from covey.papers import printed, report, reproduce, results, search, tables, verdicts
+from covey.papers.measure import (
+    LATENCY,
+    Options,
+    Protocol,
+    Tick,
+    histories,
+    make_experiment,
+    make_model,
+    make_radio,
+    make_tree,
+    measure,
+)
 from covey.papers.printed import Cell
 from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Claim, Verdict
-from experiments.papers import figures
+from covey.runs.experiment import Experiment
+from experiments.papers import adaptation, differences, figures, settings
 from experiments.papers.summary import summary
 from tests.cli.command import ROOT, covey
 
@@ -95,16 +111,32 @@ def test_every_row_of_a_table_can_be_made(table: Table) -> None:
             assert bool(row.cells) == (row.method not in (*OWN, "sfedhp-sparse"))
 
 
+def test_every_point_that_is_searched_can_be_made_and_permfl_keeps_its_bounds() -> None:
+    rows = [row for table in TABLES for row in table.rows if row.search]
+    assert rows
+    for row in rows:
+        assert 0 < row.search_rounds <= row.rounds
+        for fields in search.grid(row):
+            values = {**row.algorithm, **fields}
+            made = ALGORITHMS[values.pop("name")](**values)
+            if isinstance(made, PerMFL):  # the bounds of Theorem 2
+                assert made.edge_lr <= 1 / (made.lam + made.gamma)
+                assert made.lr <= 1 / made.lam
+                assert made.beta * made.gamma <= 1
+                if "bounds" in row.setting:
+                    assert made.gamma > 2 * made.lam
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
 def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
-    models = ("global", "personal")
+    models = ("global", "personal", LATENCY)
     cells = {f"{row.method}:{model}" for row in table.rows for model in models}
     settings = {row.setting for other in TABLES for row in other.rows}
     for ordering in table.orderings:
         assert {name for group in ordering.chain for name in group} <= cells
         assert fnmatch.filter(settings, ordering.settings)
         assert ordering.of in ("models", "area")
-        assert ordering.by in ("all", "best")
+        assert ordering.by in ("all", "best", "equal")
 
 
 def test_all_files_are_package_data() -> None:
@@ -213,6 +245,20 @@ def test_a_claim_about_speed_compares_the_mean_over_all_rounds() -> None:
     assert (claim.printed, claim.ours) == (1.1, 10.0)
 
 
+@pytest.mark.parametrize(
+    ("other", "margin", "words"),
+    [(92.4, 0.6, "holds (0.40 apart)"), (90.5, -0.5, "does not hold (1.50 apart)")],
+)
+def test_a_claim_of_equal_figures_holds_within_a_point(
+    other: float, margin: float, words: str
+) -> None:
+    table, content = hand_made(fedavg=(92.0,) * 3, pfedme=(other,) * 3)
+    table = replace(table, orderings=(replace(table.orderings[0], by="equal"),))
+    (claim,) = verdicts.claims(table, content)
+    assert claim.ours == pytest.approx(margin)
+    assert report.claim_cells(claim)[-1] == words
+
+
 def test_few_rounds_or_seeds_are_short_and_missing_data_has_its_command() -> None:
     table, content = hand_made(fedavg=(93.9, 93.9), perfedavg=(94.4,) * 3, pfedme=(95.6,) * 3)
     rows = {row.method: row for row in table.rows}
@@ -272,6 +318,84 @@ def test_a_row_stops_and_goes_on_and_a_longer_run_replaces_it(tmp_path: Path) ->
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
 
 
+STEPS = (1e30, 1e-6, 0.1)  # the first diverges, the second hardly moves
+
+
+def to_search(*steps: float) -> Row:
+    """A small row whose step is searched."""
+    algorithm = {"name": "fedprox", "mu": 1.0, "steps": 4, "lr": 0.1}
+    return replace(small(), algorithm=algorithm, search={"lr": list(steps)}, search_rounds=3)
+
+
+def test_a_row_runs_at_the_best_point_on_validation_and_says_so(tmp_path: Path) -> None:
+    row = to_search(*STEPS)
+    options = Options(seeds=1)
+    reproduce.reproduce([row], ("paper",), options, tmp_path, Silent())
+    stored = results.read(tmp_path / "pfedme.json")[row.key]
+    assert stored["search"]["chosen"] == {"lr": 0.1}
+    diverged, still, moved = (point["validation"] for point in stored["search"]["points"])
+    assert diverged == {}
+    assert still["global"] < moved["global"] <= 100
+    at_best = measure(replace(row, search={}), "paper", options)
+    assert stored["paper"]["models"] == at_best["models"]
+
+    table = replace(tables.read("pfedme/table1"), rows=(row,), orderings=())
+    (line,) = verdicts.lines(table, {row.key: stored})
+    assert report.cells(line)[-2:] == (
+        "short, searched",
+        "searched on validation: lr = 0.1; 4 of 4 rounds, 1 of 3 seeds",
+    )
+
+
+def test_a_search_looks_at_validation_data_with_a_seed_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[Experiment] = []
+
+    def note(experiments: Sequence[Experiment], tick: Tick) -> Any:
+        run.extend(experiments)
+        return histories(experiments, tick)
+
+    monkeypatch.setattr(search, "histories", note)
+    with Store(tmp_path, "pfedme") as store:
+        search.search(to_search(0.1), store, Options(seeds=3), lambda done: None)
+    (experiment,) = run
+    assert (experiment.parts, experiment.protocol) == (("validation",), "honest")
+    assert experiment.rounds == 3
+    assert experiment.seed not in range(100)
+
+
+def test_a_search_that_was_stopped_goes_on_and_a_longer_one_replaces_it(tmp_path: Path) -> None:
+    row = to_search(*STEPS)
+
+    def stop(done: float) -> None:
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    with Store(tmp_path, "pfedme") as store:
+        with pytest.raises(KeyboardInterrupt):
+            search.search(row, store, QUICK, stop)
+        before = store.read()[row.key]["search"]
+        assert len(before["points"]) == 2
+        assert "chosen" not in before
+        done: list[float] = []
+        found = search.search(row, store, QUICK, done.append)
+        assert found is not None
+        assert found.algorithm["lr"] == 0.1
+        assert done == [1.0]
+        after = store.read()[row.key]["search"]
+        assert (after["points"][:2], after["rounds"]) == (before["points"], 2)
+        store.put(row, "paper", {"rounds": 4, "seeds": 1, "seconds": 0.1})
+        search.search(row, store, Options(seeds=1), done.append)
+        assert len(done) == 4
+        assert set(store.read()[row.key]) == {"settings", "search"}
+
+
+def test_a_grid_that_diverges_everywhere_is_named(tmp_path: Path) -> None:
+    with Store(tmp_path, "pfedme") as store, pytest.raises(ConfigError, match="every point"):
+        search.search(to_search(1e30), store, QUICK, lambda done: None)
+
+
 def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
     wrong = replace(small(method="a"), data={"name": "digits", "devices": -1})
     good = small(method="b")
@@ -297,6 +421,23 @@ def test_the_area_is_the_mean_of_the_scored_rounds() -> None:
     first, both = [result["area"]["global"][0] for result in shorter]
     best = shorter[1]["models"]["global"][0]
     assert both == pytest.approx((first + best) / 2, abs=1e-3)
+
+
+def test_a_curve_has_the_mean_of_the_seeds_after_every_scored_round() -> None:
+    options = Options(seeds=2, rounds=4, score_every=2)
+    result = measure(small(), "paper", options, curves=True)
+    curve = result["curve"]["global"]
+    assert list(curve) == [2, 4]
+    mean = statistics.mean(result["area"]["global"])
+    assert statistics.mean(curve.values()) == pytest.approx(mean, abs=0.01)
+
+
+def test_every_change_of_a_setting_changes_rows_and_what_was_run_is_shown() -> None:
+    changes, rows = zip(*settings.changed(), strict=True)
+    assert all(change in changes for change in settings.CHANGES)
+    assert len({row.key for row in rows}) == len(rows)
+    stored = results.read(settings.FOLDER / f"{settings.NAME}.json")
+    assert list(settings.lines(stored))
 
 
 def test_a_row_that_diverges_has_the_figures_of_the_rounds_before() -> None:
@@ -387,7 +528,14 @@ def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> N
             ["pfedme/table9"],
             "'pfedme/table9' (did you mean 'pfedme/table1'?); one of fedmac/figures",
         ),
-        (["pfedme/table1", "--rows", "mnits*"], "no row matches 'mnits*'; rows are legacy2020"),
+        (
+            ["pfedme/table1", "--rows", "mnits*"],
+            "no row matches 'mnits*'; a row is SETTING/METHOD; settings are legacy2020/mlr, ",
+        ),
+        (["pfedme"], "'pfedme' is a paper; name a table of it, pfedme/figures, pfedme/gaps, pfed"),
+        (["lists"], "there is no table 'lists' (did you mean 'list'?); one of fedmac/figures"),
+        (["list", "pfedme/table9"], "there is no table 'pfedme/table9'"),
+        (["pfedme/table1", "--device", "gpu"], "device = 'gpu' is not a device; use "),
         (["pfedme/table1", "--seeds", "0"], "seeds = 0; give at least 1"),
         (["pfedme/table1", "--rounds", "-3"], "rounds = -3; give at least 1"),
     ],
@@ -401,16 +549,177 @@ def test_a_wrong_word_is_named(tmp_path: Path, words: list[str], text: str) -> N
 
 def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "pfedme.json"
-    for content in ("{", "[1]", '{"table1/a": 3}'):
+    for content in (
+        "{",
+        "[1]",
+        '{"table1/a": 3}',
+        '{"table1/a": {"paper": {"rounds": 1}}}',
+        '{"table1/a": {"settings": "x", "paper": {"rounds": 1}}}',
+    ):
         path.write_text(content)
         with pytest.raises(ConfigError, match=r"pfedme\.json"):
             results.read(path)
+        watcher = Silent(stop_after=0)
+        with pytest.raises(ConfigError, match=r"pfedme\.json"):
+            reproduce.reproduce([small()], ("paper",), QUICK, tmp_path, watcher)
         assert path.read_text() == content
 
 
-def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(SystemExit, match="--share 4/4; give k/n"):
-        command.main(["pfedme/table1", "--share", "4/4"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["pfedme/table1", "--share", "4/4"], "--share 4/4; give k/n"),
+        (["merge"], "merge needs files of results"),
+        (["merge", "none.json"], "none.json does not exist; give files of results"),
+        (["lits"], "there is no table 'lits' (did you mean 'list'?)"),
+    ],
+)
+def test_a_wrong_word_of_the_module_is_named(
+    words: list[str],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([*words, "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_list_says_where_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a fresh clone nothing was run, and the published results have their command."""
+    monkeypatch.chdir(ROOT)
+    command.main(["list", "pfedme/table1", "--out", str(tmp_path)])
+    title, counts, place = capsys.readouterr().out.splitlines()
+    assert title == "pfedme/table1 pFedMe, Table 1: the best figures of each method"
+    assert counts == "  48 rows; 16 printed cells; 16 claimed orders"
+    wanted = "Those that covey publishes: covey reproduce list --out experiments/papers"
+    assert place == f"There are no results in {tmp_path} yet. {wanted}"
+    command.main(["list", "pfedme/table1", "--out", "experiments/papers"])
+    _, counts, place = capsys.readouterr().out.splitlines()
+    assert counts.startswith("  48 rows; 16 printed cells, 16 run: 13 within 1 point")
+    assert place == "The counts are of the results in experiments/papers."
+    monkeypatch.chdir(tmp_path)
+    assert report.whereabouts(tmp_path).endswith("are in experiments/papers of its source.")
+
+
+def test_ctrl_c_in_the_module_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "reproduce", stop)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["pfedme/table1", "--out", str(tmp_path)])
+    assert ended.value.code == 130
+    assert f"done are in {tmp_path}; the same command continues" in capsys.readouterr().err
+
+
+def on_the_air(method: str, **radio: Any) -> Row:
+    """A scheme of the wireless paper that trains on digits in a moment."""
+    row = row_of("wireless/table1", f"fashion/{method}")
+    return replace(
+        row,
+        algorithm={**row.algorithm, "batch": 4, "steps": 2, "personal_steps": 2},
+        data={"name": "digits", "devices": 10, "labels": 2},
+        model={"name": "cnn", "channels": [2], "hidden": 20, "kernel": 3},
+        rounds=3,
+        radio={**row.radio, **radio},
+    )
+
+
+def test_a_row_with_a_radio_has_the_mean_latency_of_its_rounds() -> None:
+    row = on_the_air("personalization")
+    options = Options(seeds=1)
+    run = covey_run(make_experiment(row, "paper", options, seed=0))
+    seconds = [record.radio.seconds for record in run if record.radio is not None]
+    assert len(seconds) == 3
+    figures = measure(row, "paper", options)["models"]
+    assert figures[LATENCY] == [pytest.approx(1e3 * statistics.mean(seconds), abs=1e-3)]
+    assert list(figures) == ["global", "personal", LATENCY]
+    assert LATENCY not in measure(small(), "paper", QUICK)["models"]
+
+
+def test_the_proposed_scheme_ends_at_its_deadline() -> None:
+    slower, faster = (
+        measure(on_the_air("proposed", deadline=deadline), "paper", Options(seeds=1))
+        for deadline in (0.0006, 0.0003)
+    )
+    assert slower["models"][LATENCY] == [pytest.approx(0.6, abs=1e-3)]
+    assert faster["models"][LATENCY] == [pytest.approx(0.3, abs=1e-3)]
+
+
+def test_the_radio_of_a_row_is_that_of_its_file_and_decides_its_figures() -> None:
+    row = row_of("wireless/table1", "fashion/equal")
+    _, tree = make_tree({}, digits(devices=10), seed=0)
+    radio = make_radio(row.radio, tree)
+    assert radio is not None
+    assert radio.policy is not None
+    assert (radio.policy.name, radio.deadline) == ("equal", 0.025)
+    assert float(radio.cells.bandwidth[0]) == 20e6
+    assert float(radio.devices.power[0]) == pytest.approx(10 ** (28 / 10 - 3))
+    assert 20 <= float(radio.devices.distance.min()) < float(radio.devices.distance.max()) <= 300
+    assert make_radio({}, tree) is None
+    for other in (
+        replace(row, radio={**row.radio, "noise": 2e-14}),
+        replace(row, links={"private": ""}),
+    ):
+        assert other.digest() != row.digest()
+
+
+def test_a_latency_is_compared_in_milliseconds() -> None:
+    table = tables.read("wireless/table1")
+    figures = {"proposed": 25.0, "equal": 38.5, "personalization": 90.0, "pruning": 24.0}
+    content = {
+        row.key: entry(row, models={LATENCY: [figures[row.method]] * 3}, seeds=3)
+        for row in table.rows
+        if row.method in figures
+    }
+    said = {line.row.method: line.verdict for line in verdicts.lines(table, content)}
+    assert said == {
+        "proposed": Verdict.POINT,
+        "equal": Verdict.POINT,
+        "personalization": Verdict.ORDERING,
+        "personalization-fastest": Verdict.NOT_RUN,
+        "pruning": Verdict.DIFFERS,
+    }
+    assert sum(verdicts.counted(verdicts.lines(table, content)).values()) == 4
+
+
+def test_what_the_differences_are_worth_is_what_the_results_say() -> None:
+    assert differences.page() == differences.OUT.read_text(encoding="utf-8")
+
+
+def test_personal_steps_on_test_batches_learn_the_test_labels() -> None:
+    """A device whose test examples have another label than its training examples."""
+    shards = Shards(
+        torch.ones(4, 2),
+        torch.tensor([0, 0, 1, 1]),
+        train=Part.of([[0, 1]]),
+        validation=Part.of([[]]),
+        test=Part.of([[2, 3]]),
+        classes=2,
+    )
+    row = replace(small(), algorithm={"alpha": 1.0, "lr": 1.0, "batch": 1})
+    model = make_model({"name": "linear"}, shards)
+    draws = torch.Generator().manual_seed(0)
+    assert adaptation.accuracy(model, shards, row, "train", draws) == 0
+    assert adaptation.accuracy(model, shards, row, "test", draws) == 1
+
+
+def test_steps_on_both_kinds_of_batches_start_from_one_trained_model() -> None:
+    row = replace(
+        small(rounds=10),
+        algorithm={"name": "perfedavg", "alpha": 1e-9, "lr": 1e-9, "steps": 1, "batch": 4},
+    )
+    for algorithm in adaptation.algorithms(row).values():
+        best = adaptation.measure(row, algorithm, Options(seeds=2))
+        assert best["test"] == best["train"]  # steps of no length
+        assert len(best["test"]) == 2
 
 
 def test_the_page_counts_what_the_results_say() -> None:
@@ -459,8 +768,10 @@ def test_the_claims_of_a_papers_figures_are_drawn(
     monkeypatch.setattr(figures, "OUT", tmp_path)
     monkeypatch.setattr(figures, "draw_order", note)
     assert figures.draw("sfedhp").stat().st_size > 20_000
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     for claim, (title, dots) in drawn.items():
         assert " ".join(title.split()).startswith(claim)
-        assert dots == 3 * (2 if "is above pFedMe's" in claim else 3)
-    assert "does not hold (-0.31)" in drawn[next(iter(drawn))][0]
+        assert dots == 3 * (2 if claim.endswith("is above pFedMe's") else 3)
+    titles = [title for title, _ in drawn.values()]
+    assert "\nholds (+0.10)" in titles[0]
+    assert "does not hold (-0.31)" in titles[2]

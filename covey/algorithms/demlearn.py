@@ -47,7 +47,7 @@ class DemLearn(Algorithm):
     amplify: Positive = 1.0  # factor on every group's mean in the first rounds; 1 leaves it out
     amplify_rounds: Whole = 5  # rounds in which that factor is used
 
-    sends: ClassVar[str] = "its model after the local steps"
+    sends: ClassVar[str] = "its model after the local steps; the personal one follows from it"
 
     def __post_init__(self) -> None:
         if self.levels > 1 and find_spec("scipy") is None:

@@ -26,7 +26,6 @@ from covey.papers.results import Results, read
 from covey.papers.tables import Row, Table
 from covey.papers.verdicts import Line
 
-_LIST = "list"
 OUT = Path("runs/papers")
 
 
@@ -34,8 +33,8 @@ def reproduce(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="list | PAPER/TABLE ...",
-            help="The tables, also with *; or list, to see which there are.",
+            metavar="[list] PAPER/TABLE ...",
+            help="The tables, also with *; list alone shows which there are, and runs nothing.",
         ),
     ],
     rows: Annotated[
@@ -71,6 +70,9 @@ def reproduce(
     not run again: after a Ctrl-C, the same command continues. The same command in a second
     terminal takes the rows that the first has not begun.
 
+    Where a paper prints no settings, a row may have a grid of them. The row then runs at the best
+    point on validation data, and is marked "searched".
+
     Examples:
 
       covey reproduce list
@@ -81,8 +83,8 @@ def reproduce(
 
       covey reproduce fedmac/table1 --rows mnist/fedmac --rounds 50 --seeds 1
     """
-    if names == [_LIST]:
-        _list(out, as_json)
+    if names[0] == tables.LIST:
+        _list(tables.select(names[1:] or ["*"]), out, as_json)
         return
     selected = tables.select(names)
     chosen = tables.rows_of(selected, rows)
@@ -101,6 +103,8 @@ def reproduce(
             _print(table, own, results)
     if as_json:
         print(json.dumps([_as_dict(line) for line in shown]))
+    elif not any(_results(out, table.paper) for table in selected):
+        Console(soft_wrap=True, highlight=False).print(escape(report.whereabouts(out)))
 
 
 def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
@@ -152,41 +156,17 @@ class Bar:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _list(out: Path, as_json: bool) -> None:
-    """All tables, and how many of their printed cells have each verdict in a folder of results."""
-    listed = [tables.read(name) for name in tables.names()]
-    rows = [report.summary_cells(table, _results(out, table.paper)) for table in listed]
+def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
+    """Tables, and how many of their printed cells have each verdict in a folder of results."""
     if as_json:
+        rows = [report.summary_cells(table, _results(out, table.paper)) for table in listed]
         print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
         return
     console = Console(soft_wrap=True, highlight=False)
-    for table, row in zip(listed, rows, strict=True):
+    for table in listed:
         console.print(f"[bold]{table.path}[/] {escape(table.title)}")
-        console.print(
-            f"  {len(table.rows)} rows{_cells_in_words(row)}{_claims_in_words(table, out)}"
-        )
-    console.print(f"The counts are of the results in {escape(str(out))}.")
-
-
-def _cells_in_words(row: Sequence[str]) -> str:
-    """The printed cells of a table, and how many have each verdict."""
-    _, cells, run, *counts = row
-    if cells == "0":
-        return ""
-    verdict_names = report.SUMMARY_HEAD[3:]
-    numbered = zip(counts, verdict_names, strict=True)
-    words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
-    return f"; {cells} printed cells, {run} run: {words}"
-
-
-def _claims_in_words(table: Table, out: Path) -> str:
-    """How many claimed orders hold, of those that were run."""
-    claims = verdicts.claims(table, _results(out, table.paper))
-    margins = [claim.ours for claim in claims if claim.ours is not None]
-    if not claims:
-        return ""
-    holding = sum(margin > 0 for margin in margins)
-    return f"; {len(claims)} claimed orders, {len(margins)} run, {holding} hold"
+        console.print(f"  {report.counts_in_words(table, _results(out, table.paper))}")
+    console.print(escape(report.whereabouts(out)))
 
 
 def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
@@ -213,7 +193,7 @@ def _reasons(shown: Sequence[Line]) -> dict[str, list[str]]:
     """The rows that differ, by the reason."""
     out: dict[str, list[str]] = {}
     for line in shown:
-        rows = out.setdefault(line.why, [])
+        rows = out.setdefault(report.why(line), [])
         if line.row.name not in rows:
             rows.append(line.row.name)
     out.pop("", None)
@@ -230,6 +210,7 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
         "verdict": line.verdict,
+        "searched": dict(line.searched),
         "why": line.why,
     }
 

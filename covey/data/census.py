@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +16,11 @@ from torch import Tensor
 from covey.data.files import device_file
 from covey.data.partition import SPLIT, Split
 from covey.data.shards import SPLITS, Names, Part, Shards, some
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 FORMAT = "covey-census-1"
-_LARGEST = 2**40  # examples of a device
+_EXAMPLES = 2**28  # of all devices: every node has a number for each of them
+_VALUES = 2**24  # of one example
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ class DeviceFacts:
         except (KeyError, TypeError) as error:
             raise DataError(f"{source} is no description of a device: {error!r}.") from None
         for number in (*shape, *counts.values(), labels):
-            if type(number) is not int or not 0 <= number < _LARGEST:
-                raise DataError(f"{source}: {number!r} is no number of examples, inputs or labels.")
+            if type(number) is not int or not 0 <= number <= _EXAMPLES:
+                what = f"{shown(number)} is no number of examples, inputs or labels"
+                raise DataError(f"{source}: {what}; describe the device's file again.")
+        if math.prod(shape) > _VALUES:
+            raise DataError(f"{source}: an example of {math.prod(shape)} values is too large.")
         return DeviceFacts(shape, counts, labels)
 
 
@@ -79,6 +84,11 @@ def census(
     can train on them.
     """
     devices = read(Path(path).expanduser(), order)
+    examples = sum(sum(facts.counts.values()) for facts in devices)
+    if examples > _EXAMPLES:
+        raise DataError(f"{path}: {examples} examples, more than {_EXAMPLES}; describe fewer.")
+    if classes is None and any(facts.labels for facts in devices):
+        raise DataError(f"{path}: devices have classes, and data.classes is not given; name them.")
     shapes = {facts.shape for facts in devices}
     if len(shapes) > 1:
         first, second, *_ = sorted(shapes)

@@ -35,6 +35,8 @@ PARTITIONS: dict[str, str] = {
     "many to test on",
     "sfedhp2": "sFedHP's setting 2: five labels per device, many images to train on, "
     "few to test on",
+    "sfedhp1_shared": "as sfedhp1, but the devices with a label have the same images of it",
+    "sfedhp2_shared": "as sfedhp2, but the devices with a label have the same images of it",
     "permfl": "PerMFL's MNIST and Fashion-MNIST: two labels per device, log-normal sizes, "
     "a quarter to test on",
     "permfl_cifar100": "PerMFL's CIFAR-100: 350 devices with three labels, most with 30 images",
@@ -131,14 +133,45 @@ def _power_law(y: Labels, seed: int, share: float, *, devices: int = 1000) -> De
     return recipes.power_law(y, devices=devices, seed=seed)
 
 
+def _sfedhp(
+    y: Labels,
+    setting: int,
+    seed: int,
+    share: float,
+    devices: int,
+    labels: int,
+    *,
+    shared: bool = False,
+) -> Dealt:
+    return recipes.sfedhp(
+        y,
+        setting=setting,
+        devices=devices,
+        labels=labels,
+        validation_share=share,
+        shared=shared,
+        seed=seed,
+    )
+
+
 def _sfedhp1(y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5) -> Dealt:
-    sizes = {"devices": devices, "labels": labels}
-    return recipes.sfedhp(y, setting=1, validation_share=share, seed=seed, **sizes)
+    return _sfedhp(y, 1, seed, share, devices, labels)
 
 
 def _sfedhp2(y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5) -> Dealt:
-    sizes = {"devices": devices, "labels": labels}
-    return recipes.sfedhp(y, setting=2, validation_share=share, seed=seed, **sizes)
+    return _sfedhp(y, 2, seed, share, devices, labels)
+
+
+def _sfedhp1_shared(
+    y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5
+) -> Dealt:
+    return _sfedhp(y, 1, seed, share, devices, labels, shared=True)
+
+
+def _sfedhp2_shared(
+    y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5
+) -> Dealt:
+    return _sfedhp(y, 2, seed, share, devices, labels, shared=True)
 
 
 def _permfl(y: Labels, seed: int, share: float, *, devices: int = 40, labels: int = 2) -> Dealt:
@@ -170,6 +203,8 @@ _DEALS: dict[str, Callable[..., Dealt]] = {
     "power_law": _power_law,
     "sfedhp1": _sfedhp1,
     "sfedhp2": _sfedhp2,
+    "sfedhp1_shared": _sfedhp1_shared,
+    "sfedhp2_shared": _sfedhp2_shared,
     "permfl": _permfl,
     "permfl_cifar100": _permfl_cifar100,
     "permfl_femnist": _permfl_femnist,

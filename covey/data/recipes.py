@@ -126,6 +126,7 @@ def sfedhp(
     train_per_label: int | None = None,
     test_per_label: int | None = None,
     validation_share: float = 0.0,
+    shared: bool = False,
     seed: int = 0,
 ) -> Dealt:
     """sFedHP's settings 1 (few images to train on) and 2 (many), by pools for each use.
@@ -137,7 +138,8 @@ def sfedhp(
     few for all owners (MNIST), the pools are in the proportion of what is asked, and devices share
     images, as evenly as can be, but only within a pool: nobody trains on what tests or validates
     anybody. One device never has an image twice. The paper says neither how images repeat nor which
-    labels a device owns.
+    labels a device owns. With `shared` a label has no more images than one device is asked for, so
+    that all its owners have the same ones: its "200 training samples in each class" to the letter.
 
     >>> dealt = sfedhp(np.repeat(np.arange(10), 60), train_per_label=2, test_per_label=3)
     >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
@@ -157,7 +159,9 @@ def sfedhp(
         owners = np.flatnonzero((owned == label).any(axis=1))
         _check_enough(label, len(pool), len(owners), asked, test)
         order = draws.permutation(pool)
-        cut = _pool_size(len(pool), len(owners), test, rest=asked)
+        if shared:
+            order = order[: test + asked]
+        cut = _pool_size(len(order), len(owners), test, rest=asked)
         test_pool = order[:cut]
         others = order[cut:]
         cut = _pool_size(len(others), len(owners), validation, rest=train)

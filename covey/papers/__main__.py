@@ -7,13 +7,12 @@ same arguments to use a machine fully: each process takes the next row that no o
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covey.errors import ConfigError, CoveyError
-from covey.papers import tables
+from covey.papers import report, results, tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.reproduce import reproduce, write_page
 from covey.papers.results import Store
@@ -37,11 +36,25 @@ class Printer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing of the rows that the arguments name."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     try:
-        if given.tables[0] == "merge":
-            _merge(given.out, [Path(name) for name in given.tables[1:]])
-            return
+        _do(given)
+    except CoveyError as error:
+        parser.exit(2, f"error: {error}\n")
+    except KeyboardInterrupt:
+        text = f"the rows that are done are in {given.out}; the same command continues"
+        parser.exit(130, f"\nstopped: {text}.\n")
+
+
+def _do(given: argparse.Namespace) -> None:
+    """List tables, merge files, or run rows."""
+    word, *others = given.tables
+    if word == tables.LIST:
+        _list(given.out, others)
+    elif word == "merge":
+        _merge(given.out, [Path(name) for name in others])
+    else:
         rows = tables.rows_of(tables.select(given.tables), given.rows)
         options = Options(
             given.seeds,
@@ -53,8 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         protocols = PROTOCOLS if given.protocol == "both" else (given.protocol,)
         reproduce(_share(rows, given.share), protocols, options, given.out, Printer())
-    except CoveyError as error:
-        sys.exit(f"error: {error}")
+
+
+def _list(folder: Path, names: Sequence[str]) -> None:
+    """Print the tables of these names, or all, with what is known of them in a folder."""
+    for table in tables.select(names or ["*"]):
+        print(f"{table.path} {table.title}")
+        print(f"  {report.counts_in_words(table, results.read(folder / f'{table.paper}.json'))}")
+    print(report.whereabouts(folder))
 
 
 def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:
@@ -67,6 +86,8 @@ def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:
 
 def _merge(folder: Path, files: Sequence[Path]) -> None:
     """Add the results of files to those of the same name in the folder."""
+    if not files:
+        raise ConfigError("merge needs files of results: merge DIR/PAPER.json ... --out DIR.")
     for file in files:
         with Store(folder, file.stem) as store:
             rows = store.merge(file)
@@ -76,7 +97,7 @@ def _merge(folder: Path, files: Sequence[Path]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m covey.papers", description=__doc__)
-    text = "PAPER/TABLE, also with *; or: merge FILE ..., which adds results of other machines"
+    text = "also with *; or: list, to see which there are; or: merge FILE ..., to add results"
     parser.add_argument("tables", nargs="+", metavar="PAPER/TABLE", help=text)
     parser.add_argument("--rows", default="*", help="only rows whose SETTING/METHOD matches this")
     parser.add_argument("--seeds", type=int, default=3)

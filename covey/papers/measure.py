@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from covey import data, models
@@ -22,6 +23,10 @@ from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, runs
 from covey.runs.selection import select
 from covey.tree import Tree
+from covey.wireless import POLICIES, Cells, Channel, Devices, Noise, Radio, Spread
+
+LATENCY = "latency, ms"
+"""What stands among the models of a row with a radio: the mean time of a round."""
 
 Protocol = Literal["paper", "honest"]
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "honest")
@@ -62,25 +67,30 @@ def measure(
     protocol: Protocol,
     options: Options,
     tick: Tick = lambda done: None,
+    *,
+    curves: bool = False,
 ) -> dict[str, Any]:
     """The figures of a row, as JSON can hold them.
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
-    on test ("paper"), or of the round chosen on validation ("honest"). `area` has the mean over all
-    scored rounds, which says how fast a model learns. A run that diverges has the figures of the
+    on test ("paper"), or of the round chosen on validation ("honest"). Of a row with a radio it has
+    the mean latency of all rounds too, in milliseconds. `area` has the mean over all scored rounds,
+    which says how fast a model learns. A run that diverges has the figures of the
     rounds before, and `diverged` says why it ended. `compute` is there where products were not
-    computed in fp32.
+    computed in fp32. With `curves`, `curve` has the mean over the seeds after each scored round.
     """
     began = time.perf_counter()
-    experiments = [_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
-    histories, diverged = _histories(experiments, tick)
+    experiments = [make_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
+    records, diverged = histories(experiments, tick)
     out = {
         "rounds": options.rounds_of(row),
         "seeds": options.seeds,
         "seconds": round(time.perf_counter() - began, 1),
-        "models": _figures(histories, protocol),
-        "area": _areas(histories),
+        "models": _figures(records, protocol) | _latencies(records),
+        "area": _areas(records),
     }
+    if curves:
+        out["curve"] = _curves(records)
     if options.compute != "fp32":
         out["compute"] = options.compute
     if diverged:
@@ -88,9 +98,7 @@ def measure(
     return out
 
 
-def _histories(
-    experiments: Sequence[Experiment], tick: Tick
-) -> tuple[list[tuple[Round, ...]], str]:
+def histories(experiments: Sequence[Experiment], tick: Tick) -> tuple[list[tuple[Round, ...]], str]:
     """The records of every seed, and why a seed ended early where one did."""
     groups = [list(experiments)]
     if difference(experiments) is not None:
@@ -120,6 +128,16 @@ def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[s
     return out
 
 
+def _latencies(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
+    """The mean latency of a round in milliseconds by seed; nothing where there is no radio."""
+    out = []
+    for history in histories:
+        seconds = [record.radio.seconds for record in history if record.radio is not None]
+        if seconds:
+            out.append(round(1e3 * statistics.mean(seconds), 4))
+    return {LATENCY: out} if out else {}
+
+
 def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
     """The mean over the scored rounds, by model and seed."""
     out: dict[str, list[float]] = {}
@@ -131,19 +149,43 @@ def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
     return out
 
 
+def _curves(histories: Sequence[Sequence[Round]]) -> dict[str, dict[int, float]]:
+    """The mean of the seeds that were scored in a round, by model and by rounds until then."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in (record for history in histories for record in history):
+        for model in record.models:
+            rounds = found.setdefault(model, {})
+            rounds.setdefault(record.round + 1, []).append(_accuracy(record, model))
+    return {
+        model: {number: round(statistics.mean(values), 2) for number, values in rounds.items()}
+        for model, rounds in found.items()
+    }
+
+
 def _accuracy(record: Round, model: str) -> float:
     """Test accuracy in percent."""
     score = record.models[model].scores["test"]
     return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
-def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Experiment:
-    """One seed of a row, with its own initial weights, partition and draws."""
+def make_experiment(
+    row: Row,
+    protocol: Protocol,
+    options: Options,
+    seed: int,
+    *,
+    parts: tuple[str, ...] | None = None,
+) -> Experiment:
+    """One seed of a row, with its own initial weights, partition and draws.
+
+    It is scored on `parts`, or on those that the figures of the protocol need.
+    """
     shards = load(row, seed, options)
     kind = ALGORITHMS[row.algorithm["name"]]
     fields = {name: value for name, value in row.algorithm.items() if name != "name"}
     network = make_model(row.model, shards)
     shards, tree = make_tree(row.tree, shards, seed)
+    trains = kind.idle_trains and not row.radio  # a plan has no ratio for a device it excludes
     return Experiment(
         kind(**fields),
         shards,
@@ -151,13 +193,15 @@ def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Ex
         tree,
         options.rounds_of(row),
         seed=seed,
-        idle="train" if kind.idle_trains else "skip",
+        idle=row.idle if trains else "skip",
         batches="uniform",
         protocol=protocol,
         device=options.device,
         compute=options.compute,
         score_every=options.score_every or row.score_every,
-        parts=_PARTS[protocol],
+        parts=parts or _PARTS[protocol],
+        radio=make_radio(row.radio, tree),
+        **row.links,
     )
 
 
@@ -179,14 +223,14 @@ def _shards(table: tuple[tuple[str, Any], ...], seed: int, data_dir: str | None)
 
 
 def make_model(table: Fields, shards: Shards) -> nn.Module:
-    """The network of a row; the data decides its inputs and outputs."""
+    """The network of a row; the data decides its inputs, and its outputs where the row has none."""
     arguments = {name: value for name, value in table.items() if name != "name"}
     inputs = shards.x[0].numel()
-    outputs = shards.classes or 1
+    outputs = arguments.pop("outputs", shards.classes or 1)
     if table["name"] == "linear":
         return models.linear(inputs, outputs)
     if table["name"] == "mlp":
-        return models.mlp(inputs, *arguments["hidden"], arguments.get("outputs", outputs))
+        return models.mlp(inputs, *arguments["hidden"], outputs)
     build = getattr(models, table["name"])
     module: nn.Module = build(tuple(shards.x.shape[1:]), classes=outputs, **arguments)
     return module
@@ -202,3 +246,24 @@ def make_tree(table: Fields, shards: Shards, seed: int) -> tuple[Shards, Tree]:
     if form == "random":
         return data.edges.random(shards, table["edges"], seed)
     return data.edges.consecutive(shards, table["edges"])
+
+
+def make_radio(table: Fields, tree: Tree) -> Radio | None:
+    """The radio of a row: one cell, devices on a ring around it; None without a table."""
+    if not table:
+        return None
+    devices = Devices.of(
+        torch.zeros(tree.devices, dtype=torch.int64),
+        distance=Spread("disc", tuple(table["distance"])),
+        cycles=Spread("uniform", tuple(table["cycles"])),
+        cpu=table["cpu"],
+        power=table["power"],
+        seed=table["seed"],
+    )
+    return Radio(
+        devices,
+        Cells.of(table["bandwidth"]),
+        Channel(Noise(table["noise"])),
+        deadline=table["deadline"],
+        policy=POLICIES[table["policy"]],
+    )

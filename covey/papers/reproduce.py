@@ -14,7 +14,9 @@ from covey.errors import ConfigError, DataError
 from covey.papers import report, tables
 from covey.papers.measure import Options, Protocol, load, measure
 from covey.papers.results import Store, has, read
+from covey.papers.search import search
 from covey.papers.tables import Row
+from covey.runs.checks import check_device
 
 
 class Watcher(Interface):
@@ -39,10 +41,14 @@ def reproduce(
 ) -> None:
     """All rows by the first protocol, then all by the next.
 
-    A row that cannot run does not stop the others; the error comes at the end.
+    A device that is not here and a damaged file of results are errors before the first row. A row
+    that cannot run does not stop the others; the error comes at the end.
     """
+    check_device(options.device)
     failures = []
     papers = list(dict.fromkeys(row.paper for row in rows))
+    for paper in papers:
+        read(folder / f"{paper}.json")
     with ExitStack() as stack:
         stores = {paper: stack.enter_context(Store(folder, paper)) for paper in papers}
         for protocol in protocols:
@@ -81,9 +87,27 @@ def _one(
         if missing:
             result: dict[str, Any] = {"rounds": 0, "seeds": 0, "seconds": 0.0, "missing": missing}
         else:
-            result = measure(row, protocol, options, watcher.tick)
+            measured = _measured(store, row, protocol, options, watcher)
+            if measured is None:
+                return None
+            result = measured
         store.put(row, protocol, result)
         return result
+
+
+def _measured(
+    store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
+) -> dict[str, Any] | None:
+    """The figures of a row, at the best point of its grid where it has one.
+
+    None where another process searches the grid.
+    """
+    if not row.search:
+        return measure(row, protocol, options, watcher.tick)
+    chosen = search(row, store, options, lambda done: watcher.tick(done / 2))
+    if chosen is None:
+        return None
+    return measure(chosen, protocol, options, lambda done: watcher.tick((1 + done) / 2))
 
 
 def _missing(row: Row, options: Options) -> str:

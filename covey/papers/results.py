@@ -1,7 +1,8 @@
 """Results of rows on disk: one JSON file per paper, safe with several processes at once.
 
 A result is {"rounds", "seeds", "seconds", "models": {model: [accuracy of every seed]}}. A row has
-{"settings": its digest, "paper": result, "honest": result}.
+{"settings": its digest, "paper": result, "honest": result}. A row whose settings are searched also
+has "search": {"rounds", "seeds", "seconds", "points", "chosen"}.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from covey.errors import ConfigError
-from covey.papers.measure import Options, Protocol
+from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.tables import Row
 from covey.runs import lock
 
@@ -34,9 +35,29 @@ def read(path: Path) -> dict[str, Entry]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the results in {path}: {error}; move it away.") from error
-    if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path} does not hold results of rows; move it away.")
+    for key, entry in content.items():
+        if not _is_entry(entry):
+            raise ConfigError(f"{path} does not hold a result of {key}; take it out.")
     return content
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what a row has: the hash of its settings, and results."""
+    if not isinstance(entry, dict) or "settings" not in entry:
+        return False
+    results = [entry[protocol] for protocol in PROTOCOLS if protocol in entry]
+    return all(
+        isinstance(result, dict) and all(name in result for name in ("rounds", "seeds", "seconds"))
+        for result in results
+    )
+
+
+def valid(results: Results, row: Row) -> Entry:
+    """The results of a row, unless they are of other settings."""
+    entry = results.get(row.key, {})
+    return entry if entry.get("settings") == row.digest() else {}
 
 
 def has(results: Results, row: Row, protocol: Protocol, options: Options) -> bool:
@@ -44,9 +65,8 @@ def has(results: Results, row: Row, protocol: Protocol, options: Options) -> boo
 
     A result in bf16 does not stand for one in fp32.
     """
-    entry = results.get(row.key, {})
-    result = entry.get(protocol)
-    if result is None or entry.get("settings") != row.digest():
+    result = valid(results, row).get(protocol)
+    if result is None:
         return False
     enough = result["rounds"] >= options.rounds_of(row)
     exact = result.get("compute", options.compute) == options.compute
@@ -75,12 +95,16 @@ class Store(AbstractContextManager["Store"]):
         """All results."""
         return read(self.path)
 
-    def put(self, row: Row, protocol: Protocol, result: Entry) -> None:
-        """Add the result of a row; results of other settings of the row are dropped."""
+    def put(self, row: Row, protocol: Protocol | Literal["search"], result: Entry) -> None:
+        """Add the result of a row, or a search for it.
+
+        Results of other settings of the row are dropped, and those of a search of other length.
+        """
         with self._alone():
             content = self.read()
-            entry = content.get(row.key, {})
-            if entry.get("settings") != row.digest():
+            entry = valid(content, row)
+            other = entry.get("search", {}).get("rounds") != result["rounds"]
+            if not entry or (protocol == "search" and other):
                 entry = {"settings": row.digest()}
             content[row.key] = {**entry, protocol: result}
             self._write(content)
@@ -88,9 +112,13 @@ class Store(AbstractContextManager["Store"]):
     def merge(self, other: Path) -> int:
         """Add the results of another file, and return how many rows there are then.
 
+        A file that is not there is an error.
+
         Of two results of a row and protocol the one with more rounds, then seeds, stays; of equal
         ones that in fp32.
         """
+        if not other.exists():
+            raise ConfigError(f"{other} does not exist; give files of results, PAPER.json.")
         with self._alone():
             content = self.read()
             for key, entry in read(other).items():
@@ -99,7 +127,7 @@ class Store(AbstractContextManager["Store"]):
         return len(content)
 
     @contextmanager
-    def claim(self, row: Row, protocol: Protocol) -> Iterator[bool]:
+    def claim(self, row: Row, protocol: Protocol | Literal["search"]) -> Iterator[bool]:
         """Claim a row for this process while it runs; False where another process has it."""
         byte = _byte(f"{row.key} {protocol}")
         if not lock.try_lock_byte(self._locks, byte):
@@ -133,7 +161,7 @@ def _byte(text: str) -> int:
 
 
 def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:
-    if ours.get("settings") != theirs.get("settings"):
+    if _point(ours) != _point(theirs):
         return dict(theirs)
     out = dict(ours)
     for protocol, result in theirs.items():
@@ -143,6 +171,11 @@ def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:
         if before is None or _size(before) <= _size(result):
             out[protocol] = result
     return out
+
+
+def _point(entry: Entry) -> tuple[str | None, Entry | None]:
+    """The settings of a row, and the point that a search has chosen."""
+    return entry.get("settings"), entry.get("search", {}).get("chosen")
 
 
 def _size(result: Entry) -> tuple[int, int, bool]:

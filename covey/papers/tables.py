@@ -2,15 +2,24 @@
 
 A table has `methods` and `settings`, and every method runs in every setting. A method has a table
 `algorithm`, and `cells`: the printed cell that each of its models is compared with. It may have a
-`model` of its own. A setting has `data`, `model`, `tree` and `rounds`, or has them from `defaults`.
-Its `common` are fields of all algorithms that have them, and its `methods` change fields of single
-ones. With `extends` a table has the methods, orderings and reasons of another. A table with `rows`
-shows those rows of other tables of its paper, and the cells of its `models`.
+`model` or a `tree` of its own. A setting has `data`, `model`, `tree` and `rounds`, or has them from
+`defaults`. Its `common` are fields of all algorithms that have them, and its `methods` change
+fields of single ones. It leaves out the methods in `without`, or all but those in `only`. With
+`idle = "skip"` devices that do not take part in a round do not train. With `extends` a table has
+the methods, orderings and reasons of another. A table with `rows` shows those rows of other tables
+of its paper, and the cells of its `models`. A setting with a table `radio`, of which a method may
+change fields, has the model "latency, ms" beside the others. `links` of a method are the fields
+`private` and `codec` of its experiment.
+
+Where a paper does not print the fields of an algorithm, a setting may search them. Its `search` has
+a grid for a method, such as `search.fedavg = { lr = [0.01, 0.1] }`. Every point of the grid trains
+for `search_rounds` rounds and is scored on validation data. The row then runs at the best point,
+and is marked as searched.
 
 An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
 are above all of the next; with `by = "best"` only the best of each group are compared. With
-`of = "area"` it is about speed: the mean over all rounds is compared. `why` gives reasons for
-differences, by patterns of SETTING/METHOD.
+`by = "equal"` all differ by less than a point. With `of = "area"` it is about speed: the mean over
+all rounds is compared. `why` gives reasons for differences, by patterns of SETTING/METHOD.
 """
 
 from __future__ import annotations
@@ -20,17 +29,21 @@ import hashlib
 import inspect
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from covey.algorithms import ALGORITHMS
 from covey.errors import ConfigError, meant
+from covey.kernel.nodes import Idle
 
 FOLDER = Path(__file__).parent
+LIST = "list"  # the word that shows tables instead of running them
 
 Fields = Mapping[str, Any]
+Grid = Mapping[str, Sequence[Any]]
+"""The values to try, by the name of a field."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,11 @@ class Row:
     score_every: int
     printed: str  # the group of printed cells; "" where there is none
     cells: Mapping[str, str] = field(default_factory=dict)
+    radio: Fields = field(default_factory=dict)  # in SI units; empty where there is no clock
+    links: Fields = field(default_factory=dict)
+    idle: Idle = "train"  # what devices do that are not asked
+    search: Grid = field(default_factory=dict)  # fields of the algorithm that are searched
+    search_rounds: int = 0
 
     @property
     def name(self) -> str:
@@ -63,6 +81,11 @@ class Row:
     def digest(self) -> str:
         """A short hash of all that decides the figures: a result of other settings is no result."""
         decides = [dict(self.algorithm), dict(self.data), dict(self.model), dict(self.tree)]
+        decides += [dict(fields) for fields in (self.radio, self.links) if fields]
+        if self.idle != "train":
+            decides.append({"idle": self.idle})
+        if self.search:
+            decides.append({"search": dict(self.search), "rounds": self.search_rounds})
         text = json.dumps(decides, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -73,7 +96,7 @@ class Ordering:
 
     claim: str
     chain: tuple[tuple[str, ...], ...]  # groups of METHOD:MODEL, from high to low
-    by: str = "all"  # or "best"
+    by: str = "all"  # or "best", or "equal"
     settings: str = "*"  # the settings in which it is claimed
     of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
     printed: float | None = None  # the gap in points, where the paper prints it and no figures
@@ -119,10 +142,18 @@ def select(patterns: Sequence[str]) -> list[Table]:
     for pattern in patterns:
         matching = fnmatch.filter(names(), pattern)
         if not matching:
-            hint = meant(pattern, names())
-            raise ConfigError(f"there is no table {pattern!r}{hint}; one of {', '.join(names())}.")
+            raise ConfigError(_no_table(pattern))
         out |= dict.fromkeys(matching)
     return [read(name) for name in out]
+
+
+def _no_table(name: str) -> str:
+    """What to say of a name that no table has."""
+    own = fnmatch.filter(names(), f"{name}/*")
+    if own:
+        return f"{name!r} is a paper; name a table of it, {', '.join(own)}, or '{name}/*' for all."
+    hint = meant(name, [LIST, *names()])
+    return f"there is no table {name!r}{hint}; one of {', '.join(names())}."
 
 
 def rows_of(tables: Sequence[Table], pattern: str = "*") -> list[Row]:
@@ -130,9 +161,18 @@ def rows_of(tables: Sequence[Table], pattern: str = "*") -> list[Row]:
     rows = [row for table in tables for row in table.rows]
     matching = [row for row in rows if fnmatch.fnmatchcase(row.name, pattern)]
     if not matching:
-        some = ", ".join(row.name for row in rows[:6])
-        raise ConfigError(f"no row matches {pattern!r}; rows are {some}, ...")
+        settings = _some(row.setting for row in rows)
+        methods = _some(row.method for row in rows)
+        rule = f"a row is SETTING/METHOD; settings are {settings}; methods are {methods}"
+        raise ConfigError(f"no row matches {pattern!r}; {rule}.")
     return matching
+
+
+def _some(words: Iterable[str], most: int = 12) -> str:
+    """The words, each once; of many the first."""
+    once = list(dict.fromkeys(words))
+    more = ", ..." if len(once) > most else ""
+    return ", ".join(once[:most]) + more
 
 
 def read(name: str) -> Table:
@@ -187,6 +227,8 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
         for method, entry in content["methods"].items():
             if method in values.get("without", ()):
                 continue
+            if "only" in values and method not in values["only"]:
+                continue
             yield Row(
                 paper=paper,
                 table=table,
@@ -195,11 +237,16 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 algorithm=_algorithm(method, entry["algorithm"], values),
                 data=values["data"],
                 model=entry.get("model", values["model"]),
-                tree=values.get("tree", {}),
+                tree=entry.get("tree", values.get("tree", {})),
                 rounds=values["rounds"],
                 score_every=values.get("score_every", 5),
                 printed=values.get("printed", ""),
                 cells=entry.get("cells", {}),
+                radio={**values.get("radio", {}), **entry.get("radio", {})},
+                links=entry.get("links", {}),
+                idle=values.get("idle", "train"),
+                search=values.get("search", {}).get(method, {}),
+                search_rounds=values.get("search_rounds", 0),
             )
 
 

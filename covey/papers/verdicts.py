@@ -7,12 +7,13 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from covey.papers import printed
 from covey.papers.printed import Cell
-from covey.papers.results import Entry, Results
+from covey.papers.results import Entry, Results, valid
 from covey.papers.tables import Ordering, Row, Table
 
 POINTS = 1.0  # a figure that is this near is reproduced
@@ -44,12 +45,14 @@ class Line:
     seconds: float
     verdict: Verdict | None  # None where the paper prints nothing
     why: str
+    searched: Mapping[str, Any] = field(default_factory=dict)  # what a search has chosen
 
 
 @dataclass(frozen=True)
 class Claim:
     """How a claimed order fares in one setting: by how many points it holds, negative if not.
 
+    Equal figures hold by what their distance is below a point.
     None where a figure is missing. `cells` are METHOD:MODEL of the figures that decide in print.
     """
 
@@ -68,9 +71,9 @@ def lines(table: Table, results: Results) -> list[Line]:
     """Every model of every row, and every printed cell that was not run."""
     checked = claims(table, results)
     return [
-        _line(table, row, model, _valid(results, row), checked)
+        _line(table, row, model, valid(results, row), checked)
         for row in table.rows
-        for model in _models(row, _valid(results, row))
+        for model in _models(row, valid(results, row))
     ]
 
 
@@ -90,7 +93,7 @@ def claims(table: Table, results: Results) -> list[Claim]:
 
 def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: Results) -> Claim:
     def ours(row: Row, model: str) -> float | None:
-        values = _figures(_valid(results, row), "paper", model, of=ordering.of)
+        values = _figures(valid(results, row), "paper", model, of=ordering.of)
         return statistics.mean(values) if values else None
 
     claimed = ordering.printed
@@ -113,7 +116,7 @@ def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> boo
     methods = {name.partition(":")[0] for group in ordering.chain for name in group}
     sizes = set()
     for method in methods & set(rows):
-        result = _valid(results, rows[method]).get("paper", {})
+        result = valid(results, rows[method]).get("paper", {})
         if result.get("models"):
             sizes.add((result["rounds"], result["seeds"], result.get("compute")))
     return len(sizes) <= 1
@@ -122,7 +125,7 @@ def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> boo
 def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:
     """The cells of an order whose printed figures decide it: all, or the best of each group."""
     for group in ordering.chain:
-        if ordering.by == "all":
+        if ordering.by != "best":
             yield from group
             continue
         figures = {name: _figure(name, rows, _printed) for name in group}
@@ -185,6 +188,7 @@ def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Cl
         sum(parts),
         verdict,
         why,
+        entry.get("search", {}).get("chosen", {}),
     )
 
 
@@ -248,6 +252,9 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
                 return None
             values.append(value)
         groups.append(values)
+    if ordering.by == "equal":
+        values = list(itertools.chain(*groups))
+        return POINTS - (max(values) - min(values))
     gaps = []
     for higher, lower in itertools.pairwise(groups):
         least = max(higher) if ordering.by == "best" else min(higher)
@@ -258,12 +265,6 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
 def _printed(row: Row, model: str) -> float | None:
     cell = printed.cell(row, model)
     return None if cell is None else cell.value
-
-
-def _valid(results: Results, row: Row) -> Entry:
-    """The results of a row, unless they are of other settings."""
-    entry = results.get(row.key, {})
-    return entry if entry.get("settings") == row.digest() else {}
 
 
 def _figures(entry: Entry, protocol: str, model: str, *, of: str = "models") -> tuple[float, ...]:

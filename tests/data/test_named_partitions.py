@@ -30,8 +30,9 @@ FEW = {
     "permfl_femnist": 50,
 }  # devices, where the default takes more examples
 LEAKING = {"legacy2020": "most images go to several devices, before each splits its own"}
-POOLED = ("sfedhp1", "sfedhp2")  # devices share images, so that validation has a pool of its own
-OWN_TEST = ["sfedhp1", "sfedhp2", "permfl", "permfl_cifar100", "permfl_femnist"]
+SHARED = ("sfedhp1_shared", "sfedhp2_shared")
+POOLED = ("sfedhp1", "sfedhp2", *SHARED)  # devices share images: validation has a pool of its own
+OWN_TEST = [*POOLED, "permfl", "permfl_cifar100", "permfl_femnist"]
 
 
 def dealt(name: str, **options: Any) -> Parts:
@@ -114,6 +115,19 @@ def test_validation_of_shared_images_comes_from_a_pool_of_its_own(name: str) -> 
             assert sorted(counts.tolist()) == [0] * 5 + [count] * 5
     assert not set(validation.index.tolist()) & set(train.index.tolist())
     assert deal(y, partition=name, split=(0.75, 0, 0.25))[2].index.equal(test.index)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_devices_with_a_label_have_the_same_images_of_it(name: str) -> None:
+    parts = deal(Y, partition=name, labels=2)
+    each = {"sfedhp1_shared": (80, 20, 400), "sfedhp2_shared": (360, 90, 150)}[name]
+    for part, count in zip(parts, each, strict=True):
+        assert part.counts().tolist() == [2 * count] * 20
+        assert len(part.index.unique()) == 10 * count
+    train, validation, test = (set(part.index.tolist()) for part in parts)
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
 
 
 @pytest.mark.parametrize("name", PARTITIONS)

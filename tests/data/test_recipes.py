@@ -193,8 +193,14 @@ def test_sfedhp_is_honest_for_any_sizes(
 ) -> None:
     y, labels = labels_of(counts), data.draw(st.integers(1, len(counts)))
     devices = min(devices, len(y))
-    sizes = {"train_per_label": train, "test_per_label": test}
-    dealt = recipes.sfedhp(y, devices=devices, labels=labels, validation_share=share, **sizes)
+    dealt = recipes.sfedhp(
+        y,
+        devices=devices,
+        labels=labels,
+        validation_share=share,
+        train_per_label=train,
+        test_per_label=test,
+    )
     assert dealt.test is not None
     assert dealt.validation is not None
     assert {len(pile) for pile in dealt.validation} == {

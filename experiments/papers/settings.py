@@ -1,0 +1,182 @@
+"""Which unprinted setting explains a printed figure: rows of the tables with one thing changed.
+
+`python -m experiments.papers.settings [--rows GLOB] [--device cuda] [--data-dir DIR]` runs what is
+missing of `CHANGES` and writes settings.json. `--show` prints what is there as Markdown. Several
+processes share the work, as with `python -m covey.papers`. Every result has the accuracy after each
+scored round, so that fewer rounds can be read from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from covey.papers import measure, report, tables
+from covey.papers.measure import Options
+from covey.papers.printed import cell
+from covey.papers.results import Results, Store, has, read
+from covey.papers.tables import Row
+
+FOLDER = Path(__file__).parent
+NAME = "settings"
+NO_DECAY = "no decay"
+HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Rows of PAPER/TABLE whose names match, with other fields of the algorithm or of the data."""
+
+    name: str
+    table: str
+    rows: str
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    score_every: int = 20
+
+
+_SFEDHP = ("sfedhp/table2", "sfedhp/table4", "sfedhp/table3", "sfedhp/table5")
+_CODE = {"lam": 5.0, "lr": 0.01, "personal_lr": 0.005, "beta": 0.99, "weight_decay": 0.001}
+_FIGURE3 = {"lam": 1.5, "gamma": 3.0, "beta": 0.3}
+
+
+def _of_sfedhp() -> Iterator[Change]:
+    """Step, devices per round, and pixels of flat methods."""
+    for table in _SFEDHP:
+        yield Change("lr = .005", table, "*-two-labels/fedavg", {"lr": 0.005})
+        yield Change("10 of 20 devices", table, "*-half/fedavg", {"sample": 10})
+        yield Change("5 of 20 devices", table, "*-half/fedavg", {"sample": 5})
+        yield Change("10 of 20 devices", table, "*-half/pfedme-20", {"sample": 10})
+        yield Change("5 of 20 devices", table, "*-half/pfedme-20", {"sample": 5})
+        yield Change("5 of 20 devices", table, "*-two-labels/fedavg", {"sample": 5})
+        yield Change("lr = .005", table, "*-half/fedavg", {"lr": 0.005})
+        yield Change("pixels in [0, 1]", table, "*-half/fedavg", data={"normalise": "unit"})
+        yield Change("5 steps a round", table, "*-half/fedavg", {"steps": 5})
+        yield Change("2 steps a round", table, "*-half/fedavg", {"steps": 2})
+        yield Change("1 edge round", table, "*-half/hierfavg", {"edge_rounds": 1})
+        yield Change("R = 5", table, "*-half/hierfavg", {"edge_rounds": 5})
+        yield Change("R = 5", table, "*-half/pfedme-20", {"local_rounds": 5})
+        yield Change("R = 1", table, "*-half/pfedme-20", {"local_rounds": 1})
+        yield Change("R = 5", table, "*-half/sfedhp-20", {"edge_rounds": 5})
+    for table, setting in zip(_SFEDHP, (1, 1, 2, 2), strict=True):
+        data = {"partition": f"sfedhp{setting}_shared"}
+        for method in ("fedavg", "hierfavg", "pfedme-20", "sfedhp-20", "fedprox"):
+            yield Change("the same images", table, f"*-half/{method}", data=data)
+
+
+def _of_permfl() -> Iterator[Change]:
+    """Settings of Figure 3, devices per round, and defaults of the public code."""
+    table = "permfl/table1"
+    half = "[mf]*nist/linear/half/"
+    yield Change("settings of Figure 3", table, "[mf]*nist/linear/permfl", _FIGURE3)
+    yield Change("settings of Figure 3", table, f"{half}permfl", _FIGURE3)
+    for method in ("fedavg", "ditto", "pfedme", "perfedavg"):
+        yield Change("10 of 40 devices", table, half + method, {"sample": 10})
+    defaults = {"sample": 10, **_CODE}
+    yield Change("the code's defaults", table, f"{half}pfedme", defaults)
+    yield Change("the code's defaults", table, "synthetic/*/pfedme", defaults)
+    yield Change("beta = .1", table, f"{half}perfedavg", {"lr": 0.1})
+    yield Change("beta = .99", table, f"{half}perfedavg", {"lr": 0.99})
+    yield Change("beta = .99", table, "synthetic/*/perfedavg", {"lr": 0.99})
+    for method in ("fedavg", "ditto", "pfedme", "perfedavg"):
+        yield Change("10 of 40 devices", table, f"synthetic/*/{method}", {"sample": 10})
+    yield Change("alpha = .03", table, "synthetic/*/fedavg", {"lr": 0.03})
+    yield Change("alpha = .1", table, "synthetic/*/fedavg", {"lr": 0.1})
+    yield Change("settings of Figure 3", table, "synthetic/*/permfl", _FIGURE3)
+    larger = {**_FIGURE3, "lr": 0.1}
+    yield Change("Figure 3, alpha = .1", table, "synthetic/*/permfl", larger)
+    yield Change("Figure 3, alpha = .1", table, f"{half}permfl", larger)
+    yield Change("eta_p = .1", table, "synthetic/*/pfedme", {"personal_lr": 0.1})
+
+
+def _of_pfedme() -> Iterator[Change]:
+    """Without the decay that the public optimizer adds to the inner steps."""
+    for rows in ("synthetic/*/pfedme", "legacy2020/mlr/pfedme"):
+        yield Change(NO_DECAY, "pfedme/table1", rows, {"weight_decay": 0.0}, score_every=5)
+
+
+CHANGES: tuple[Change, ...] = (*_of_sfedhp(), *_of_permfl(), *_of_pfedme())
+
+
+@lru_cache
+def _rows(table: str) -> Sequence[Row]:
+    return tables.read(table).rows
+
+
+def changed() -> Iterator[tuple[Change, Row]]:
+    """Every row that is run, named by its paper, its table, its setting and what is changed."""
+    for change in CHANGES:
+        for row in _rows(change.table):
+            if row.search or not fnmatch.fnmatchcase(row.name, change.rows):
+                continue
+            named = replace(
+                row,
+                table=f"{change.table}/{row.name}",
+                setting=change.name,
+                algorithm={**row.algorithm, **change.algorithm},
+                data={**row.data, **change.data},
+                score_every=change.score_every,
+            )
+            yield change, named
+
+
+def run(store: Store, row: Row, options: Options) -> bool:
+    """Run a row unless its result is there or another process runs it; whether it was run."""
+    with store.claim(row, "paper") as mine:
+        if not mine or has(store.read(), row, "paper", options):
+            return False
+        result = measure.measure(row, "paper", options, curves=True)
+        store.put(row, "paper", result)
+        return True
+
+
+def lines(results: Results) -> Iterator[Sequence[str]]:
+    """A line under `HEAD` for every model with a printed cell."""
+    for change, row in changed():
+        entry = results.get(row.key, {})
+        if entry.get("settings") != row.digest():
+            continue
+        result = entry["paper"]
+        for model in row.cells:
+            values = result["models"].get(model, ())
+            early = [
+                value
+                for number, value in result.get("curve", {}).get(model, {}).items()
+                if int(number) <= 100
+            ]
+            best = f"{max(early):.2f}" if early else "-"
+            where = f"{row.paper} {row.table.partition('/')[2].partition('/')[2]}"
+            yield where, change.name, model, str(cell(row, model)), report.spread(values), best
+
+
+def main() -> None:
+    """Run what is missing, or show what is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="*", help="only rows whose PAPER/TABLE/ROW matches this")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--show", action="store_true")
+    asked = parser.parse_args()
+    if asked.show:
+        listed = list(lines(read(asked.out / f"{NAME}.json")))
+        print("\n".join(report.rows_of_markdown(HEAD, listed)))
+        return
+    options = Options(asked.seeds, device=asked.device, data_dir=asked.data_dir)
+    with Store(asked.out, NAME) as store:
+        for change, row in changed():
+            if fnmatch.fnmatchcase(row.table, asked.rows) and run(store, row, options):
+                figures = store.read()[row.key]["paper"]["models"]
+                means = {model: statistics.mean(values) for model, values in figures.items()}
+                print(row.table, change.name, means, flush=True)
+
+
+if __name__ == "__main__":
+    main()
