@@ -28,13 +28,13 @@ from covey.deployed.disk import Disk
 from covey.deployed.node import Epoch, Missing, Node
 from covey.deployed.process import parts_of
 from covey.deployed.replay import by_ask
-from covey.deployed.transport import Answer, AskKey, AskLane, Check, Patience
+from covey.deployed.transport import Answer, AskKey, AskLane, Blob, Check, Patience
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.kernel.store import PRESENT
 from covey.links.link import Ledger, Link
 from covey.links.packed import Packed, Schema
 from covey.links.spec import LinkSpec
-from covey.runtimes.envelope import header_of, open_sealed, seal
+from covey.runtimes.envelope import Pieces, header_of, open_sealed, seal
 from covey.runtimes.facts import Facts
 
 DEVICES = 3
@@ -284,13 +284,15 @@ class Children:
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[int, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
     ) -> dict[int, Answer]:
         """An ask, in which anything may happen to every seat."""
         assert check is not None
+        if isinstance(common, Pieces):
+            common = common.joined()
         if key.lane == "order":
             return {
                 seat: Answer("answered", self.nodes[seat].answer(key, common, own[seat]))
@@ -312,9 +314,8 @@ class Children:
         """The server has these answers."""
         for seat, answer in answers.items():
             if answer.status == "answered":
-                row, _ = DENSE.decode(
-                    open_sealed(answer.data)[1][0].messages[0], limit=self.yard.width
-                )
+                _, messages = open_sealed(answer.read())
+                row, _ = DENSE.decode(messages[0].messages[0], limit=self.yard.width)
                 assert row[0] == self.present[seat]
                 self.heard[key] = self.heard.get(key, 0) + self.present[seat]
 

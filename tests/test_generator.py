@@ -1,6 +1,8 @@
 """Draws of layers from a generator of their own: torch's bits, and no other thread in them."""
 
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -305,3 +307,16 @@ def test_seeds_side_by_side_start_from_their_own_modules() -> None:
     for run, experiment in zip(together.seeds, experiments, strict=True):
         assert (run.w == float(experiment.seed)).sum() == 12
         assert torch.equal(run.w[0], experiment.initial())
+
+
+def test_a_module_is_made_without_the_compiler() -> None:
+    """Torch's compiler takes a second to import, and 70 MB, in every process of a tree."""
+    code = (
+        "import sys, torch\n"
+        "from covey.engine.generator import Seeded\n"
+        "with Seeded(3, 'a test'):\n"
+        "    torch.nn.Linear(2, 2)\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False"]

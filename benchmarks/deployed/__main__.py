@@ -1,4 +1,4 @@
-"""`python -m benchmarks.deployed latency|flower|large|many`: see benchmarks/DEPLOYED.md."""
+"""`python -m benchmarks.deployed latency|flower|large|many|far`: see benchmarks/DEPLOYED.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.deployed import flower, large, latency, many
+from benchmarks.deployed import far, flower, large, latency, many
 
 
 def main() -> None:
@@ -28,6 +28,7 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=6)
     command.add_argument("--devices", type=int, default=many.DEVICES)
     command.add_argument("--edges", type=int, default=many.EDGES)
+    commands.add_parser("far", help="MB/s of a child over a slow connection")
     print(json.dumps(_ran(parser.parse_args()), indent=1))
 
 
@@ -38,6 +39,8 @@ def _ran(options: argparse.Namespace) -> Any:
         train = not options.no_training
         tls = not options.insecure
         return flower.run(options.python, options.rounds, train=train, tls=tls)
+    if options.command == "far":
+        return far.run()
     if options.command == "large":
         return large.run(options.only)
     return many.run(options.rounds, options.devices, options.edges)

@@ -45,15 +45,9 @@ def figures(measured: Measured, tiny: Measured) -> dict[str, Any]:
                 phase: peak / row for phase, peak in measured.phases(tier, "beyond").items()
             },
             "before the first ask": (max(measured.starts(tier, "VmRSS")) - start) / row,
-            "encoded answers of its children": _children(shape, tier),
+            "encoded answers of its children": measured.answers(tier) / row,
         }
     return out
-
-
-def _children(shape: Shape, tier: str) -> int:
-    """How many answers a node of a tier gets to one ask."""
-    edges = shape.edges or 1
-    return {"server": edges, "edge": shape.devices // edges, "device": 0}[tier]
 
 
 def run(only: str | None = None) -> list[dict[str, Any]]:

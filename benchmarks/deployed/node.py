@@ -53,6 +53,8 @@ class Facts:
         """The peak memory in bytes, by what the process did meanwhile."""
         self.beyond: dict[str, int] = {}
         """The same beyond what it held before: what the ask took."""
+        self.answers = 0
+        """The bytes of all encoded answers of children to one ask, at most."""
 
     def peak(self, phase: str, rest: int = 0) -> None:
         """Note the peak memory since the last note, under what was done meanwhile.
@@ -83,6 +85,7 @@ class Facts:
             "memory": end,
             "peaks": self.peaks,
             "beyond": self.beyond,
+            "answers": self.answers,
         }
         path.write_text(json.dumps(facts), encoding="utf-8")
 
@@ -106,6 +109,8 @@ def _watch_programs(facts: Facts) -> None:
         began = time.monotonic()
         rest = 0
         if peaks:
+            if not facts.peaks:
+                facts.peak("start")
             rest = memory()["VmRSS"] - len(common) - len(own)
         self.__dict__["_asked_key"] = key
         try:
@@ -119,10 +124,14 @@ def _watch_programs(facts: Facts) -> None:
         program = program_of(self, header)
 
         @functools.wraps(program)
-        def run(*arguments: Any) -> Any:
+        def run(nodes: Any, *arguments: Any) -> Any:
             began = time.monotonic()
+            held = list(arguments)
+            del arguments  # the program alone holds its rows
             try:
-                return program(*arguments)
+                if len(held) == 1:
+                    return program(nodes, held.pop())
+                return program(nodes, *held)
             finally:
                 facts.add("program", self.__dict__["_asked_key"], str(self.place), began)
 
@@ -139,7 +148,10 @@ def _watch_asks(facts: Facts) -> None:
     def asked(self: GrpcTransport, key: AskKey, *arguments: Any) -> Any:
         began = time.monotonic()
         try:
-            return ask(self, key, *arguments)
+            answers = ask(self, key, *arguments)
+            size = sum(len(answer.data) for answer in answers.values())
+            facts.answers = max(facts.answers, size)
+            return answers
         finally:
             facts.add("ask", key, "", began)
 

@@ -195,6 +195,11 @@ class Measured:
                     out[phase] = max(out.get(phase, 0), peak)
         return out
 
+    def answers(self, tier: str) -> int:
+        """The bytes of all encoded answers to one ask of a node of a tier, at most."""
+        names = [name for name in self.facts if name.startswith(tier)]
+        return max(int(self.facts[name]["answers"]) for name in names)
+
     def starts(self, tier: str, what: str) -> list[int]:
         """The memory of all processes of a tier before their first ask, in bytes."""
         names = [name for name in self.facts if name.startswith(tier)]

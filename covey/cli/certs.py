@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def init(folder: Folder = CERTS, days: Days = AUTHORITY_DAYS) -> None:
     """
     Authority.create(folder, days=days)
     _say(f"wrote {folder}: keep ca.key off every node")
-    _say(f"next: covey certs issue server --dir {folder}")
+    _say(f"next: {shlex.join(['covey', 'certs', 'issue', 'server', '--dir', str(folder)])}")
 
 
 @app.command()

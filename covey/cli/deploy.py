@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,12 @@ from rich.markup import escape
 
 from covey.cli.deploy_local import LocalTree, show_end
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import described
+from covey.cli.device_data import beside, described
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
 from covey.deployed import extras, plan_files
+from covey.deployed.plan import Process
 
 app = typer.Typer(
     help="Run a tree on real machines.",
@@ -86,7 +88,20 @@ def plan(
         names = {name: str(folder) for name, folder in folders.items()}
         print(json.dumps({"folder": str(out), "processes": names, "commands": commands}))
         return
-    places = f"{len(processes)} processes; each has a folder in {out}"
+    _note_needs(console, deployment)
+    _show_plan(console, deployment, out, commands)
+    if issue:
+        console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
+    _note_placeholders(console, processes)
+    compose = out / plan_files.COMPOSE
+    console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
+
+
+def _show_plan(
+    console: Console, deployment: Deployment, out: Path, commands: Sequence[str]
+) -> None:
+    """Say how many processes there are, and list the commands that start them."""
+    places = f"{len(deployment.processes)} processes; each has a folder in {out}"
     console.print(escape(f"{deployment.tree}: {places}"))
     for command in commands[:_SHOWN]:
         console.print(f"  {escape(command)}")
@@ -94,10 +109,29 @@ def plan(
         console.print(
             f"  and {len(commands) - _SHOWN} more commands: {escape(str(out))}/commands.sh"
         )
-    if issue:
-        console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
-    compose = out / plan_files.COMPOSE
-    console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
+
+
+def _note_placeholders(console: Console, processes: Sequence[Process]) -> None:
+    """Say which names of machines in the commands are made up: nobody dials these processes."""
+    hosts = plan_files.hosts_of(processes)
+    unknown = [process for process in processes if process.name not in hosts]
+    if not unknown:
+        return
+    first = plan_files.placeholder(unknown[0])
+    names = f"{first} stands for the machine of {unknown[0].name}"
+    if len(unknown) > 1:
+        names += f", and so on for {len(unknown) - 1} more"
+    console.print(escape(f"note: in the commands {names}; put in the real names"))
+
+
+def _note_needs(console: Console, deployment: Deployment) -> None:
+    """Say what travels with the experiment, and which files every machine must have besides."""
+    modules = list(deployment.modules())
+    if modules:
+        rest = "what they read must be on every machine"
+        console.print(escape(f"note: every folder has {', '.join(modules)}; {rest}"))
+    for key, path in deployment.needed_files().items():
+        console.print(escape(f"note: {key}: every machine needs {path}"))
 
 
 @app.command()
@@ -144,13 +178,16 @@ def local(
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     extras.grpc()
-    deployment = Deployment.of(load_and_note(console, file, changes or []), local=True)
+    config = load_and_note(console, file, changes or [])
+    deployment = Deployment.of(beside(config, file.parent), local=True)
     words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
-    tree = LocalTree(deployment, out, insecure=insecure, command=shlex.join(words), file=file)
+    if insecure:
+        words.append("--insecure")
+    tree = LocalTree(deployment, out, insecure=insecure, command=shlex.join(words))
     folder = tree.run(console)
     if as_json:
         facts = summary([load_run(folder)]).as_dict()
         names = [process.name for process in deployment.processes]
         print(json.dumps({"folder": str(folder), "processes": names, **facts}))
         return
-    show_end(console, folder, out)
+    show_end(console, folder, out, deployment.processes[-1])

@@ -20,7 +20,8 @@ from covey.cli.folder import Folder
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.server_folder import RUN
 from covey.deployed import extras, plan_files
-from covey.deployed.change import TreeChange, change_disk, moved
+from covey.deployed.certificates import AUTHORITY_KEY
+from covey.deployed.change import TreeChange, disk_change, moved
 from covey.deployed.disk import Disk
 from covey.deployed.plan import Process
 from covey.deployed.process import DISK
@@ -84,7 +85,7 @@ def change(
     _check_data(both)
     state = _state(both, server)
     with Folder(state / RUN).lock():  # or the server is running
-        rounds, commands = _changed(both, state, out)
+        rounds, commands = _changed(both, state, out, _authority(server))
     facts = {
         "folder": str(out),
         "rounds": rounds,
@@ -140,29 +141,40 @@ def _disk_path(both: _Both, state: Path) -> Path:
     return state / top / DISK
 
 
-def _changed(both: _Both, state: Path, out: Path) -> tuple[int, list[str]]:
+def _changed(both: _Both, state: Path, out: Path, authority: Path) -> tuple[int, list[str]]:
     """Write the new plan, then the server's disk; return the rounds so far and the commands."""
     path = _disk_path(both, state)
-    commands = _planned(both, out)
     disk = Disk(path)
     try:
-        number = len(disk.records())
-        backup = _unused(path.parent / BACKUP.format(round=number))
-        rounds = change_disk(disk, both.change, fingerprint_of(both.new.experiment), backup)
+        prepared = disk_change(disk, both.change, fingerprint_of(both.new.experiment))
+        commands = _planned(both, out, authority)
+        backup = _unused(path.parent / BACKUP.format(round=len(disk.records())))
+        prepared.write(disk, backup)
     finally:
         disk.close()
-    return rounds, commands
+    return prepared.rounds, commands
 
 
-def _planned(both: _Both, out: Path) -> list[str]:
+def _authority(server: Path) -> Path:
+    """The folder of the authority: that of the plan, if it has one, or that of `covey certs`."""
+    beside = server.absolute().parent
+    if (beside / AUTHORITY_KEY).exists():
+        return beside
+    return AUTHORITY
+
+
+def _planned(both: _Both, out: Path, authority: Path) -> list[str]:
     """The folders of all processes; those that are new get keys and requests to sign them."""
     processes = both.new.processes
     both.new.write(out, processes)
     kept = {process.name for process in both.kept()}
     new = [process for process in processes if process.name not in kept]
     plan_files.add_requests(new, out)
-    signing = plan_files.signing_commands(new, out, AUTHORITY)[1:]  # there is an authority already
-    commands = [*signing, *plan_files.commands(processes, out)]
+    names = {process.name for process in both.old.processes}
+    other_seats = [process.name for process in new if process.name in names]
+    signing = plan_files.signing_commands(new, out, authority)[1:]  # there is an authority already
+    commands = [*plan_files.revoking_commands(other_seats, out, authority), *signing]
+    commands += plan_files.commands(processes, out)
     plan_files.write_commands(commands, out)
     return commands
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from covey.cli.validate import STRICT, check
 from covey.deployed.plan import LOOPBACK, SOURCE, Settings
@@ -21,6 +23,17 @@ Quorum = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
+_STATE = re.compile(r"/[A-Za-z0-9_./-]+")
+
+
+def _state_folder(text: str) -> str:
+    """A folder that a systemd unit, a compose file and a shell command can name alike."""
+    path = PurePosixPath(text)
+    if _STATE.fullmatch(text) is None or ".." in path.parts or path == PurePosixPath("/"):
+        raise ValueError("give a whole path without .. in it, of letters, digits, _, - and dots")
+    return str(path)
+
+
 SCORE_EVERY = 10
 """Rounds between two scores where a file does not say: scores cost as many messages as training."""
 
@@ -33,10 +46,11 @@ class DeployFile(BaseModel):
     machines; with "source", each device takes its own part of the experiment's data. `quorum` and
     `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
     norm of a row that a node may answer in training. After `strikes` bad messages a parent evicts
-    their sender. `processes` names devices that share a process; `devices_per_process` puts
-    neighbours together. `state` is the folder of a node's disk on its machine. Without
-    `share_rows`, edges and devices keep what they keep to themselves: the server's folder has no
-    models of theirs.
+    their sender. With `diverged` = "drop" and a quorum, a device whose training diverged does not
+    end the run: its answer is a bad one. `processes` names devices that share a process;
+    `devices_per_process` puts neighbours together. `state` is the folder of a node's disk on its
+    machine. Without `share_rows`, edges and devices keep what they keep to themselves: the server's
+    folder has no models of theirs.
     """
 
     model_config = STRICT
@@ -47,12 +61,13 @@ class DeployFile(BaseModel):
     deadline: dict[str, Seconds] = {}
     norm_bound: dict[str, Norm] = {}
     strikes: int = Field(3, ge=1, le=1_000_000)
+    diverged: Literal["end", "drop"] = "end"
     processes: dict[str, list[str]] = {}
     devices_per_process: int = Field(1, ge=1)
     port: int = Field(8443, ge=1, le=65535)
     control_port: int = Field(9443, ge=1, le=65535)
-    control_host: Text = LOOPBACK
-    state: str = Field("/var/lib/covey", pattern=r"^/[A-Za-z0-9_./-]+$")
+    control_host: str = Field(LOOPBACK, pattern=r"^[A-Za-z0-9_.:-]+$")
+    state: Annotated[str, AfterValidator(_state_folder)] = "/var/lib/covey"
     durability: Literal["process", "power"] = "process"
     share_rows: bool = True
     image: str = Field("covey", pattern=r"^[A-Za-z0-9_./:@-]+$")

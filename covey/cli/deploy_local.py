@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,23 @@ from covey.cli.execute import resume
 from covey.cli.folder import Folder
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
+from covey.cli.own_code import write_modules
 from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
-from covey.cli.stop import Interrupted
+from covey.cli.stop import Interrupted, stoppable
 from covey.deployed import plan_files
-from covey.deployed.certificates import CERTIFICATE
 from covey.deployed.local import LocalProcesses, ProcessFailed, on_this_machine
+from covey.deployed.own_models import FOLDER as MODELS
 from covey.deployed.own_models import replace_text
 from covey.deployed.plan import Process
 from covey.errors import ConfigError
 from covey.runs import record, status
 from covey.runs.record import Round
 
-_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_PROCESS_BYTES = 10**8
+"""What a process takes of the memory at least, beside what all of them share."""
+_START_WORDS = 10.0
+"""Seconds between two words about processes that have not started yet."""
 _MAY_CHANGE = ("rounds", "name")
 """What a tree that goes on may have otherwise than before."""
 
@@ -49,8 +55,6 @@ class LocalTree:
     insecure: bool
     command: str
     """What the user types to go on."""
-    file: Path
-    """The experiment file; modules of the user may lie beside it."""
 
     @property
     def folder(self) -> Path:
@@ -79,6 +83,9 @@ class LocalTree:
 
     def _run_tree(self, console: Console) -> None:
         """Run all rounds of the tree that are left."""
+        _check_memory(self.deployment.processes)
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"{self.out} is no folder; give another --out.")
         new = not self.out.exists() or not any(self.out.iterdir())
         processes = on_this_machine(self.deployment.processes, self.out)
         if new:
@@ -89,8 +96,8 @@ class LocalTree:
                 if self._finished(console):
                     return
                 self._rewrite(processes)
-            if not self.insecure and not (self.out / processes[0].name / CERTIFICATE).exists():
-                plan_files.add_certificates(processes, self.out)
+            if not self.insecure:
+                plan_files.complete_certificates(processes, self.out)
             self._start(console, [process.name for process in processes])
 
     # A folder from before
@@ -101,6 +108,9 @@ class LocalTree:
         file = self.out / name / plan_files.EXPERIMENT
         if not file.exists():
             raise ConfigError(f"{self.out} is not empty, and holds no tree; give another --out.")
+        if (self.out / plan_files.COMMANDS).exists():
+            rule = "holds the files and keys of covey deploy plan"
+            raise ConfigError(f"{self.out} {rule}; give another --out.")
         before = load_config(file)
         now = self.deployment.config
         unlike = _unlike(before.resolved(), now.resolved(), census=is_census(now))
@@ -129,28 +139,26 @@ class LocalTree:
         files = self.deployment.files()
         for process in processes:
             own = self.out / process.name
+            own.mkdir(mode=0o700, exist_ok=True)  # a command may have been killed before
             replace_text(own / plan_files.NODE, plan_files.node_file(process))
-            for name, text in files.items():
-                replace_text(own / name, text)
+            write_modules(own, files)
 
     # Rounds
 
     def _start(self, console: Console, names: list[str]) -> None:
         """Start all processes, show the rounds, and stop them."""
-        look = f"covey ctl status --plan {self.out}"
+        look = shlex.join(["covey", "ctl", "status", "--plan", str(self.out)])
         console.print(
             escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         )
-        modules = None
-        if _names_own_modules(self.deployment.config.resolved()):
-            modules = self.file.parent
-        tree = LocalProcesses(self.out, names, insecure=self.insecure, modules=modules)
+        tree = LocalProcesses(self.out, names, insecure=self.insecure)
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
             console.print(f"note: it goes on after round {done}")
         try:
-            self._show(console, tree, records, done)
+            with stoppable(console):
+                self._show(console, tree, records, done)
         except KeyboardInterrupt:
             state = f"all processes are stopped after round {records.rounds}"
             raise Interrupted(f"{state}; go on with: {self.command}") from None
@@ -167,9 +175,53 @@ class LocalTree:
             tree.started(),
             show.progress(console, label="", rounds=rounds, done=done, hidden=hidden) as shown,
         ):
-            for _ in tree.watch():
-                for record in records.new():
-                    shown([record])
+            waiting = StartWords(console, tree)
+            try:
+                for _ in tree.watch():
+                    waiting.look()
+                    for record in records.new():
+                        shown([record])
+            except KeyboardInterrupt:
+                console.print("stopping: the server ends its round, then every process ends")
+                raise
+
+
+class StartWords:
+    """Says now and then how many processes have started, until all have: each imports torch."""
+
+    def __init__(self, console: Console, tree: LocalProcesses) -> None:
+        self._console = console
+        self._tree = tree
+        self._began = time.monotonic()
+        self._next = self._began + _START_WORDS
+        self._all = False
+
+    def look(self) -> None:
+        """Say it, if it is time."""
+        now = time.monotonic()
+        if self._all or now < self._next:
+            return
+        started, count = self._tree.started_count()
+        self._all = started == count
+        self._next = now + _START_WORDS
+        seconds = f"after {now - self._began:.0f} s"
+        self._console.print(f"{started} of {count} processes have started {seconds}")
+
+
+def _check_memory(processes: Sequence[Process]) -> None:
+    """Refuse more processes than this machine can hold: each imports torch."""
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return
+    fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _PROCESS_BYTES
+    if len(processes) <= fit:
+        return
+    parents = sum(process.listen is not None for process in processes)
+    devices = sum(len(process.seats) for process in processes) - parents
+    together = math.ceil(devices / max(1, fit // 2 - parents))
+    fix = f"let devices share processes, as with deploy.devices_per_process={together}"
+    raise ConfigError(
+        f"{len(processes)} processes are too many for the memory of this machine; {fix}."
+    )
 
 
 class NewRecords:
@@ -225,15 +277,6 @@ def _unlike(before: Mapping[str, Any], now: Mapping[str, Any], *, census: bool) 
     return None
 
 
-def _names_own_modules(settings: Mapping[str, Any]) -> bool:
-    """Whether an experiment names something as package.module:name."""
-    for key, value in _flat(settings):
-        for text in value if isinstance(value, list) else [value]:
-            if not key.startswith("deploy.") and isinstance(text, str) and _OWN.fullmatch(text):
-                return True
-    return False
-
-
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value of a table under its whole key."""
     for key, value in table.items():
@@ -243,11 +286,11 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def show_end(console: Console, folder: Path, out: Path) -> None:
-    """The table of a run, where everything lies, and what to do next."""
+def show_end(console: Console, folder: Path, out: Path, process: Process) -> None:
+    """The table of a run, where everything lies, and what to do next; `process` is of a device."""
     loaded = load_run(folder)
     show.table(console, summary([loaded]))
-    device = next(iter(sorted(out.glob("*/state/device*/models"))), None)
+    device = out / process.name / "state" / process.seats[0].name
     pictures = "plot.png, devices.png"
     if loaded.config.compare:
         pictures += ", compare.png"
@@ -255,13 +298,12 @@ def show_end(console: Console, folder: Path, out: Path) -> None:
         f"open first: {folder / 'report.html'}",
         f"folder: {folder}   pictures: {pictures}",
     ]
-    if device is not None:
-        own = device.parent
-        lines.append(f"each device has its models on its own disk: covey predict {own} --data FILE")
-    lines += [
-        f"look again: covey show {folder} --devices",
-        f"check it in the simulator: covey replay {out}",
-    ]
+    if (device / MODELS).exists():
+        predict = shlex.join(["covey", "predict", str(device), "--data", "FILE"])
+        lines.append(f"each device has its models on its own disk: {predict}")
+    lines.append(f"look again: {shlex.join(['covey', 'show', str(folder), '--devices'])}")
+    if not is_census(loaded.config):
+        lines.append(f"check it in the simulator: {shlex.join(['covey', 'replay', str(out)])}")
     if not loaded.config.compare and not is_census(loaded.config):
         others = 'the same command with \'compare=["local", "finetune"]\''
         lines.append(f"compare with devices alone and fine-tuned FedAvg: {others}")

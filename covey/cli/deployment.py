@@ -9,7 +9,14 @@ from typing import Any
 
 from covey.cli.config import Config
 from covey.cli.deploy_config import DeployFile, check_quorum, deployable, read, tree_of
-from covey.cli.device_data import CENSUS_FILE, check_files, is_census, with_names
+from covey.cli.device_data import (
+    CENSUS_FILE,
+    check_files,
+    check_whole_paths,
+    is_census,
+    with_names,
+)
+from covey.cli.own_code import own_modules
 from covey.data.census import read as read_census
 from covey.data.census import text as census_text
 from covey.deployed import plan_files
@@ -54,6 +61,7 @@ class Deployment:
             settings = replace(settings, address=address)
         processes = processes_of(tree, settings)
         check_files(config, processes)
+        check_whole_paths(processes)
         return Deployment(config, deploy, experiment, tree, processes, compare)
 
     def compared(self) -> Config | None:
@@ -76,4 +84,16 @@ class Deployment:
             data = config.data | {"path": CENSUS_FILE, "order": []}
             config = config.model_copy(update={"data": data})
         out[plan_files.EXPERIMENT] = config.text()
-        return out
+        return out | self.modules()
+
+    def modules(self) -> dict[str, str]:
+        """The texts of modules of the user's own that the experiment names, by path."""
+        return own_modules(self.config)
+
+    def needed_files(self) -> dict[str, str]:
+        """Files that the experiment names and that do not travel with it, by key."""
+        named = {"data.data_dir": self.config.data.get("data_dir")}
+        named["model.weights"] = self.config.model.get("weights")
+        if not is_census(self.config):
+            named["data.path"] = self.config.data.get("path")
+        return {key: path for key, path in named.items() if path not in (None, "none")}

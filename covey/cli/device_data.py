@@ -9,7 +9,7 @@ from covey.cli import named
 from covey.cli.config import Config
 from covey.data import Shards
 from covey.data.census import DeviceFacts, device_shards, own_part
-from covey.deployed.plan import Process
+from covey.deployed.plan import SOURCE, Process
 from covey.errors import ConfigError
 
 CENSUS = "census"
@@ -61,6 +61,10 @@ def check_files(config: Config, processes: list[Process]) -> None:
             if is_census(config) and not seat.children and not has_file:
                 fix = f'give deploy.data.{seat.tier} = "/srv/covey/{{seat}}.csv"'
                 raise ConfigError(f"{seat.name} has no file; {fix}.")
+            if has_file and seat.children:
+                raise ConfigError(
+                    f"{seat.name} has children, and no data of its own; leave it out."
+                )
             if has_file and not is_census(config):
                 fix = 'use data.name = "census", or leave it out'
                 raise ConfigError(f"deploy.data: {seat.name} has a file of its own; {fix}.")
@@ -68,21 +72,44 @@ def check_files(config: Config, processes: list[Process]) -> None:
         raise ConfigError('protocol = "paper" is for shared data; with a census, leave it out.')
 
 
+def check_whole_paths(processes: list[Process]) -> None:
+    """Refuse files whose place depends on the folder in which a process is started."""
+    for process in processes:
+        for seat, file in process.data.items():
+            if not Path(file).is_absolute():
+                rule = "the file is on the machine of the device, so give its whole path"
+                raise ConfigError(f'deploy.data: {seat} has "{file}"; {rule}.')
+
+
+def beside(config: Config, folder: Path) -> Config:
+    """The same experiment, with files of devices on this machine, relative to a folder."""
+    deploy = dict(config.deploy or {})
+    files = deploy.get("data")
+    if not isinstance(files, dict):
+        return config
+    whole = {}
+    for key, text in files.items():
+        whole[key] = text
+        if isinstance(text, str) and text != SOURCE:
+            whole[key] = str(folder.absolute() / Path(text).expanduser())
+    return config.model_copy(update={"deploy": deploy | {"data": whole}})
+
+
 def own_data(config: Config, process: Process, described: Shards) -> dict[str, Shards]:
     """The examples of every device of a process, from its own file; by seat."""
     check_files(config, [process])
     out: dict[str, Shards] = {}
-    settings = named.resolved("data", config.data)
     for seat in process.seats:
         if seat.name in process.data:
-            out[seat.name] = own_part(
-                Path(process.data[seat.name]),
-                described,
-                seat.number,
-                seed=config.seed,
-                **_form(settings),
-            )
+            file = Path(process.data[seat.name])
+            out[seat.name] = own_examples(config, file, described, seat.number)
     return out
+
+
+def own_examples(config: Config, file: Path, described: Shards, device: int) -> Shards:
+    """The examples of one device, from its own file."""
+    settings = named.resolved("data", config.data)
+    return own_part(file, described, device, seed=config.seed, **_form(settings))
 
 
 def _form(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import covey
 from covey.cli import recover
 from covey.cli.assemble import Experiments
 from covey.cli.config import Config, load
+from covey.cli.device_data import is_census
 from covey.cli.folder import Folder, create, unused
 from covey.cli.outcome import go_on, write_commands, write_outcome
 from covey.cli.seeds import Histories, Seeds, Start, folders_of
@@ -41,6 +42,7 @@ def start(
     `experiments` are those of the file, where some were made already. `makers` make trackers.
     """
     experiments = experiments or Experiments()
+    _check_examples(config)
     path = out or unused(config.name, str(config.algorithm["name"]))
     _check_store(config, path)
     first = _rehearsed(config, experiments)
@@ -70,11 +72,19 @@ def resume(
     folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
         config = load(path / "config.toml", changes)
+        _check_examples(config)
         _check_store(config, path)
         recover.check_seeds(config, folder)
         before = load(path / "config.toml", []).rounds
         recover.check_schedule(config, folders_of(config, folder).values(), before)
         return _Command(config, folder, console, command, experiments, makers or {}).play(None)
+
+
+def _check_examples(config: Config) -> None:
+    """Refuse data that stay with their devices: the simulator needs the examples of all."""
+    if is_census(config):
+        fix = "covey deploy local runs its tree on this machine"
+        raise ConfigError(f'data.name = "census": the examples stay with their devices; {fix}.')
 
 
 def _check_store(config: Config, path: Path) -> None:

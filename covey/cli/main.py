@@ -337,6 +337,11 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
         console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}")
         for key in list(row)[2:]:
             console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}")
+    if kind == Kind.algorithms:
+        console.print(
+            "of a deployed tree, a device's scores and its number of examples leave it too: "
+            "its parent and the server see them"
+        )
 
 
 def _table_with_meanings(kind: Kind, name: str) -> str:

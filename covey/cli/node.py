@@ -19,11 +19,14 @@ from covey.cli.server_folder import RUN, ServerFolder
 from covey.deployed.certificates import CERTIFICATE, Identity
 from covey.deployed.events import EventLog
 from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.plan import SOURCE
+from covey.deployed.grpc_options import check_plain
+from covey.deployed.local import end_with_starter
+from covey.deployed.memory import give_back_large
+from covey.deployed.plan import SOURCE, Process
 from covey.deployed.plan_files import EXPERIMENT
 from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
-from covey.errors import ConfigError, DivergedError
+from covey.errors import ConfigError, DivergedError, TransportError
 
 
 def node(
@@ -94,7 +97,7 @@ def node(
     settings = _with_data(settings, data)
     identity = None
     if not insecure:
-        identity = _identity(certs or folder)
+        identity = _identity(certs or folder, settings.seats)
     _run(settings, experiment or folder / EXPERIMENT, identity)
 
 
@@ -121,12 +124,20 @@ def _with_data(settings: NodeFile, data: str | None) -> NodeFile:
     return settings.model_copy(update={"data": {settings.seats[0]: data}})
 
 
-def _identity(folder: Path) -> Identity:
+def _identity(folder: Path, seats: list[str]) -> Identity:
+    """The certificate of this node; an error where it is not valid, or of other seats."""
     if not (folder / CERTIFICATE).exists():
         fix = "give --certs, or --insecure on one machine"
         raise ConfigError(f"{folder} has no {CERTIFICATE}; {fix}.")
     identity = Identity(folder)
-    identity.check()
+    refusal = identity.refusal()
+    if refusal is not None:  # systemd tries again: the clock may be set later, or it is renewed
+        raise TransportError(refusal)
+    held = identity.check().seats
+    for seat in seats:
+        if seat not in held:
+            fix = f"give --certs the folder of {seat}"
+            raise ConfigError(f"{folder / CERTIFICATE} is of {', '.join(held)}; {fix}.")
     return identity
 
 
@@ -140,6 +151,11 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
     check_quorum(deploy, loaded.learner())
     experiment = loaded.experiment(loaded.seed)
     process = settings.process(tree_of(experiment), deploy.names)
+    if identity is None:
+        _check_loopback(process)
+    if process.aggregates:
+        give_back_large()
+    end_with_starter()
     log = EventLog(process.name)
     progress = Progress(process.name, process.tier)
     own = own_data(loaded, process, experiment.data)
@@ -152,6 +168,13 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
         folder = ServerFolder(loaded, Folder(Path(process.state) / RUN), sys.argv)
         with folder.open():
             _rounds(member, folder)
+
+
+def _check_loopback(process: Process) -> None:
+    """Refuse addresses that other machines reach, before anything is written."""
+    for address in (process.parent, process.listen):
+        if address is not None:
+            check_plain(address)
 
 
 def _rounds(member: Member, folder: ServerFolder) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from covey.cli.deploy_config import Norm, Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
 from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
-from covey.deployed.seats import Names, seats_of
+from covey.deployed.seats import NamedSeat, Names, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -35,6 +35,7 @@ class NodeFile(BaseModel):
     quorum: int | None = Field(None, ge=1)
     norm_bounds: dict[str, Norm] = {}
     strikes: int = Field(3, ge=1, le=1_000_000)
+    diverged: Literal["end", "drop"] = "end"
     share_rows: bool = True
     data: dict[str, str] = {}
 
@@ -49,13 +50,7 @@ class NodeFile(BaseModel):
                 raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
         own = tuple(seats[name] for name in self.seats)
         self._check(own[0].parent, own[0].children)
-        if len({seat.parent for seat in own}) > 1 or (len(own) > 1 and own[0].children):
-            raise ConfigError(
-                f"node.seats = {self.seats}: a process has one node, or devices of one parent."
-            )
-        patience = None
-        if self.deadline is not None and self.quorum is not None:
-            patience = Patience(self.deadline, self.quorum)
+        self._check_group(own, above_devices=tree.tiers[-2])
         return Process(
             name=self.name,
             seats=own,
@@ -65,12 +60,35 @@ class NodeFile(BaseModel):
             state=self.state,
             durability=self.durability,
             data=self.data,
-            patience=patience,
+            patience=self._patience(own[0].children),
             norm_bounds=self._norm_bounds(own[0].children),
             strikes=self.strikes,
+            diverged=self.diverged,
             share_rows=self.share_rows,
             control_host=self.control_host,
         )
+
+    def _check_group(self, own: Sequence[NamedSeat], above_devices: str) -> None:
+        """Refuse seats that one process cannot have, and a rule that is not for them."""
+        parents = {seat.parent for seat in own}
+        if len(parents) > 1 or (len(own) > 1 and own[0].children):
+            raise ConfigError(
+                f"node.seats = {self.seats}: a process has one node, or devices of one parent."
+            )
+        drops = self.diverged == "drop"
+        if drops and (self.quorum is None or own[0].tier != above_devices):
+            rule = "is for a parent of devices with a quorum and a deadline"
+            raise ConfigError(f'node.diverged = "drop" {rule}; leave it out.')
+
+    def _patience(self, children: tuple[str, ...]) -> Patience | None:
+        """How long the node waits for its children; an error where they are too few."""
+        if (self.deadline is None) != (self.quorum is None):
+            raise ConfigError("node.deadline and node.quorum: give both, or leave out both.")
+        if self.deadline is None or self.quorum is None:
+            return None
+        if self.quorum > len(children):
+            raise ConfigError(f"node.quorum = {self.quorum}: there are {len(children)} children.")
+        return Patience(self.deadline, self.quorum)
 
     def _norm_bounds(self, children: tuple[str, ...]) -> dict[str, float]:
         """The bounds of children; an error for a name that is none of them."""

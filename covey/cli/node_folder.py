@@ -6,6 +6,7 @@
 It holds the node's disk and, for those who use its models:
 
     config.toml                 the resolved experiment
+    own_data.json               the device's own file, where it has one
     data.json                   the form of the data (classes, names, scaling)
     models/NAME.safetensors     the models that the node uses, each of the round chosen for it
     node.json                   which node this is, and these rounds
@@ -16,6 +17,7 @@ The models are written when the run ends, and when the server is stopped.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -24,28 +26,39 @@ from torch import Tensor
 
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
-from covey.cli.folder import Folder
+from covey.cli.device_data import own_examples
+from covey.cli.folder import Folder, refused
 from covey.cli.load import Loaded
+from covey.cli.own_code import own_modules, write_modules
 from covey.data import Shards
 from covey.deployed import own_models
 from covey.deployed.plan import Process
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import snapshot
+from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which
 from covey.runs.snapshot import Snapshot
 from covey.runtimes.simulator import Simulator
+
+_OWN_DATA = "own_data.json"
 
 
 def write_forms(config: Config, process: Process, data: Shards) -> None:
     """Write what the models of a process's nodes are used with, before they are there."""
     state = Path(process.state)
+    modules = own_modules(config)
     for seat in process.seats:
         write_form(state / seat.name, config, data)
+        if seat.name in process.data:
+            file = str(Path(process.data[seat.name]).absolute())
+            Folder(state / seat.name).write_json(_OWN_DATA, {"file": file})
+        write_modules(state / seat.name, modules)
 
 
 def write_form(path: Path, config: Config, data: Shards) -> None:
     """Write what the models of one node are used with."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with refused(path):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Folder(path)
     folder.write("config.toml", config.text())
     folder.write_json("data.json", DataForm.of(data).as_dict())
@@ -67,6 +80,20 @@ class LoadedNode(Loaded):
             self._rounds = {str(name): int(round) for name, round in facts["models"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {path}: {error!r}.") from error
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What was run, with the examples of this device where they stay with it."""
+        described = self.config.experiment(self.seed)
+        path = self.place / _OWN_DATA
+        if not path.exists() or self.config.learner().needs_examples is None:
+            return described
+        try:
+            file = Path(json.loads(path.read_text(encoding="utf-8"))["file"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"cannot read {path}: {error!r}.") from error
+        own = own_examples(self.config, file, described.data, self.number)
+        return replace(described, data=own)
 
     def __repr__(self) -> str:
         return f"<{self.name} of {self.config.title} in {self.place}: {', '.join(self.models())}>"
@@ -174,5 +201,5 @@ def refusal(folder: Path) -> str | None:
         return f"{folder} is a node's state without models yet; they are written when {when}."
     seats = sorted(str(path.parent) for path in folder.glob(f"*/{own_models.DISK}"))
     if seats:
-        return f"{folder} has the state of several nodes; give the folder of one: {seats[0]}."
+        return f"{folder} has the state of a process; give the folder of a node in it: {seats[0]}."
     return None

@@ -1,4 +1,4 @@
-"""A node of a run's tree, as a user names it: pump-03, harbour, d17, e3, edge-3, server."""
+"""A node of a run's tree, as a user names it: pump-03, harbour, d17, e3, edge-3, edge3, server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covey.data.shards import some
 from covey.errors import ConfigError
 
 _SHORT = re.compile(r"([de])(\d{1,9})")
-_LONG = re.compile(r"([a-z]\w*)-(\d{1,9})")
+_LONG = re.compile(r"([a-z]\w*?)-?(\d{1,9})")
 _LETTERS = {"d": "device", "e": "edge"}
 
 

@@ -122,8 +122,10 @@ def main() -> None:
     if sys.argv[1:] in ([], ["-h"], ["--help"], ["--version"]):
         overview()(prog_name="covey")
         return
-    from covey.cli.main import main as whole  # imports torch
-
+    try:
+        from covey.cli.main import main as whole  # imports torch, which takes seconds
+    except KeyboardInterrupt:
+        sys.exit(130)
     whole()
 
 

@@ -15,8 +15,10 @@ from rich.markup import escape
 
 from covey.cli.config import Config, load
 from covey.cli.device_data import is_census
+from covey.cli.node_config import load as load_node
 from covey.cli.options import AsJson
 from covey.cli.server_folder import REPLAY, RUN, ReplayFacts
+from covey.deployed.plan_files import NODE
 from covey.deployed.replay import by_ask, replay
 from covey.errors import ConfigError
 from covey.runs import checkpoint
@@ -24,8 +26,6 @@ from covey.runs.run import Run, history
 from covey.runs.same_state import record_differences, state_differences
 
 _SAVED = "checkpoint.safetensors"
-_BELOW = (Path(), Path(RUN), Path("server") / "state" / RUN)
-"""Where the folder of the run may lie below the folder that is given."""
 _SHOWN = 12  # differences that a terminal lists
 
 
@@ -49,7 +49,7 @@ def replay_command(
       covey replay /var/lib/covey/server/run
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
-    facts = _compared(_run_folder(run))
+    facts = _compared(run_folder(run))
     if as_json:
         print(json.dumps(facts))
     else:
@@ -58,19 +58,23 @@ def replay_command(
         raise typer.Exit(1)
 
 
-def _run_folder(path: Path) -> Path:
+def run_folder(path: Path) -> Path:
     """The folder of the run in a folder that may hold all nodes."""
-    for below in _BELOW:
-        folder = path / below
+    for folder in (path, path / RUN, *sorted(path.glob(f"*/state/{RUN}")), *_planned(path)):
         if (folder / REPLAY).exists() and (folder / _SAVED).exists():
             return folder
     if (path / _SAVED).exists():
         fix = f"`covey run {path / 'config.toml'}` repeats it"
         raise ConfigError(f"{path} is a run of the simulator, without late nodes; {fix}.")
     raise ConfigError(
-        f"{path} is no folder of a deployed run that has ended; give RUN/server/state/run. "
-        "The server writes it after its last round, or when it is stopped."
+        f"{path} is no folder of a deployed run that has ended; give that of the server, such as "
+        "local/server/state/run. The server writes it after its last round, or when it is stopped."
     )
+
+
+def _planned(plan: Path) -> list[Path]:
+    """Where the nodes of a plan have their runs: the top of the tree alone has one."""
+    return [Path(load_node(file).state) / RUN for file in sorted(plan.glob(f"*/{NODE}"))]
 
 
 def _compared(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from covey.cli.folder import Folder
+from covey.deployed import own_models
 from covey.errors import ConfigError, CoveyError
 from covey.report.facts import facts
 from covey.report.page import build
@@ -47,6 +48,10 @@ def report(
 
       covey report runs/demo-sfedhp-1 runs/demo-permfl-1 --out both.html
     """
+    for run in runs:
+        if (run / own_models.FACTS).exists():
+            rule = "has the models of one node, and no rounds"
+            raise ConfigError(f"{run} {rule}; give the run folder of the server.")
     page = out or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
     write(runs, page)
     console = Console(soft_wrap=True, highlight=False)

@@ -17,6 +17,7 @@ from covey.cli import seeds
 from covey.cli.config import Config
 from covey.cli.folder import Folder
 from covey.cli.outcome import write_commands, write_outcome
+from covey.cli.own_code import own_modules, write_modules
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
 from covey.cli.stop import Interrupted
@@ -51,6 +52,7 @@ class ServerFolder:
         with self.folder.lock():
             self.folder.sweep()
             self.folder.write("config.toml", self.config.text())
+            write_modules(self.folder.path, own_modules(self.config))
             write_commands(self.config, self.folder, self.command)
             with self.folder.status():
                 yield

@@ -175,8 +175,10 @@ class Reader:
     An incomplete block is a DecodeError.
     """
 
-    def __init__(self, message: bytes, head: Header) -> None:
+    def __init__(self, message: bytes, head: Header, *, borrow: bool = False) -> None:
         self.head = head
+        self.borrow = borrow
+        """Whether a row may lie in the memory of the message."""
         self._message = np.frombuffer(message, np.uint8)
         self._at = header.SIZE
 
@@ -297,12 +299,15 @@ def shortest(layouts: Sequence[Layout], sent: Sent) -> bytes:
 
 
 def decode(
-    layouts: Sequence[Layout], message: bytes, *, values: str, limit: int
+    layouts: Sequence[Layout], message: bytes, *, values: str, limit: int, borrow: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The row in a message of one of these layouts, and its mask if it has one."""
+    """The row in a message of one of these layouts, and its mask if it has one.
+
+    With `borrow` it may lie in the memory of the message, and must not be written.
+    """
     by_tag = {Tag(layout.tag + masked): layout for layout in layouts for masked in (0, 1)}
     head = header.read(message, tags=by_tag, values=values, limit=limit)
-    reader = Reader(message, head)
+    reader = Reader(message, head, borrow=borrow)
     row, mask = by_tag[head.tag].read(reader)
     reader.end()
     return row, mask

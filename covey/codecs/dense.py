@@ -47,9 +47,14 @@ class Dense:
         """
         return self.write(blocks.sent(row, mask, self.values))
 
-    def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
-        """The row, and its mask if one was sent."""
-        return blocks.decode([self], message, values=self.values, limit=limit)
+    def decode(
+        self, message: bytes, *, limit: int, borrow: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The row, and its mask if one was sent.
+
+        With `borrow` the row may lie in the memory of the message, and must not be written.
+        """
+        return blocks.decode([self], message, values=self.values, limit=limit, borrow=borrow)
 
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same for every row."""
@@ -84,6 +89,8 @@ class Dense:
         """The reverse."""
         packed = reader.bits() if reader.head.masked else None
         values = reader.values(reader.head.width)
+        if packed is None and reader.borrow:
+            return numbers.borrowed(values), None
         if not values.flags.owndata:
             values = values.copy()
         row = numbers.to_tensor(values)

@@ -6,6 +6,7 @@ becomes the same one, since what torch makes of the bits of a NaN differs betwee
 their remainders.
 """
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,19 @@ def from_wire(block: Bytes, values: str, dtype: np.dtype[Any]) -> Values:
 def to_tensor(row: Values) -> Tensor:
     """One row that owns its memory, in the machine's byte order."""
     return torch.from_numpy(row.astype(row.dtype.newbyteorder("="), copy=False))
+
+
+def borrowed(row: NDArray[Any]) -> Tensor:
+    """One row in the memory that it lies in, which must not be written; a copy where it cannot be.
+
+    torch warns of memory that numpy takes to be read-only, so it gets the address.
+    """
+    same_order = row.dtype == row.dtype.newbyteorder("=")
+    if not (same_order and row.flags.aligned and row.flags.c_contiguous and row.size):
+        return to_tensor(row.copy())
+    memory: Any = (ctypes.c_char * row.nbytes).from_address(row.ctypes.data)
+    memory.owner = row
+    return torch.from_numpy(np.frombuffer(memory, row.dtype.newbyteorder("=")))
 
 
 def to_little(row: Tensor) -> Values:

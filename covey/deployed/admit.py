@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -23,9 +23,11 @@ class Refusal(CoveyError):
     After PERMISSION_DENIED and FAILED_PRECONDITION it does not try again.
     """
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, seats: Sequence[str] = ()) -> None:
+        """`seats` are those of its certificate, where they are known."""
         super().__init__(text)
         self.code = code
+        self.seats = tuple(seats)
 
 
 @dataclass
@@ -37,8 +39,14 @@ class Doorkeeper:
     fingerprint: str
     admission: Admission | None = None
     strikes: int = 3
+    evicted: frozenset[str] = frozenset()
+    """The names of the seats that are refused, by an order or after too many bad messages."""
+    turned_away: dict[str, str] = field(default_factory=dict)
+    """Why a process was refused that has a certificate of a seat, until one takes it; by name."""
     _struck: Counter[str] = field(default_factory=Counter)
-    _evicted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.evicted &= frozenset(self.seats)
 
     def certificate(self, facts: Mapping[str, Any], revoked: frozenset[int]) -> Certificate:
         """The certificate of a peer, from what gRPC knows about its connection."""
@@ -52,7 +60,7 @@ class Doorkeeper:
             raise Refusal("UNAUTHENTICATED", str(error)) from None
         refusal = certificate.refusal(revoked, datetime.now(UTC))
         if refusal is not None:
-            raise Refusal("UNAUTHENTICATED", refusal)
+            raise Refusal("UNAUTHENTICATED", refusal, certificate.seats)
         if not set(certificate.seats) & set(self.seats):
             names = ", ".join(certificate.seats) or "nobody"
             raise Refusal("PERMISSION_DENIED", f"its certificate is of {names}, not listed here")
@@ -66,7 +74,9 @@ class Doorkeeper:
         if hello.fingerprint != self.fingerprint:
             text = f"its program has the fingerprint {shown(hello.fingerprint[:16])}"
             own = f"this parent's has {shown(self.fingerprint[:16])}"
-            raise Refusal("FAILED_PRECONDITION", f"{text}, {own}; use the same experiment file")
+            raise Refusal(
+                "FAILED_PRECONDITION", f"{text}, {own}; use the same experiment file and code"
+            )
         names = [seat.name for seat in hello.seats]
         if not names or len(set(names)) < len(names) or len(hello.nonce) < _MIN_NONCE:
             raise Refusal("INVALID_ARGUMENT", "it asks for no seat, for one twice, or has no nonce")
@@ -81,7 +91,7 @@ class Doorkeeper:
             raise Refusal("PERMISSION_DENIED", f"it asks for {shown(name)} and is {held}")
         if name not in self.seats:
             raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
-        if name in self._evicted:
+        if name in self.evicted:
             fix = f"once its process is mended: covey ctl admit {name}"
             raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}")
 
@@ -94,27 +104,33 @@ class Doorkeeper:
             if refusal is not None:
                 raise Refusal("FAILED_PRECONDITION", f"{seat.name}: {refusal}")
 
+    def turn_away(self, names: Iterable[str], reason: str) -> None:
+        """Remember why a process with a certificate of these names was refused."""
+        for name in names:
+            if name in self.seats:
+                self.turned_away[name] = reason
+
+    def let_in(self, names: Iterable[str]) -> None:
+        """A process has taken these seats."""
+        for name in names:
+            self.turned_away.pop(name, None)
+
     def strike(self, names: frozenset[str]) -> bool:
         """Count a bad message; return whether it was one too many and its seats are evicted."""
         self._struck.update(names)
         worst = max(self._struck[name] for name in names)
         if worst >= self.strikes:
-            self._evicted |= names
+            self.evicted |= names
         return worst >= self.strikes
-
-    @property
-    def evicted(self) -> frozenset[str]:
-        """The names of the seats that are refused."""
-        return frozenset(self._evicted)
 
     def evict(self, name: str) -> None:
         """Refuse a seat from now on."""
-        self._evicted.add(name)
+        self.evicted |= {name}
 
     def readmit(self, name: str) -> None:
         """Let a seat be taken again."""
-        self._evicted.discard(name)
         self._struck[name] = 0
+        self.evicted -= {name}
 
 
 def signed_text(hello: Hello) -> bytes:

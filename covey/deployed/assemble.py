@@ -71,12 +71,14 @@ def node_of(
     transport: Transport | None = None,
     patience: Patience | None = None,
     norm_bounds: Mapping[Seat, float] | None = None,
+    drops_diverged: bool = False,
     shares_rows: bool = True,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
-    `norm_bounds` are those of children in training. Nodes of one process share the frozen
-    parameters of the module, and nothing else.
+    `norm_bounds` are those of children in training. With `drops_diverged` a device below that says
+    that its training diverged does not end the round, if there is a quorum. Nodes of one process
+    share the frozen parameters of the module, and nothing else.
     """
     experiment = parts.experiment
     if patience is not None and not experiment.algorithm.idle_trains:
@@ -107,6 +109,7 @@ def node_of(
         patience=patience,
         subtrees=facts.subtrees,
         norm_bounds=norm_bounds or {},
+        drops_diverged=drops_diverged,
         shares_rows=shares_rows,
     )
 

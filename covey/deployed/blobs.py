@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,50 @@ def insert(
     with connection.blobopen(table, _LAST[table], cursor.lastrowid) as blob:
         for start in range(0, len(view), _PIECE):
             blob.write(view[start : start + _PIECE])
+
+
+def read(connection: Connection, table: str, row: int, out: memoryview) -> None:
+    """Read the last column of the row of this number, whose length is that of `out`.
+
+    A query would make a copy of a long value beside the one that it returns.
+    """
+    with connection.blobopen(table, _LAST[table], row, readonly=True) as blob:
+        for start in range(0, len(out), _PIECE):
+            stop = min(start + _PIECE, len(out))
+            out[start:stop] = blob.read(stop - start)
+
+
+def whole(connection: Connection, table: str, row: int, size: int) -> bytes:
+    """The last column of the row of this number, which has so many bytes."""
+    pieces = BytesIO()
+    with connection.blobopen(table, _LAST[table], row, readonly=True) as blob:
+        for _ in range(0, size, _PIECE):
+            pieces.write(blob.read(_PIECE))
+    return pieces.getvalue()  # without a copy
+
+
+def move(connection: Connection, table: str, row: int, values: Sequence[Any]) -> None:
+    """Give a row other values in front of its last column; an UPDATE would load that twice."""
+    last = _LAST[table]
+    selected = connection.execute(f"SELECT length({last}) FROM {table} WHERE rowid = ?", [row])
+    (size,) = selected.fetchone()
+    if size is None or size <= _PIECE:
+        selected = connection.execute(f"SELECT {last} FROM {table} WHERE rowid = ?", [row])
+        (data,) = selected.fetchone()
+        insert(connection, table, values, data)
+    else:
+        connection.written += _OVERHEAD + size
+        marks = "?, " * len(values)
+        text = f"INSERT OR REPLACE INTO {table} VALUES ({marks}zeroblob(?))"
+        new = connection.execute(text, [*values, size]).lastrowid
+        assert new is not None
+        with (
+            connection.blobopen(table, last, row, readonly=True) as source,
+            connection.blobopen(table, last, new) as target,
+        ):
+            for _ in range(0, size, _PIECE):
+                target.write(source.read(_PIECE))
+    connection.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
 
 
 class LogMover:

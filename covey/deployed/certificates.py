@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from covey.deployed.extras import cryptography
+from covey.deployed.seats import is_name
 from covey.errors import ConfigError, TransportError, shown
+from covey.runs.lock import try_lock
 
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
@@ -30,10 +33,13 @@ AUTHORITY = "ca.pem"
 AUTHORITY_KEY = "ca.key"
 REVOKED = "revoked.pem"
 ISSUED = "issued.json"
+AUTHORITY_FILES = (AUTHORITY, AUTHORITY_KEY, REVOKED, ISSUED)
 DAYS = 90
 AUTHORITY_DAYS = 3650
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
-_SEAT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LOCK = ".authority.lock"
+_PATIENCE = 30.0  # s that one command waits for another that signs or revokes
+_PAUSE = 0.02  # s between two attempts
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Authority:
             if (folder / name).exists():
                 fix = "choose another --dir, or remove it"
                 raise ConfigError(f"{folder / name} exists already; {fix}.")
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         key = crypto.curves.generate_private_key(crypto.curves.SECP256R1())
         name = _name("covey authority")
         builder = _builder(name, name, key.public_key(), timedelta(days=days))
@@ -118,6 +124,7 @@ class Authority:
         _write(folder / AUTHORITY, _pem(certificate))
         authority = Authority(folder)
         authority._write_issued([])
+        authority._write_revoked([])
         return authority
 
     def issue(
@@ -134,41 +141,50 @@ class Authority:
         """
         held = check_seats(seats or [name])
         check_seats([name])
-        self._refuse_current(name)
         folder = self.folder / name
-        if request is None:
-            folder.mkdir(exist_ok=True)
-            public = _new_key(folder / KEY)
-        else:
-            public = _requested(request)
-        self._sign(name, held, public, timedelta(days=days))
+        with self._alone():
+            self._refuse_current(name)
+            if request is None:
+                _make_folder(folder)
+                public = _new_key(folder / KEY)
+            else:
+                public = _requested(request, name)
+                (folder / KEY).unlink(missing_ok=True)  # of a certificate before this one
+            self._sign(name, held, public, timedelta(days=days))
         return folder
 
     def renew(self, name: str, *, days: float = DAYS) -> Path:
         """Sign a certificate with the same key and the same seats, valid from now on."""
-        current = self._current(name)
-        if current is None:
-            fix = f"covey certs issue {name}"
-            raise ConfigError(f"{self.folder} has no valid certificate of {name}; {fix}.")
-        file = self.folder / name / CERTIFICATE
-        public = _certificate(_read(file), str(file)).public_key()
-        self._sign(name, current.seats, public, timedelta(days=days))
+        with self._alone():
+            current = self._current(name)
+            if current is None:
+                fix = f"covey certs issue {name}"
+                raise ConfigError(f"{self.folder} has no valid certificate of {name}; {fix}.")
+            file = self.folder / name / CERTIFICATE
+            if not file.exists():
+                fix = f"covey certs revoke {name}, then covey certs issue {name}"
+                raise ConfigError(f"{file} is gone, and its key with it; {fix}.")
+            public = _certificate(_read(file), str(file)).public_key()
+            self._sign(name, current.seats, public, timedelta(days=days))
         return self.folder / name
 
     def revoke(self, name: str) -> int:
         """Revoke every certificate of a name; return how many were valid until now."""
-        entries = self.issued()
-        if all(entry.name != name for entry in entries):
-            names = ", ".join(sorted({entry.name for entry in entries})) or "none"
-            raise ConfigError(f"{self.folder} has issued no {shown(name)}; it has issued: {names}.")
-        changed = []
-        count = 0
-        for entry in entries:
-            if entry.name == name and not entry.revoked:
-                count += entry.ends > _now()
-                entry = Issued(entry.name, entry.seats, entry.serial, entry.ends, revoked=True)
-            changed.append(entry)
-        self._write_issued(changed)
+        with self._alone():
+            entries = self.issued()
+            if all(entry.name != name for entry in entries):
+                raise ConfigError(
+                    f"{self.folder} has issued no {shown(name)}; {_near(name, entries)}."
+                )
+            count = 0
+            changed = []
+            for entry in entries:
+                if entry.name == name:
+                    count += not entry.revoked and entry.ends > _now()
+                    entry = replace(entry, revoked=True)
+                changed.append(entry)
+            self._write_issued(changed)
+            self._write_revoked(changed)
         return count
 
     def issued(self) -> list[Issued]:
@@ -177,7 +193,28 @@ class Authority:
         if not (self.folder / AUTHORITY).exists():
             fix = f"covey certs init --dir {self.folder}"
             raise ConfigError(f"{self.folder} is no authority: it lacks {AUTHORITY}; {fix}.")
-        return [Issued.from_dict(entry) for entry in json.loads(_read(file))]
+        try:
+            return [Issued.from_dict(entry) for entry in json.loads(_read(file))]
+        except (ValueError, KeyError, TypeError) as error:
+            fix = "restore it from a copy: without it no certificate can be revoked"
+            raise ConfigError(f"{file} is no list of certificates ({error!r}); {fix}.") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command at a time changes an authority: two would each forget the other's entry."""
+        self.issued()  # an error where this is no authority
+        path = self.folder / _LOCK
+        try:
+            file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        with file:
+            until = time.monotonic() + _PATIENCE
+            while not try_lock(file):
+                if time.monotonic() > until:
+                    raise ConfigError(f"another command changes {self.folder}; wait for its end.")
+                time.sleep(_PAUSE)
+            yield
 
     def _current(self, name: str) -> Issued | None:
         """The newest certificate of a name, unless it is revoked."""
@@ -193,7 +230,10 @@ class Authority:
             raise ConfigError(f"{name} has a certificate until {current.ends:%Y-%m-%d}; {fix}.")
 
     def _sign(self, name: str, seats: Sequence[str], public: Any, lifetime: timedelta) -> None:
-        """Sign, note and write the certificate of a process."""
+        """Sign, note and write the certificate of a process.
+
+        The note comes first: a certificate that nobody knows of could not be revoked.
+        """
         crypto = cryptography()
         own_key = _private_key(self.folder / AUTHORITY_KEY)
         own = _certificate(_read(self.folder / AUTHORITY), AUTHORITY)
@@ -205,15 +245,19 @@ class Authority:
         ends = certificate.not_valid_after_utc
         entries.append(Issued(name, tuple(seats), certificate.serial_number, ends))
         folder = self.folder / name
-        folder.mkdir(exist_ok=True)
+        _make_folder(folder)
+        self._write_issued(entries)
+        _write(folder / REVOKED, _read(self.folder / REVOKED))
         _write(folder / AUTHORITY, _read(self.folder / AUTHORITY))
         _write(folder / CERTIFICATE, _pem(certificate))
-        self._write_issued(entries)
 
     def _write_issued(self, entries: list[Issued]) -> None:
-        """Write the list of certificates, and the revoked ones to every folder of a seat."""
+        """Write the list of certificates."""
         text = json.dumps([entry.as_dict() for entry in entries], indent=1)
         _write(self.folder / ISSUED, text.encode())
+
+    def _write_revoked(self, entries: list[Issued]) -> None:
+        """Write which certificates are revoked, also to the folder of every process."""
         revoked = self._revocation_list([entry.serial for entry in entries if entry.revoked])
         _write(self.folder / REVOKED, revoked)
         for name in sorted({entry.name for entry in entries}):
@@ -247,13 +291,31 @@ class Identity:
 
     def check(self) -> Certificate:
         """The certificate; an error where a file is missing, open to others or out of date."""
-        certificate = Certificate.of(self.certificate())
-        refusal = certificate.refusal(self.revoked(), _now())
+        refusal = self.refusal()
         if refusal is not None:
-            fix = f"covey certs renew {certificate.seats[0]}"
-            raise ConfigError(f"{self.folder / CERTIFICATE}: {refusal}; {fix}.")
+            raise ConfigError(refusal)
         self.key()
-        return certificate
+        return Certificate.of(self.certificate())
+
+    def refusal(self) -> str | None:
+        """Why the certificate does not count now, and what to do; None: it counts."""
+        certificate = Certificate.of(self.certificate())
+        revoked = self.revoked()
+        refusal = certificate.refusal(revoked, _now())
+        if refusal is None:
+            return None
+        names = ", ".join(certificate.seats)
+        clock = f"the clock of this machine says {_now():%Y-%m-%d %H:%M} UTC"
+        fix = f"covey certs renew for {names}; {clock}"
+        if certificate.serial in revoked:
+            fix = f"covey certs issue makes another one for {names}"
+        return f"{self.folder / CERTIFICATE}: {refusal}; {fix}."
+
+    def seconds_left(self) -> float | None:
+        """Until the certificate ends; None while it cannot be read, as in a renewal."""
+        with suppress(ConfigError):
+            return (Certificate.of(self.certificate()).ends - _now()).total_seconds()
+        return None
 
     def certificate(self) -> bytes:
         """The certificate in PEM."""
@@ -306,10 +368,12 @@ class Identity:
         """The numbers of revoked certificates; an error unless the authority has signed them."""
         crypto = cryptography()
         file = self.folder / REVOKED
+        data = _read(file)
         try:
-            listed = crypto.x509.load_pem_x509_crl(_read(file))
-        except ValueError as error:
-            raise ConfigError(f"{file} is no list of revoked certificates: {error}.") from None
+            listed = crypto.x509.load_pem_x509_crl(data)
+        except ValueError:
+            fix = f"copy {REVOKED} from the authority's folder"
+            raise ConfigError(f"{file} is no list of revoked certificates in PEM; {fix}.") from None
         public = _certificate(self.authority(), AUTHORITY).public_key()
         if not listed.is_signature_valid(public):
             fix = f"copy {REVOKED} from the authority's folder"
@@ -318,10 +382,16 @@ class Identity:
 
 
 def request(folder: Path, name: str) -> Path:
-    """Make a key in a folder and write the request to sign it; return the request's file."""
+    """Make a key in a folder and write the request to sign it; return the request's file.
+
+    A key that is there is never replaced: its certificate would be lost with it.
+    """
     crypto = cryptography()
     check_seats([name])
-    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / KEY).exists():
+        fix = "remove it for a new one, or give another --dir"
+        raise ConfigError(f"{folder / KEY} exists already, and a certificate may need it; {fix}.")
+    _make_folder(folder)
     _new_key(folder / KEY)
     builder = crypto.x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     signed = builder.sign(_private_key(folder / KEY), crypto.hashes.SHA256())
@@ -337,12 +407,21 @@ def check_seats(seats: Iterable[str]) -> tuple[str, ...]:
     """
     out = tuple(seats)
     for seat in out:
-        if not _SEAT.fullmatch(seat):
+        if not is_name(seat):
             fix = "use up to 63 lower-case letters, digits and -"
             raise ConfigError(f"{shown(seat)} cannot be the name of a seat; {fix}.")
     if len(set(out)) < len(out):
         raise ConfigError(f"a seat is named twice among {', '.join(out)}; name it once.")
     return out
+
+
+def _near(name: str, entries: Sequence[Issued]) -> str:
+    """Whose certificate was meant, where a name has none: a seat may be one of several."""
+    holders = [entry.name for entry in entries if name in entry.seats]
+    if holders:
+        return f"it is a seat of {holders[-1]}: covey certs revoke {holders[-1]}"
+    names = sorted({entry.name for entry in entries})
+    return f"it has issued: {', '.join(names) or 'none'}"
 
 
 # The parts of certificates
@@ -421,19 +500,32 @@ def _name(common: str) -> Any:
 def _certificate(pem: bytes, source: str) -> Any:
     try:
         return cryptography().x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise ConfigError(f"{source} is no certificate: {error}.") from None
+    except ValueError:
+        raise ConfigError(f"{source} is no certificate in PEM.") from None
 
 
-def _requested(file: Path) -> Any:
-    """The public key of a signing request, whose sender must hold the private one."""
+def _requested(file: Path, name: str) -> Any:
+    """The public key of a signing request of this name, whose sender must hold the private one."""
+    crypto = cryptography()
+    data = _read(file)
     try:
-        signed = cryptography().x509.load_pem_x509_csr(_read(file))
-    except ValueError as error:
-        raise ConfigError(f"{file} is no signing request: {error}.") from None
+        signed = crypto.x509.load_pem_x509_csr(data)
+    except ValueError:
+        fix = f"make one with covey certs request {name}"
+        raise ConfigError(f"{file} is no signing request in PEM; {fix}.") from None
     if not signed.is_signature_valid:
         raise ConfigError(f"{file} is not signed by its own key; make it anew.")
-    return signed.public_key()
+    asked = [
+        value.value for value in signed.subject.get_attributes_for_oid(crypto.names.COMMON_NAME)
+    ]
+    if asked != [name]:
+        names = ", ".join(map(shown, asked)) or "nobody"
+        raise ConfigError(f"{file} is the request of {names}, not of {name}; give that of {name}.")
+    public = signed.public_key()
+    if not isinstance(public, crypto.curves.EllipticCurvePublicKey):
+        fix = f"make the key with covey certs request {name}"
+        raise ConfigError(f"{file} has no key of an elliptic curve; {fix}.")
+    return public
 
 
 # Keys and files
@@ -491,15 +583,27 @@ def _write_private(file: Path, data: bytes) -> None:
     _replace(file, data, 0o600)
 
 
-def _replace(file: Path, data: bytes, mode: int) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+def _make_folder(folder: Path) -> None:
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}.") from None
+
+
+def _replace(file: Path, data: bytes, mode: int) -> None:
+    """Replace a file whole; the new bytes are on the disk before they have its name."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         temporary.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
 
 

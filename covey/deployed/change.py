@@ -24,7 +24,12 @@ from covey.runs.checkpoint import Checkpoint, around_difference
 
 NameLists = Mapping[str, Sequence[str]]
 """The names of all nodes in the order of their numbers, by tier from the server down."""
+NAMES = "names of seats"
+"""The fact that tells the names of all seats by tier, once a tree has changed."""
 _MAY_DIFFER = ("tree", "data")
+_ANOTHER = (
+    "the run stands on another tree, {what}; give --server the folder of the plan that it runs on."
+)
 _FIGURES = "devices."
 _IDS = ".ids"
 
@@ -116,10 +121,7 @@ def _check_sizes(captured: Checkpoint, change: TreeChange) -> None:
     for number, (tier, _) in enumerate(captured.facts.get("totals") or []):
         size = len(captured.tensors[f"totals.{number}"])
         if size != len(change.old.get(tier, ())):
-            raise ConfigError(
-                f"the run stands on another tree, with {size} nodes in the tier {tier}; "
-                "give --server the folder of the plan that it runs on."
-            )
+            raise ConfigError(_ANOTHER.format(what=f"with {size} nodes in the tier {tier}"))
 
 
 def _sums(values: Tensor, places: Sequence[int]) -> Tensor:
@@ -144,24 +146,49 @@ def _figures(
     return {name: values[chosen], f"{name}{_IDS}": new_ids}
 
 
-def change_disk(disk: Disk, change: TreeChange, fingerprint: dict[str, str], backup: Path) -> int:
-    """Let the run of a server's disk go on, on another tree; return the rounds it has.
+@dataclass(frozen=True)
+class DiskChange:
+    """What a server's disk gets so that its run goes on, on another tree."""
 
-    `backup` is a new file with the disk as it was. A round that was interrupted is run again: the
-    rollback tells all nodes to forget it.
+    state: bytes
+    facts: Mapping[str, Any]
+    rounds: int
+    """How many rounds the run has."""
+
+    def write(self, disk: Disk, backup: Path) -> None:
+        """Change the disk in one transaction; `backup` is a new file with the disk as it was."""
+        disk.copy(backup)
+        disk.change_tree(self.state, self.facts)
+
+
+def disk_change(disk: Disk, change: TreeChange, fingerprint: dict[str, str]) -> DiskChange:
+    """How the run of a server's disk goes on, on another tree; nothing is written yet.
+
+    A round that was interrupted is run again: the rollback tells all nodes to forget it.
     """
     captured = captured_in(disk)
     if captured is None:
         fix = "plan the new tree with covey deploy plan"
         raise CheckpointError(f"{disk.path} has no round yet, so there is nothing to keep; {fix}.")
+    _check_names(disk, change)
     after = changed(captured, change, fingerprint)
     state = save(after.tensors, {FACTS: json.dumps(after.facts)})
     rounds: int = after.facts["round"]
     before: int = disk.fact("before") or 0
-    facts: dict[str, Any] = {
+    facts = {
         "rollbacks": [*(disk.fact("rollbacks") or []), before],
         CHANGES: [*(disk.fact(CHANGES) or []), rounds],
+        NAMES: _listed(change.new),
     }
-    disk.copy(backup)
-    disk.change_tree(state, facts)
-    return rounds
+    return DiskChange(state, facts, rounds)
+
+
+def _check_names(disk: Disk, change: TreeChange) -> None:
+    """Refuse to change a tree twice in the same way: sums would go to the wrong nodes."""
+    names = disk.fact(NAMES)
+    if names is not None and names != _listed(change.old):
+        raise ConfigError(_ANOTHER.format(what="whose seats have other names or another order"))
+
+
+def _listed(names: NameLists) -> dict[str, list[str]]:
+    return {tier: list(here) for tier, here in names.items()}

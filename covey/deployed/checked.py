@@ -1,7 +1,7 @@
 """Answers of children, checked before they are believed.
 
-A child may be broken or hostile. A check returns why an answer is refused, or None. It never
-raises, whatever the answer holds.
+A child may be broken or hostile. A check returns why an answer is refused, or None. It does not
+raise for anything that an answer may hold; what else it raises is a fault of this node.
 
 Rows must be finite. A child whose own training diverged says so with an error in place of rows
 (docs/decisions/0070-answers-are-checked.md).
@@ -21,9 +21,9 @@ from torch import Tensor
 from covey import native
 from covey.deployed import checked_facts, parcel
 from covey.deployed.checked_facts import Rehearsed, Subtree, field_of
-from covey.deployed.node_rows import NodeRow
+from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.transport import AskKey, Seat
-from covey.errors import CoveyError, DecodeError, shown
+from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
 from covey.kernel.store import ColumnKey
 from covey.links.link import Link
@@ -35,6 +35,8 @@ _DECODING = threading.Lock()
 """One row at a time is decoded to be checked, so that not all are in memory at once."""
 _WITH_ROWS = ("read", "freeze")
 """The orders to which rows come back."""
+_OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, NotImplementedError)
+"""What no bytes of a child can cause: the child is not to blame."""
 
 
 class ChildCheck(ABC):
@@ -45,11 +47,16 @@ class ChildCheck(ABC):
         """The seats whose answer is an error of their own, such as a training that diverged."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
-        """Why the answer of a seat is refused; None: it is good."""
+        """Why the answer of a seat is refused; None: it is good.
+
+        A fault of this node is raised, and ends the ask: no child is struck for it.
+        """
         try:
             self._check(seat, data)
         except CoveyError as error:
             return str(error)
+        except _OWN_FAULTS:
+            raise
         except Exception as error:  # an answer may hold anything: what is unforeseen is refused too
             return f"it cannot be read: {type(error).__name__}: {shown(str(error))}."
         return None
@@ -83,6 +90,8 @@ class ReplyCheck(ChildCheck):
     rehearsed: Rehearsed
     bounds: Mapping[Seat, float] = field(default_factory=dict)
     """The largest norm of a row in training, by seat; others have no bound."""
+    drops_diverged: bool = False
+    """Whether an answer is bad if it says that the training diverged."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -92,6 +101,7 @@ class ReplyCheck(ChildCheck):
         if self._says_error(seat, header):
             if messages:
                 raise DecodeError("an error with rows.")
+            self._check_diverged(seat, *header["error"])
             return
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
@@ -105,13 +115,19 @@ class ReplyCheck(ChildCheck):
         for packed, schema in zip(messages, expected, strict=True):
             self._check_message(seat, packed, schema)
 
+    def _check_diverged(self, seat: Seat, kind: str, text: str) -> None:
+        """Refuse an answer that says that the training diverged, where that is to be dropped."""
+        if self.drops_diverged and kind == DivergedError.__name__:
+            self.failed.discard(seat)
+            raise DecodeError(f"its training diverged: {shown(text)}")
+
     def _check_message(self, seat: Seat, packed: Packed, schema: Schema) -> None:
         """Refuse another schema, more than one row, and values that are not finite."""
         count = 1
         if schema.kind == "nothing":
             count = 0
         with _DECODING:
-            rows = rows_of(self.link.unpack(packed, expect=schema, count=count))
+            rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
             if rows is not None:
                 self._check_values(seat, rows, schema)
 
@@ -169,6 +185,9 @@ class OrderCheck(ChildCheck):
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "read" and texts != asked:
             raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")
+        part = self.arguments.get("part")
+        if part is not None and not Part(*part).has(kept.tier, kept.number):
+            raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
         row = kept.row
         if row is None:
             raise DecodeError(f"a row {shown(kept.name)} without values.")
@@ -179,5 +198,5 @@ class OrderCheck(ChildCheck):
                 wanted = f"{list(template.shape[1:])} of {template.dtype}"
                 form = f"{list(row.shape)} of {row.dtype}"
                 raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
-        if row.is_floating_point() and not bool(torch.isfinite(row).all()):
+        if row.is_floating_point() and not native.finite(row):
             raise DecodeError(f"the row {shown(kept.name)} is not finite.")

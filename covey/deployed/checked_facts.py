@@ -26,6 +26,8 @@ Subtree = Mapping[str, range]
 """The ids of a node and of all nodes below it, by tier."""
 _LONGEST = 300  # characters of a name
 _MOST = 2**53  # of a count: a float holds every whole number up to it
+_LARGEST = 1e290  # of a noted number: the sum over all nodes is finite too
+_SUMS = 64  # floats that hold an exact sum: about 40 are enough for any
 _COLUMNS = 1_000  # kept names of a subtree
 _DIMENSIONS = 8
 _ENDED = 64
@@ -119,10 +121,10 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
         _ids_of(tier, ids, subtree)
     for entry in _listed(facts, "notes"):
         _check_note(entry, subtree)
-    if not _is_number(field_of(facts, "gradients")) or facts["gradients"] < 0:
-        raise DecodeError(f"gradients = {shown(facts['gradients'])}.")
-    for entry in _listed(facts, "reports"):
-        _check_report(entry, subtree, rehearsed)
+    gradients = field_of(facts, "gradients")
+    if not _is_number(gradients) or not 0 <= gradients <= _MOST:
+        raise DecodeError(f"gradients = {shown(gradients)}.")
+    _check_reports(_listed(facts, "reports"), subtree, rehearsed)
     for model, names in _tables(facts, "needs"):
         known = rehearsed.needs.get(model, set())
         if any(not isinstance(name, str) or name not in known for name in names):
@@ -221,10 +223,24 @@ def _check_bytes(entry: Any, subtree: Subtree) -> None:
 
 def _check_note(entry: Any, subtree: Subtree) -> None:
     kinds = (_is_name, _is_name, _is_list, _is_number, _is_number, _is_count)
-    tier, name, sums, _, _, count = _parts(entry, *kinds, what="a note")
+    tier, name, sums, least, most, count = _parts(entry, *kinds, what="a note")
     _ids_of(tier, [], subtree)
-    if not sums or not all(_is_number(value) for value in sums) or not count:
-        raise DecodeError(f"a note {name!r} that is not finite, or of nobody.")
+    if not 0 < len(sums) <= _SUMS or not count:
+        raise DecodeError(f"a note {name!r} of {count} nodes in {len(sums)} sums.")
+    if not all(_is_number(value) and abs(value) <= _LARGEST for value in (*sums, least, most)):
+        raise DecodeError(f"a note {name!r} that is not finite, or beyond {_LARGEST:g}.")
+
+
+def _check_reports(entries: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse reports that no rehearsal has, and two of one node."""
+    reported: set[tuple[str, int]] = set()
+    for entry in entries:
+        _check_report(entry, subtree, rehearsed)
+        name, _, ids, _ = entry
+        for number in ids:
+            if (name, number) in reported:
+                raise DecodeError(f"two reports {name!r} of node {number}.")
+            reported.add((name, number))
 
 
 def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
@@ -232,7 +248,7 @@ def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     name, tier, ids, figures = _parts(entry, *kinds, what="a report")
     _ids_of(tier, ids, subtree)
     width = rehearsed.widths.get((tier, name))
-    if width is None or len(figures) != len(ids):
+    if width is None or not ids or len(figures) != len(ids):
         raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
     for values in figures:
         if not isinstance(values, list) or len(values) != width:

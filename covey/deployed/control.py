@@ -9,32 +9,45 @@ names `operator`. It never shares a port with the nodes.
 
 from __future__ import annotations
 
+import errno
 import http.client
-import ipaddress
 import json
+import os
 import signal
+import socket
 import ssl
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from covey.deployed.certificates import AUTHORITY, CERTIFICATE, KEY, Certificate, Identity
 from covey.deployed.events import EventLog
-from covey.deployed.plan import LOOPBACK
+from covey.deployed.plan import LOOPBACK, is_loopback, join_address
 from covey.deployed.progress import Progress
+from covey.deployed.seats import OPERATOR
 from covey.errors import ConfigError, CoveyError, TransportError
 
-OPERATOR = "operator"
 ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first."""
 _SECONDS = 10.0  # that a request may take
 _POLL = 0.05  # s between two looks whether the port is to be closed
-_LONGEST = 1 << 20  # bytes of an answer
+_PROCESS = "X-Covey-Process"
+"""A header with the name of the process that is meant: other nodes may have its port elsewhere."""
+_LONGEST = 1 << 28  # bytes of an answer: a node may have 100,000 children
+_NO_SIGNAL = 0
 SeatOrder = Callable[[str], None]
+
+
+class NotListening(ConfigError):
+    """Nothing listens on a control port: its node has not started, or has ended."""
 
 
 class Control:
@@ -67,7 +80,9 @@ class Control:
         try:
             self._server = _Server((host, port), self)
         except OSError as error:
-            fix = "end the process that has it, or give another control_port"
+            fix = "give another control_host or control_port"
+            if error.errno == errno.EADDRINUSE:
+                fix = "end the process that has it, or give another control_port"
             raise TransportError(
                 f"the control port {host}:{port}: {error.strerror or error}; {fix}."
             ) from error
@@ -117,7 +132,7 @@ class Control:
         return f"evicted {seat}: its stream is closed, and it is refused; {again}"
 
     def _children(self) -> list[str]:
-        return [name for name, seat in self.progress.seats.items() if not seat.own]
+        return [name for name, seat in list(self.progress.seats.items()) if not seat.own]
 
 
 class _Server(ThreadingHTTPServer):
@@ -128,6 +143,9 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], control: Control) -> None:
         self.control = control
+        self._until: dict[Any, float] = {}
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, _Requests)
         self._context: ssl.SSLContext | None = None
         if control.identity is not None:
@@ -148,10 +166,30 @@ class _Server(ThreadingHTTPServer):
                     self.control.log.error("control_certificate", text=str(error))
         return super().get_request()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, within a time."""
+        self._until[request] = time.monotonic() + _SECONDS
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection has ended."""
+        self._until.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that take too long: a peer may send a byte every now and then."""
+        now = time.monotonic()
+        for request, until in list(self._until.items()):
+            if now > until:
+                with suppress(OSError):
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what goes wrong with a connection, such as a handshake that fails."""
         if self.control.log is not None:
-            self.control.log.warning("control_connection_failed", peer=client_address[0])
+            error = sys.exception()
+            text = f"{type(error).__name__}: {error}"
+            self.control.log.warning("control_connection_failed", peer=client_address[0], text=text)
 
 
 class _Requests(BaseHTTPRequestHandler):
@@ -174,8 +212,8 @@ class _Requests(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self._refused():
             return
-        _, order, *rest = self.path.split("/")
-        seat = rest[0] if rest else None
+        order, _, name = self.path.removeprefix("/").partition("/")
+        seat = name or None
         if order not in ORDERS or self.headers.get(_HEADER) is None:
             self._answer(404, f"POST {', '.join(ORDERS)}, by covey ctl")
             return
@@ -190,6 +228,19 @@ class _Requests(BaseHTTPRequestHandler):
         self._answer(200, done)
 
     def _refused(self) -> bool:
+        """Refuse who is no operator, or means another process; return whether it was refused."""
+        return self._is_foreign() or self._means_another()
+
+    def _means_another(self) -> bool:
+        """Refuse a request to a process that is not this one."""
+        own = self.server.control.progress.process
+        meant = self.headers.get(_PROCESS, own)
+        if meant == own:
+            return False
+        self._answer(409, f"this is the control port of {own}, not of {meant!r:.80}")
+        return True
+
+    def _is_foreign(self) -> bool:
         """Refuse who is no operator; return whether it was refused."""
         identity = self.server.control.identity
         if identity is None:
@@ -224,43 +275,57 @@ class _Requests(BaseHTTPRequestHandler):
         """Nothing: orders are events of the process's own log."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine alone.
+def call(
+    method: str,
+    address: tuple[str, int],
+    path: str,
+    certificate: Path | None = None,
+    process: str | None = None,
+) -> str:
+    """What a control port answers; `certificate` is the operator's folder, beyond loopback.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
+    `process` is the name of the process that is meant; without one, whoever has the port.
     """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def call(method: str, address: tuple[str, int], path: str, certificate: Path | None = None) -> str:
-    """What a control port answers; `certificate` is the operator's folder, beyond loopback."""
     host, port = address
+    place = join_address(host, port)
     context = None
+    headers = {_HEADER: "1"}
+    if process is not None:
+        headers[_PROCESS] = process
     if certificate is not None:
         context = _context(Identity(certificate), ssl.PROTOCOL_TLS_CLIENT)
     elif not is_loopback(host):
         fix = "give --certs with the folder of an operator's certificate"
-        raise ConfigError(f"{host}:{port} is not on this machine; {fix}.")
+        raise ConfigError(f"{place} is not on this machine; {fix}.")
     try:
-        connection = _connection(host, port, context)
-        connection.request(method, path, headers={_HEADER: "1"})
-        response = connection.getresponse()
-        text = response.read(_LONGEST).decode()
-        connection.close()
+        with closing(_connection(host, port, context)) as connection:
+            connection.connect()
+            _check_shown(connection, certificate)
+            connection.request(method, quote(path), headers=headers)
+            response = connection.getresponse()
+            text = response.read(_LONGEST).decode()
+    except ConnectionRefusedError as error:
+        fix = "is the node running, and is this its control_port?"
+        raise NotListening(f"nothing listens on {place}; {fix}") from error
     except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
         fix = "is the node running, and is this its control_port?"
         if certificate is None:
             fix += " Beyond loopback it answers with --certs alone."
-        raise ConfigError(f"no answer from {host}:{port} ({error}); {fix}") from error
+        raise ConfigError(f"no answer from {place} ({error}); {fix}") from error
     if response.status != 200:
-        raise ConfigError(f"{host}:{port}: {text}")
+        raise ConfigError(f"{place}: {text}")
     return text
+
+
+def _check_shown(connection: http.client.HTTPConnection, certificate: Path | None) -> None:
+    """Refuse a control port that shows a revoked certificate: its node may have been stolen."""
+    if certificate is None or not isinstance(connection.sock, ssl.SSLSocket):
+        return
+    der = connection.sock.getpeercert(binary_form=True)
+    shown = Certificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+    refusal = shown.refusal(Identity(certificate).revoked(), datetime.now(UTC))
+    if refusal is not None:
+        raise ConfigError(f"{connection.host}:{connection.port}: {refusal}.")
 
 
 def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
@@ -290,17 +355,36 @@ def _load(context: ssl.SSLContext, identity: Identity) -> None:
 
 @contextmanager
 def drained(progress: Progress, log: EventLog) -> Iterator[None]:
-    """SIGTERM and Ctrl-C let the process end after what is under way; a second one ends it now."""
+    """SIGTERM and Ctrl-C let the process end after what is under way; a second one ends it now.
 
-    def drain(number: int, frame: object) -> None:
-        if progress.draining:
+    A signal comes in the middle of anything, also while this thread has the lock of the log. So the
+    handler takes no lock: it tells a thread that waits for it.
+    """
+    reading, writing = os.pipe()
+    asked = False
+
+    def hear(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked or progress.draining:
             raise KeyboardInterrupt
-        log.info("draining", signal=signal.Signals(number).name)
-        progress.drain()
+        asked = True
+        os.write(writing, bytes([number]))
 
-    before = {number: signal.signal(number, drain) for number in (signal.SIGTERM, signal.SIGINT)}
+    def obey() -> None:
+        number = os.read(reading, 1)[0]
+        if number != _NO_SIGNAL:
+            log.info("draining", signal=signal.Signals(number).name)
+            progress.drain()
+
+    thread = threading.Thread(target=obey, name="covey-signals", daemon=True)
+    thread.start()
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.write(writing, bytes([_NO_SIGNAL]))
+        thread.join()
+        os.close(reading)
+        os.close(writing)

@@ -23,11 +23,17 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from covey.deployed.blobs import Connection, LogMover, insert
-from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, from_bytes
+import torch
+from torch import Tensor
+
+from covey.deployed.blobs import Connection, LogMover, insert, move, read, whole
+from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, dtype_of
+from covey.deployed.stored import Stored
 from covey.deployed.transport import Answer, AskKey, Seat, Status
 from covey.errors import CheckpointError, ConfigError
 
@@ -38,7 +44,10 @@ _PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
 _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
 FORMAT = "covey-node-2"
+_DIGITS = 18  # of the number of a change, which sqlite holds in 64 bits
 _CHILDREN = "children"
+OWED_ORDERS = "owed orders"
+"""The fact that lists (key, request, children) of orders that were not followed."""
 _TABLES = (
     # data is NULL where a held version is released
     "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
@@ -117,6 +126,17 @@ def kill_at(point: str, times: int) -> Callable[[str], None]:
     return hook
 
 
+@dataclass(frozen=True)
+class KeptForm:
+    """A row that a node keeps, now or in a held version, without its numbers."""
+
+    name: str
+    label: str
+    round: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Disk:
     """One sqlite file. Threads may share it: every method is one transaction or one query."""
 
@@ -162,10 +182,10 @@ class Disk:
             )
 
     def _check_format(self) -> None:
-        found = self.fact("format")
-        if found != FORMAT:
+        written = self.fact("format")
+        if written != FORMAT:
             fix = "use the version of covey that wrote it, or an empty folder"
-            raise CheckpointError(f"{self.path} has the format {found!r}, not {FORMAT!r}; {fix}.")
+            raise CheckpointError(f"{self.path} has the format {written!r}, not {FORMAT!r}; {fix}.")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -205,14 +225,19 @@ class Disk:
         with self._alone:
             return self._connection.execute(text, values).fetchall()
 
+    def shrink(self) -> None:
+        """Let go of the pages of the file that are held in memory."""
+        with self._alone:
+            self._connection.execute("PRAGMA shrink_memory")
+
     # Facts
 
     def fact(self, name: str) -> Any:
         """A fact that JSON can hold; None where there is none."""
-        found = self._query("SELECT value FROM facts WHERE name = ?", [name])
-        if not found:
+        selected = self._query("SELECT value FROM facts WHERE name = ?", [name])
+        if not selected:
             return None
-        return json.loads(found[0][0])
+        return json.loads(selected[0][0])
 
     def note(self, **facts: Any) -> None:
         """Write facts that JSON can hold."""
@@ -237,26 +262,47 @@ class Disk:
     @property
     def pending(self) -> tuple[int, int] | None:
         """(round, attempt) in which pending rows were kept; None where there are none."""
-        found = self.fact("pending")
-        if found is None:
+        pending = self.fact("pending")
+        if pending is None:
             return None
-        round, attempt = found
+        round, attempt = pending
         return round, attempt
 
     # Rows
 
-    def rows(self, tier: str, number: int) -> list[NodeRow]:
-        """The rows of this node, pending ones before good ones; (tier, number) say who it is."""
-        text = "SELECT name, label, round, dtype, shape, data FROM rows ORDER BY good"
-        out: dict[tuple[str, str], NodeRow] = {}
-        for name, label, round, dtype, shape, data in self._query(text):
+    def kept(self) -> list[KeptForm]:
+        """The rows of this node, without their numbers; pending ones stand for good ones."""
+        columns = "name, label, round, dtype, shape, data IS NULL"
+        out: dict[tuple[str, str], KeptForm | None] = {}
+        for name, label, round, dtype, shape, released in self._query(
+            f"SELECT {columns} FROM rows ORDER BY good"
+        ):
             if (name, label) in out:
                 continue
-            row = None
-            if data is not None:
-                row = from_bytes(data, dtype, json.loads(shape))
-            out[name, label] = NodeRow(tier, number, name, label, round, row)
-        return [kept for kept in out.values() if kept.row is not None]
+            out[name, label] = None
+            if not released:
+                out[name, label] = KeptForm(name, label, round, dtype, tuple(json.loads(shape)))
+        return [kept for kept in out.values() if kept is not None]
+
+    def row(self, name: str, label: str) -> Tensor:
+        """One of the rows that `kept` lists."""
+        text = (
+            "SELECT rowid, dtype, shape FROM rows WHERE name = ? AND label = ? "
+            "ORDER BY good LIMIT 1"
+        )
+        with self._alone:
+            number, dtype, shape = self._query(text, [name, label])[0]
+            out = torch.empty(json.loads(shape), dtype=dtype_of(dtype))
+            read(self._connection, "rows", number, as_bytes(out))
+        return out
+
+    def rows(self, tier: str, number: int) -> list[NodeRow]:
+        """All of them; (tier, number) say who this node is."""
+        out = []
+        for kept in self.kept():
+            row = self.row(kept.name, kept.label)
+            out.append(NodeRow(tier, number, kept.name, kept.label, kept.round, row))
+        return out
 
     def keep(self, rows: Iterable[NodeRow], *, round: int, attempt: int) -> None:
         """Write rows that are pending until the round is good."""
@@ -280,7 +326,9 @@ class Disk:
                 "(SELECT name, label FROM rows WHERE good = 0)"
             )
             connection.execute("DELETE FROM rows WHERE good = 0 AND data IS NULL")
-            connection.execute("UPDATE rows SET good = 1 WHERE good = 0")
+            text = "SELECT rowid, name, label, round, dtype, shape FROM rows WHERE good = 0"
+            for number, name, label, *form in connection.execute(text).fetchall():
+                move(connection, "rows", number, [name, label, 1, *form])
             connection.execute("DELETE FROM trained")
             _note(connection, {"pending": None})
 
@@ -297,13 +345,11 @@ class Disk:
 
     def answer(self, key: AskKey) -> bytes | None:
         """The answer to this ask, where it was the last one of its lane; else None."""
-        found = self._query(
-            "SELECT data FROM answers WHERE lane = ? AND key = ?", [key.lane, str(key)]
-        )
-        if not found:
-            return None
-        data: bytes = found[0][0]
-        return data
+        text = "SELECT rowid, length(data) FROM answers WHERE lane = ? AND key = ?"
+        with self._alone:
+            for number, size in self._query(text, [key.lane, str(key)]):
+                return whole(self._connection, "answers", number, size)
+        return None
 
     def trained(self, key: AskKey) -> bool:
         """Whether this training has ended here in a round that is not good yet."""
@@ -345,17 +391,26 @@ class Disk:
         """
         with self._transaction("inside-journal") as connection:
             for seat, answer in answers.items():
-                insert(connection, "journal", [str(key), seat, answer.status], answer.data)
+                insert(connection, "journal", [str(key), seat, answer.status], answer.read())
             _receive(connection, numbers)
         fault("after-journal")
 
     def journalled(self, key: AskKey) -> dict[Seat, Answer] | None:
         """What children answered to this ask; None where it was not journalled."""
-        text = "SELECT seat, status, data FROM journal WHERE key = ?"
-        found = self._query(text, [str(key)])
-        if not found:
-            return None
-        return {seat: Answer(_status(status), data) for seat, status, data in found}
+        text = "SELECT seat, status, length(data) FROM journal WHERE key = ?"
+        out = {}
+        for seat, status, size in self._query(text, [str(key)]):
+            data = Stored(size, partial(self.journalled_of, key, seat))
+            out[seat] = Answer(_status(status), data)
+        return out or None
+
+    def journalled_of(self, key: AskKey, seat: Seat) -> bytes:
+        """What one child answered to an ask that was journalled."""
+        text = "SELECT rowid, length(data) FROM journal WHERE key = ? AND seat = ?"
+        with self._alone:
+            for number, size in self._query(text, [str(key), seat]):
+                return whole(self._connection, "journal", number, size)
+        raise CheckpointError(f"{self.path}: the journal has no answer of {seat} to {key}.")
 
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
@@ -364,10 +419,10 @@ class Disk:
 
     def received(self, seat: Seat) -> int:
         """The number of the last change that a child has told; 0: none."""
-        found = self._query("SELECT number FROM received WHERE seat = ?", [seat])
-        if not found:
+        selected = self._query("SELECT number FROM received WHERE seat = ?", [seat])
+        if not selected:
             return 0
-        number: int = found[0][0]
+        number: int = selected[0][0]
         return number
 
     def seat_children(self, children: Mapping[str, Seat]) -> None:
@@ -440,10 +495,10 @@ class Disk:
     @property
     def state(self) -> bytes | None:
         """Where the run stood after the last good round; None before the first."""
-        found = self._query("SELECT value FROM facts WHERE name = 'run state'")
-        if not found:
+        selected = self._query("SELECT value FROM facts WHERE name = 'run state'")
+        if not selected:
             return None
-        state: bytes = found[0][0]
+        state: bytes = selected[0][0]
         return state
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
@@ -452,26 +507,26 @@ class Disk:
         A later entry of the same node and ask corrects an earlier one.
         """
         columns = "round, lane, path, tier, number, status"
-        found = self._query(f"SELECT {columns} FROM missing ORDER BY rowid")
+        selected = self._query(f"SELECT {columns} FROM missing ORDER BY rowid")
         out = []
-        for round, lane, path, tier, number, status in found:
+        for round, lane, path, tier, number, status in selected:
             out.append((round, lane, int(path), tier, number, _status(status)))
         return out
 
     def records(self) -> list[str]:
         """The records of all rounds that were written, in order."""
-        found = self._query("SELECT record FROM records ORDER BY round")
-        return [record for (record,) in found]
+        selected = self._query("SELECT record FROM records ORDER BY round")
+        return [record for (record,) in selected]
 
 
 def number_in(last_key: str | None) -> int:
     """The number of the last change of a disk, from what a node says when it joins.
 
-    >>> number_in("run/0/3/train/7/algorithm.device/ab#12")
-    12
+    >>> number_in("run/0/3/train/7/algorithm.device/ab#12"), number_in("ab#" + "9" * 5000)
+    (12, 0)
     """
     number = (last_key or "").rpartition("#")[2]
-    if not number.isdecimal():
+    if not number.isdecimal() or len(number) > _DIGITS:
         return 0
     return int(number)
 
@@ -499,14 +554,26 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
     for seat, number in received:
         if seat in moved:
             connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], number])
-    found = connection.execute("SELECT value FROM facts WHERE name = 'owed'").fetchall()
-    if found:
-        owed = []
-        for key, (round, lane, path, tier, seat, status) in json.loads(found[0][0]):
-            if seat in moved:
-                owed.append([key, [round, lane, path, tier, moved[seat], status]])
-        _note(connection, {"owed": owed})
+    owed = []
+    for key, (round, lane, path, tier, seat, status) in _listed(connection, "owed"):
+        if seat in moved:
+            owed.append([key, [round, lane, path, tier, moved[seat], status]])
+    orders = []
+    for key, request, seats in _listed(connection, OWED_ORDERS):
+        owing = [moved[seat] for seat in seats if seat in moved]
+        if owing:
+            orders.append([key, request, owing])
+    _note(connection, {"owed": owed, OWED_ORDERS: orders})
     connection.execute("DELETE FROM journal")
+
+
+def _listed(connection: Connection, name: str) -> list[Any]:
+    """A fact that is a list; an empty one where there is none."""
+    selected = connection.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchall()
+    if not selected:
+        return []
+    entries: list[Any] = json.loads(selected[0][0])
+    return entries
 
 
 def _note(connection: Connection, facts: Mapping[str, Any]) -> None:
@@ -530,6 +597,5 @@ def _status(text: str) -> Status:
     """A status as the journal has it."""
     for status in get_args(Status):
         if text == status:
-            found: Status = status
-            return found
+            return cast(Status, status)
     raise CheckpointError(f"a journal with the status {text!r}.")

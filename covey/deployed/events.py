@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -68,7 +68,8 @@ class EventLog:
         head = {"time": self._now(), "level": level, "process": self.process, "event": event}
         plain = {name: _plain(name, fact) for name, fact in facts.items()}
         line = json.dumps(head | plain)
-        with self._lock:
+        # A disk without room for a line, or a reader that has gone, must not end the node.
+        with self._lock, suppress(OSError, ValueError):
             stream = self._stream or sys.stderr
             print(line, file=stream, flush=True)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from covey.deployed.certificates import Identity
 from covey.deployed.disk import Disk
+from covey.deployed.door import Door
 from covey.deployed.grpc_options import Limits
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport
 from covey.deployed.plan import Process
-from covey.deployed.transport import Admission, Seat
+from covey.deployed.transport import Seat
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class GrpcNetwork:
     identity: Identity | None
 
     def listen(
-        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Admission
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
     ) -> GrpcTransport:
         """The way to the children of a process, which dial in."""
         assert process.listen is not None
@@ -31,7 +33,10 @@ class GrpcNetwork:
             fingerprint=fingerprint,
             identity=self.identity,
             admission=door,
+            evicted=door.evicted,
+            remember=door.remember,
             limits=Limits(strikes=process.strikes),
+            folder=Path(process.state),
         )
 
     def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> GrpcPort:

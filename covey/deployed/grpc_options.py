@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 import threading
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from covey.deployed.certificates import Identity
 from covey.deployed.extras import grpc
 from covey.deployed.frames import MAX_FRAME, MAX_MESSAGE
+from covey.deployed.plan import is_loopback
 from covey.errors import ConfigError, CoveyError, TransportError
 
 SERVICE = "covey.Tree"
@@ -23,6 +23,13 @@ TLS = b"TLSv1.3"
 LOG = logging.getLogger("covey.deployed")
 Option = tuple[str, int | str]
 _T = TypeVar("_T")
+_AHEAD = 2**24
+"""Bytes that all children together may send beyond the frames that their parent reads.
+
+gRPC would let this grow with the speed of the connection, and hold many answers in its own memory.
+"""
+_LEAST_AHEAD = 2**18
+_MOST_AHEAD = 2**22
 _LOOK = 1.0  # s between two looks whether the event loop is alive
 
 
@@ -32,6 +39,12 @@ class Limits:
 
     message: int = MAX_MESSAGE
     """Bytes of a message."""
+    held: int = 2**23
+    """Bytes of answers to an ask that are held in memory; others wait in a file."""
+    held_requests: int = 2
+    """Answers are held in any case until they take as much as so many requests."""
+    unchecked: int = 2**22
+    """Bytes of answers that wait to be checked, above which no more are read."""
     window: int = 2
     """Requests that a seat may have without an answer; the next one waits."""
     hello_seconds: float = 10
@@ -67,11 +80,15 @@ def options(limits: Limits) -> list[Option]:
     ]
 
 
-def server_options(limits: Limits) -> list[Option]:
-    """The options of a parent."""
+def server_options(limits: Limits, children: int) -> list[Option]:
+    """The options of a parent with so many children at most."""
+    share = _AHEAD // max(1, children)
+    ahead = min(max(share, _LEAST_AHEAD), _MOST_AHEAD)
     return [
         *options(limits),
         ("grpc.so_reuseport", 0),  # a second parent on a port must fail
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", ahead),
         ("grpc.max_concurrent_streams", 2),
         ("grpc.max_connection_idle_ms", 60_000),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.hello_seconds)),
@@ -129,11 +146,7 @@ def check_plain(address: str) -> None:
     >>> check_plain("127.0.0.1:8443")
     """
     host = address.rpartition(":")[0].strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not is_loopback(host):
         fix = "use certificates (covey certs), or an address such as 127.0.0.1"
         raise ConfigError(f"{address} without certificates would be open to others; {fix}.")
 

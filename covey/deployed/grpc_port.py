@@ -187,7 +187,7 @@ class GrpcPort:
             return
         text = f"{self.parent} at {self.address}: {_reason(error)}"
         if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
-            raise TransportError(f"{text}.")
+            raise TransportError(f"{text.rstrip('.')}.")
         if self._failures.add(text):
             say(logging.WARNING, "dial_again", text, count=self._failures.count)
 

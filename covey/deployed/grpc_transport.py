@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote
 
 from covey.deployed.admit import Doorkeeper, Refusal, signed_text
 from covey.deployed.certificates import Certificate, Identity
@@ -34,13 +38,16 @@ from covey.deployed.grpc_options import (
     server_options,
     shared_loop,
 )
+from covey.deployed.memory import give_back_free
 from covey.deployed.owed import Owed
-from covey.deployed.transport import Admission, Answer, AskKey, Check, Patience, Seat
+from covey.deployed.stored import AnswerFile, Stored
+from covey.deployed.transport import Admission, Answer, AskKey, Blob, Check, Patience, Seat
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import CoveyError, DecodeError, TransportError
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
+_TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _SHOWN = 5  # names in a line of the log
 
@@ -50,28 +57,34 @@ class _Ask:
     """An ask that waits for answers."""
 
     key: AskKey
-    common: bytes
+    common: Blob
     own: Mapping[Seat, bytes]
     check: Check | None = None
-    answers: dict[Seat, bytes] = field(default_factory=dict)
+    file: AnswerFile | None = None
+    """Where answers wait that are not to be held in memory; None: all are held."""
+    held: int = 0
+    """Bytes of the answers that are held in memory."""
+    answers: dict[Seat, bytes | Stored] = field(default_factory=dict)
     bad: set[Seat] = field(default_factory=set)
     """The seats whose answer was refused, and who are not asked again yet."""
     sent: set[Seat] = field(default_factory=set)
     error: Exception | None = None
     """Of this parent, while it checked an answer."""
+    untrimmed: int = 0
+    """Bytes of the answers that came since free memory was last given back."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def missing(self) -> list[Seat]:
         """The seats without an answer."""
         return [seat for seat in self.own if seat not in self.answers]
 
-    def ended(self, patience: Patience | None, waited: float) -> bool:
-        """Whether nothing more is waited for."""
+    def ended(self, patience: Patience | None, waited: float, gone: set[Seat]) -> bool:
+        """Whether nothing more is waited for; `gone` are seats that have long been empty."""
         if len(self.answers) == len(self.own):
             return True
         if patience is None or len(self.answers) < patience.quorum:
             return False
-        return waited >= patience.seconds or len(self.answers) + len(self.bad) == len(self.own)
+        return waited >= patience.seconds or gone.union(self.bad).issuperset(self.missing())
 
     def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
         """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
@@ -172,12 +185,18 @@ class GrpcTransport:
         identity: Identity | None,
         admission: Admission | None = None,
         limits: Limits | None = None,
+        evicted: frozenset[str] = frozenset(),
+        remember: Callable[[frozenset[str]], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Listen at `address`; port 0 takes a free one.
 
         `seats` is the allow-list. Without an identity there is no TLS, and the address must be one
-        of this machine.
+        of this machine. `evicted` are the seats that are refused from the beginning; `remember` is
+        told whenever they change. `folder` is on a disk where answers may wait; without it they
+        wait in memory.
         """
+        self._folder = folder
         self._limits = limits or Limits()
         self._identity = identity
         self._revoked: frozenset[int] = frozenset()
@@ -187,7 +206,9 @@ class GrpcTransport:
             identity.check()
             self._revoked = identity.revoked()
         strikes = self._limits.strikes
-        self.doorkeeper = Doorkeeper(dict(seats), fingerprint, admission, strikes)
+        self.doorkeeper = Doorkeeper(dict(seats), fingerprint, admission, strikes, evicted)
+        self._remember = remember
+        self._remembering = threading.Lock()
         self.refused: Counter[str] = Counter()
         """Refused processes and dropped messages, by the reason's status."""
         self.sent_bytes = 0
@@ -198,10 +219,16 @@ class GrpcTransport:
         self._orders: dict[AskKey, _Ask] = {}
         """Orders whose asks have ended, and which some seats still owe."""
         self._owed = Owed()
-        self._checks: set[asyncio.Future[None]] = set()
+        self._unchecked = 0
+        """Bytes of the answers that are not checked and put away yet."""
+        self._checked = asyncio.Event()
+        self._tasks: set[asyncio.Future[None]] = set()
+        """Work that nobody waits for: checks of answers, and notes of who is evicted."""
+        self._empty_since: dict[Seat, float] = {}
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._unread = Failures()
+        self._unwritten = Failures()
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
 
@@ -210,7 +237,7 @@ class GrpcTransport:
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
@@ -223,7 +250,14 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
-        return self._do(self._ask(_Ask(key, common, own, check), patience))
+        file = None
+        if self._folder is not None:
+            file = AnswerFile(self._folder)
+        return self._do(self._ask(_Ask(key, common, own, check, file), patience))
+
+    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
+        """An order that these seats have not followed."""
+        self._do(self._owe(_Ask(key, b"", own)))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
@@ -236,6 +270,11 @@ class GrpcTransport:
     def admit(self, name: str) -> None:
         """Let an evicted seat be taken again."""
         self._do(self._admit(name))
+
+    def turned_away(self) -> dict[Seat, str]:
+        """Why processes were refused that have a certificate of an empty seat."""
+        seats = self.doorkeeper.seats
+        return {seats[name]: text for name, text in list(self.doorkeeper.turned_away.items())}
 
     def evicted(self) -> frozenset[Seat]:
         """The seats that are refused, by an order or after too many bad messages."""
@@ -261,9 +300,10 @@ class GrpcTransport:
 
     async def _start(self, address: str) -> str:
         library = grpc()
-        calls = 4 * len(self.doorkeeper.seats) + 64
+        children = len(self.doorkeeper.seats)
         self._server = library.aio.server(
-            options=server_options(self._limits), maximum_concurrent_rpcs=calls
+            options=server_options(self._limits, children),
+            maximum_concurrent_rpcs=4 * children + 64,
         )
         join = library.stream_stream_rpc_method_handler(self._join)
         handler = library.method_handlers_generic_handler(SERVICE, {METHOD: join})
@@ -292,11 +332,29 @@ class GrpcTransport:
         self.doorkeeper.evict(name)
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
-            stream.close("PERMISSION_DENIED", f"{name} is evicted")
+            fix = f"an operator lets it in again: covey ctl admit {name}"
+            stream.close("PERMISSION_DENIED", f"{name} is evicted; {fix}")
             self._leave(stream)
+        await self._remember_evicted()
 
     async def _admit(self, name: str) -> None:
         self.doorkeeper.readmit(name)
+        await self._remember_evicted()
+
+    async def _remember_evicted(self) -> None:
+        """Write who is evicted, in another thread: the disk may be busy."""
+        if self._remember is not None:
+            await asyncio.to_thread(self._write_evicted, self._remember)
+
+    def _write_evicted(self, remember: Callable[[frozenset[str]], None]) -> None:
+        with self._remembering:
+            remember(self.doorkeeper.evicted)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for which nobody waits."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _open_streams(self) -> list[_Stream]:
         return list(dict.fromkeys(self._streams.values()))
@@ -338,6 +396,9 @@ class GrpcTransport:
         if key in self._asks:
             raise TransportError(f"{key} is being asked already.")
         self._asks[key] = ask
+        for seat in ask.own:
+            if seat not in self._streams:
+                self._empty_since.setdefault(seat, time.monotonic())
         for stream in self._open_streams():
             stream.queue(ask)
         try:
@@ -352,6 +413,11 @@ class GrpcTransport:
                     stream.pending.pop(ask, None)
         return ask.result()
 
+    async def _owe(self, order: _Ask) -> None:
+        self._orders[order.key] = order
+        for stream in self._open_streams():
+            stream.queue(order)
+
     def _forget_followed(self) -> None:
         """Forget the orders that nobody owes any more."""
         self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
@@ -360,7 +426,7 @@ class GrpcTransport:
         """Wait for as many answers as patience wants."""
         began = time.monotonic()
         note = self._limits.note_seconds
-        while not ask.ended(patience, time.monotonic() - began):
+        while not ask.ended(patience, time.monotonic() - began, self._gone(ask, patience)):
             if self._closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
             if ask.error is not None:
@@ -374,10 +440,27 @@ class GrpcTransport:
             ask.changed.clear()
             left = note - waited
             if patience is not None and waited < patience.seconds:
-                left = min(left, patience.seconds - waited)
+                left = min(left, patience.seconds - waited, self._next_gone(ask, patience))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await ask.changed.wait()
+
+    def _gone(self, ask: _Ask, patience: Patience | None) -> set[Seat]:
+        """The seats of an ask that have been empty for as long as patience lasts."""
+        if patience is None:
+            return set()
+        longest = time.monotonic() - patience.seconds
+        return {seat for seat in ask.missing() if self._empty_since.get(seat, math.inf) <= longest}
+
+    def _next_gone(self, ask: _Ask, patience: Patience) -> float:
+        """The seconds until one more seat of an ask has been empty for so long."""
+        now = time.monotonic()
+        ends = []
+        for seat in ask.missing():
+            end = self._empty_since.get(seat, math.inf) + patience.seconds
+            if end > now:
+                ends.append(end - now)
+        return min(ends, default=math.inf)
 
     def _note_waiting(self, ask: _Ask, waited: float) -> None:
         """Log which seats an ask waits for."""
@@ -399,13 +482,18 @@ class GrpcTransport:
 
     async def _join(self, _: Any, context: Any) -> None:
         """The stream of one process, from its hello to its end."""
-        peer = context.peer()
+        peer = unquote(context.peer())
+        certificate = None
         try:
             certificate = self._authenticated(context)
             if certificate is not None:
                 peer = f"{certificate.seats[0]} ({peer})"
             stream = await self._admitted(context, certificate)
         except Refusal as refusal:
+            names = refusal.seats
+            if certificate is not None:
+                names = certificate.seats
+            self.doorkeeper.turn_away(names, str(refusal))
             await self._refuse(context, peer, refusal)
             return
         except Exception as error:
@@ -454,15 +542,16 @@ class GrpcTransport:
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
         finally:
             self._knocking[serial] -= 1
-        stream = _Stream(seats, hello.instance, context.peer(), certificate)
+        stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
         self._take_seats(stream)
+        # Before anything is awaited: an ask that begins meanwhile comes after the orders.
+        for ask in (*self._orders.values(), *self._asks.values()):
+            stream.queue(ask)
         try:
             await self._send(stream, context, Message(self._welcome(hello)))
         except BaseException:
             self._leave(stream)
             raise
-        for ask in (*self._orders.values(), *self._asks.values()):
-            stream.queue(ask)
         return stream
 
     async def _hello(self, context: Any) -> Hello:
@@ -502,13 +591,16 @@ class GrpcTransport:
             self._leave(other)
         for seat in stream.seats.values():
             self._streams[seat] = stream
+            self._empty_since.pop(seat, None)
         self._members = frozenset(self._streams)
+        self.doorkeeper.let_in(stream.seats)
 
     def _leave(self, stream: _Stream) -> None:
         """Empty the seats of a stream."""
         for seat in stream.seats.values():
             if self._streams.get(seat) is stream:
                 del self._streams[seat]
+                self._empty_since[seat] = time.monotonic()
         self._members = frozenset(self._streams)
 
     # A stream
@@ -569,6 +661,14 @@ class GrpcTransport:
                 return
             self.received_bytes += len(data)
             self._take(stream, assembler, data)
+            del data  # before the next frame is waited for
+            await self._wait_for_checks()
+
+    async def _wait_for_checks(self) -> None:
+        """Read no more while many answers wait to be checked and put away."""
+        while self._unchecked > self._limits.unchecked:
+            self._checked.clear()
+            await self._checked.wait()
 
     def _take(self, stream: _Stream, assembler: Assembler, data: bytes) -> None:
         """Take one frame; a reply that nobody wants is dropped, and counted if it is a lie."""
@@ -604,6 +704,7 @@ class GrpcTransport:
             seats = list(stream.seats)
             facts = {"seats": seats, "peer": stream.peer, "reason": text}
             LOG.warning("evicted %s: %s", stream, text, extra={"facts": facts})
+            self._begin(self._remember_evicted())
         return evicted
 
     def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
@@ -615,9 +716,8 @@ class GrpcTransport:
         stream.wake.set()
         ask = self._asks.get(key)
         if ask is not None:
-            task = asyncio.ensure_future(self._check(stream, ask, head.seat, data))
-            self._checks.add(task)
-            task.add_done_callback(self._checks.discard)
+            self._unchecked += len(data)
+            self._begin(self._check(stream, ask, head.seat, data))
             return
         LOG.info("late: %s to %s", stream, key)
         order = self._orders.get(key)
@@ -627,16 +727,43 @@ class GrpcTransport:
 
     async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
         """Believe an answer, or drop it: a long one is checked by another thread."""
+        size = len(data)
         try:
             reason = await self._reason(ask, seat, data)
             if reason is None:
-                ask.answers.setdefault(seat, data)
+                ask.answers.setdefault(seat, await self._moved(ask, data))
+                del data
+                await self._trim(ask, size)
             else:
                 self._drop(stream, ask, seat, reason)
                 ask.bad.add(seat)
         except Exception as error:  # a bug: whoever asks gets it, since no answer will come
             ask.error = error
+        finally:
+            self._unchecked -= size
+            self._checked.set()
         ask.changed.set()
+
+    async def _moved(self, ask: _Ask, data: bytes) -> bytes | Stored:
+        """An answer; it goes to a file where others fill the memory that answers may take."""
+        limits = self._limits
+        room = max(limits.held, limits.held_requests * len(ask.common))
+        if ask.file is not None and ask.held + len(data) > room:
+            try:
+                return await asyncio.to_thread(ask.file.add, data)
+            except OSError as error:  # such as of a full disk
+                text = f"answers are held in memory, since {self._folder} takes none: {error}"
+                if self._unwritten.add(text):
+                    say(logging.WARNING, "answers_held", text, count=self._unwritten.count)
+        ask.held += len(data)
+        return data
+
+    async def _trim(self, ask: _Ask, size: int) -> None:
+        """Give back the memory in which gRPC has put answers together, after some of them."""
+        ask.untrimmed += size
+        if ask.untrimmed > _TRIM:
+            ask.untrimmed = 0
+            await asyncio.to_thread(give_back_free)
 
     async def _reason(self, ask: _Ask, seat: Seat, data: bytes) -> str | None:
         """Why an answer is refused."""
@@ -686,7 +813,8 @@ def _request(ask: _Ask, seats: list[Seat]) -> Message:
     own = [ask.own[seat] for seat in seats]
     parts = tuple(Part(seat, len(data)) for seat, data in zip(seats, own, strict=True))
     head = Request(Key.of(ask.key), len(ask.common), parts)
-    return Message(head, (ask.common, *own))
+    common = cast(bytes, ask.common)  # which frames are cut from like bytes
+    return Message(head, (common, *own))
 
 
 def listed(tier: str, numbers: Iterator[int] | range) -> dict[str, Seat]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,15 +20,19 @@ from typing import Any
 
 from covey.deployed.plan import Process
 from covey.deployed.plan_files import NODE
-from covey.errors import CoveyError, DivergedError
+from covey.errors import CoveyError, DivergedError, TransportError
 
+STARTER = "COVEY_STARTER"
+"""The process that watches a tree on this machine: none of its nodes outlives it."""
 LOG = "log.jsonl"
 OLD_LOG = "log.previous.jsonl"
 _HOST = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _HIGHEST_PORT = 32_000
 _POLL = 0.1  # s between two looks at the processes
+_LOOK = 1.0  # s between two looks at the process that has started a node
 _DIVERGED = 3  # the exit code of a run that diverged
+_HEAD = 1 << 16  # bytes of a log in which a process says that it has started
 _GRACE = 20.0  # s that processes have to end by themselves
 
 
@@ -70,29 +75,37 @@ def free_ports(count: int) -> list[int]:
     listens, and a connection of theirs must not take its port. On Linux they stay reserved until
     this process ends: nodes can listen there, and no other tree gets them.
     """
+    candidates = list(range(_LOWEST_PORT, _HIGHEST_PORT))
+    random.SystemRandom().shuffle(candidates)
     ports: list[int] = []
-    choice = random.SystemRandom()
-    while len(ports) < count:
-        port = choice.randrange(_LOWEST_PORT, _HIGHEST_PORT)
-        if port not in ports and _is_free(port):
+    for port in candidates:
+        if len(ports) == count:
+            break
+        if _is_free(port):
             ports.append(port)
+    if len(ports) < count:
+        fix = "let devices share processes, as with deploy.devices_per_process=10"
+        raise TransportError(f"this machine has {len(ports)} free ports of {count}; {fix}.")
     return ports
 
 
 def _is_free(port: int) -> bool:
     """Whether nobody uses a port; it is reserved then."""
-    one = socket.socket()
     try:
-        one.bind((_HOST, port))
+        probe = socket.socket()
+    except OSError:  # too many files are open
+        return False
+    try:
+        probe.bind((_HOST, port))
     except OSError:
-        one.close()
+        probe.close()
         return False
     if sys.platform != "linux":
-        one.close()
+        probe.close()
         return True
     # Linux lets a socket that listens share the port with one that does not, if both say so.
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    atexit.register(one.close)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    atexit.register(probe.close)
     return True
 
 
@@ -105,11 +118,8 @@ class LocalProcesses:
         names: Sequence[str],
         *,
         insecure: bool = False,
-        modules: Path | None = None,
     ) -> None:
-        """`modules` is a folder with modules of the user that the experiment names."""
         self._folder = folder
-        self._modules = modules
         self._names = list(names)
         self._insecure = insecure
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -133,10 +143,7 @@ class LocalProcesses:
         if self._insecure:
             command.append("--insecure")
         # Many processes share the machine: each has one thread, unless the user says otherwise.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        if self._modules is not None:
-            paths = [os.environ.get("PYTHONPATH", ""), str(self._modules.absolute())]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, STARTER: str(os.getpid())}
         log_file = folder / LOG
         if log_file.exists():
             log_file.replace(folder / OLD_LOG)
@@ -160,6 +167,14 @@ class LocalProcesses:
                 return
             self._check()
             time.sleep(_POLL)
+
+    def started_count(self) -> tuple[int, int]:
+        """How many processes have started, as their logs say, and how many there are."""
+        started = 0
+        for name in self._names:
+            with open(self._folder / name / LOG, "rb") as log:
+                started += b'"event": "started"' in log.read(_HEAD)
+        return started, len(self._names)
 
     def _check(self) -> None:
         """Raise if a process has failed, or has ended before the server."""
@@ -195,6 +210,32 @@ class LocalProcesses:
                 process.kill()
                 process.wait()
         self._running.clear()
+
+
+def end_with_starter() -> None:
+    """Let this process end soon after the one that watches it, however that one ends."""
+    number = os.environ.get(STARTER, "")
+    if number.isdecimal() and os.name == "posix":
+        threading.Thread(target=_follow, args=(int(number),), daemon=True).start()
+
+
+def _follow(starter: int) -> None:
+    """Drain when a process is gone; its other nodes do so too, so that some wait in vain."""
+    while _runs(starter):
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another's
+        pass
+    return True
 
 
 def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:

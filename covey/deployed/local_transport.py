@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat
+from covey.deployed.transport import Answer, AskKey, Blob, Check, Handler, Patience, Seat
 from covey.errors import TransportError
+from covey.runtimes.envelope import Pieces
 
 STRIKES = 3
 """Bad answers after which nobody is on a seat any more."""
@@ -202,14 +203,15 @@ class LocalTransport:
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
     ) -> dict[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
         ask = _Ask(len(own), patience, check)
-        jobs = [_Job(key, common, request, ask, seat) for seat, request in own.items()]
+        whole = common.joined() if isinstance(common, Pieces) else common
+        jobs = [_Job(key, whole, request, ask, seat) for seat, request in own.items()]
         self._asks.add(ask)
         for job in jobs:
             self._worker(job.seat).jobs.put(job)
@@ -226,6 +228,12 @@ class LocalTransport:
                     out[job.seat] = ask.answers.get(job.seat, missing)
             self._asks.discard(ask)
         return out
+
+    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
+        """An order that these seats have not followed."""
+        ask = _Ask(len(own), closed=True)
+        for seat, request in own.items():
+            self._worker(seat).jobs.put(_Job(key, b"", request, ask, seat))
 
     def _wait(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for all answers or, when time is up, for a quorum of them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
 from covey.deployed.disk import Disk, fault, number_in
-from covey.deployed.node_rows import NodeRow, dtype_name, dtype_of
+from covey.deployed.disk_store import DiskStore
+from covey.deployed.memory import give_back_free
+from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
+from covey.deployed.owed_orders import OwedOrders
+from covey.deployed.stored import Stored
 from covey.deployed.transport import (
     Answer,
     AskKey,
@@ -33,13 +38,12 @@ from covey.deployed.transport import (
 from covey.errors import CoveyError, DecodeError, DivergedError, ProgramError, TransportError
 from covey.kernel.call import Call
 from covey.kernel.replies import Message, rows_of
-from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen
+from covey.kernel.store import PRESENT, ColumnKey
 from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
 from covey.runtimes.base import MessageKey, Question
-from covey.runtimes.envelope import header_of, open_sealed, release, seal
-from covey.runtimes.loopback import Station, raised
-from covey.runtimes.place import OwnStore
+from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, seal, sealed
+from covey.runtimes.loopback import HeldReply, Station, raised
 from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
@@ -56,6 +60,8 @@ _ENDED = 32
 """How many trainings, and how many orders, a node remembers to have ended."""
 _ONCE = ("hold", "release")
 """Orders that depend on when they are followed: one that comes again is not followed again."""
+_MUCH = 2**23
+"""Bytes of messages before and after which free memory is given back: it takes milliseconds."""
 _BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
 
 
@@ -113,20 +119,6 @@ class Missing:
 
 
 @dataclass
-class WatchedStore(OwnStore):
-    """The rows of one node, with a list of what has changed since it was written to the disk."""
-
-    touched: set[tuple[str, str]] = field(default_factory=set)
-    """(name, label) of the rows that changed."""
-
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
-        """Rows of this node."""
-        super().put(tier, name, ids, rows, round)
-        if len(ids):
-            self.touched.add((name, PRESENT))
-
-
-@dataclass
 class Node(Station):
     """One node of a deployed tree."""
 
@@ -141,11 +133,17 @@ class Node(Station):
     """The ids of every child and of the nodes below it: a child states facts of these alone."""
     norm_bounds: Mapping[Seat, float] = field(default_factory=dict, kw_only=True)
     """The largest norm of a row that a child may answer in training; others have no bound."""
+    drops_diverged: bool = field(default=False, kw_only=True)
+    """Whether the answer of a device that diverged is a bad one, where there is a quorum."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
         self._unwritten: tuple[AskKey, dict[Seat, Answer]] | None = None
         """The last ask of the program under way and its answers, which no journal has."""
+        self._replies_held: list[tuple[AskKey, Seat, HeldReply]] = []
+        """The replies to the last ask of the program under way, which the journal may get."""
+        self._last_answers: tuple[AskKey, Mapping[Seat, Answer]] | None = None
+        """The last ask of the program under way, and its answers while they are reduced."""
         self._heard: dict[Seat, int] = {}
         """The numbers of the last changes that children have told since this node was made."""
         self._answered_key: AskKey | None = None
@@ -167,6 +165,9 @@ class Node(Station):
         """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
+        self._owed_orders = OwedOrders(self.database)
+        if self.transport is not None:
+            self._owed_orders.hand_to(self.transport)
         super().__post_init__()
 
     @property
@@ -182,18 +183,13 @@ class Node(Station):
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
-        self._unwritten = None
-        store = WatchedStore(self._sizes(), place=self.place)
-        by_name: dict[str, list[NodeRow]] = {}
-        for kept in self.database.rows(self.place.tier, self.place.number):
-            by_name.setdefault(kept.name, []).append(kept)
+        self._let_go()
+        store = DiskStore(self._sizes(), place=self.place, disk=self.database, copies=self.top)
+        store.load()
         self._owed = {}
         for key, values in self.database.fact("owed") or []:
             entry = Missing(*values)
             self._owed.setdefault(entry.number, []).append((key, entry))
-        everyone = slice(0, self.place.size(self.place.tier))
-        for rows in by_name.values():
-            store.thaw(_frozen(rows), everyone)
         self.store = store
 
     def kept(self) -> dict[ColumnKey, Tensor]:
@@ -201,6 +197,10 @@ class Node(Station):
         for key, template in super().kept().items():
             self._templates.setdefault(key, template)
         return dict(self._templates)
+
+    def reports_of(self, tier: str) -> set[str]:
+        """The names of what nodes of a tier report, from a rehearsal."""
+        return {name for reporting, name in self._rehearsed.widths if reporting == tier}
 
     def learn(self, tier: str, name: str, template: Tensor) -> None:
         """Rows like this one are kept somewhere below."""
@@ -218,11 +218,10 @@ class Node(Station):
             "rows": len(question.rows),
             "shapes": [list(values.shape[1:]) for values in question.each],
         }
-        common = seal(header, down)
-        down.clear()  # large rows are held once
-        if self._link(question.key("up")).wire.update:
-            _, down[:] = open_sealed(common)
-        rows = b""
+        common = sealed(header, down)
+        if not self._link(question.key("up")).wire.update:
+            down.clear()  # no answer is a difference from these rows
+        rows = None
         if self._play.lane == "score":  # the same program may score other rows
             rows = common
         key = AskKey(
@@ -238,12 +237,14 @@ class Node(Station):
         if answers is None:
             check = self._reply_check(key, question)
             answers = self._asked(key, common, self._own_requests(question, each), check)
+        self._last_answers = (key, answers)
         del common, rows
         for child in question.ids.tolist():
             answer = answers[child]
             if answer.status == "answered":
-                self._correct(child, answer.data)
-                yield answer.data
+                data = answer.read()
+                self._correct(child, data)
+                yield data
                 continue
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
@@ -286,6 +287,7 @@ class Node(Station):
             self.subtrees,
             replace(self._rehearsed, templates=self.kept()),
             self.norm_bounds,
+            self.drops_diverged and self.patience is not None,
         )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
@@ -302,18 +304,21 @@ class Node(Station):
         return out
 
     def _asked(
-        self, key: AskKey, common: bytes, own: Mapping[Seat, bytes], check: ReplyCheck
+        self, key: AskKey, common: Pieces, own: Mapping[Seat, bytes], check: ReplyCheck
     ) -> dict[Seat, Answer]:
         """Ask children; their answers are to be journalled before anything else is asked."""
         self._journal()
+        self._trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
         answers = dict(self._reach().ask(key, common, own, self._patience(len(own)), check))
         fault("answers-received")
+        self._trim(sum(len(answer.data) for answer in answers.values()))
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
         if check.failed & answered:
             return answers  # the round ends here
         for seat in answered:
-            self._heard[seat] = _number(header_of(answers[seat].data))
+            self._heard[seat] = _number(header_of(answers[seat].read()))
+            self._owed_orders.settle(seat)
         self._unwritten = (key, answers)
         return answers
 
@@ -325,7 +330,34 @@ class Node(Station):
         """
         if self._unwritten is not None:
             self.database.journal(*self._unwritten, self._heard)
-            self._unwritten = None
+        for key, seat, held in self._replies_held:
+            held.drop(partial(self._read_again, key, seat))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold no answers of children any more."""
+        self._unwritten = None
+        self._replies_held = []
+        self._last_answers = None
+
+    def _hold_reply(self, question: Question, position: int, held: HeldReply) -> None:
+        """Remember a reply: a program that asks again seldom reduces it once more.
+
+        One that waits outside memory goes back there until it is reduced.
+        """
+        assert self._last_answers is not None
+        key, answers = self._last_answers
+        seat = int(question.ids[position])
+        answer = answers[seat]
+        if isinstance(answer.data, Stored):
+            held.drop(partial(_messages_of, answer))
+        else:
+            self._replies_held.append((key, seat, held))
+
+    def _read_again(self, key: AskKey, seat: Seat) -> list[Packed]:
+        """The messages of a reply that the journal has."""
+        _, messages = open_sealed(self.database.journalled_of(key, seat))
+        return messages
 
     def _patience(self, asked: int) -> Patience | None:
         """How long to wait for so many children; a quorum above them is all of them."""
@@ -353,6 +385,7 @@ class Node(Station):
         A key that was answered before is answered from the disk. An error travels back.
         """
         with self._alone:
+            self._trim(len(common) + len(own))
             try:
                 if key.lane == "order":
                     return self._followed(key, common, own)
@@ -365,6 +398,12 @@ class Node(Station):
             if key.lane == "order":
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
+
+    def _trim(self, size: int) -> None:
+        """Give back memory that is not in use, before or after so many bytes of messages."""
+        if self.transport is not None and size > _MUCH:
+            self.database.shrink()
+            give_back_free()
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         shared, down = open_sealed(common)
@@ -398,6 +437,7 @@ class Node(Station):
         release(common)
         reply = self._served(header, messages)
         facts: dict[str, Any] = {
+            **self._owed_orders.facts(),
             "kept": self._described(),
             "owed": self._owed_facts(),
             "epoch": [self.epoch.before, self.epoch.attempt],
@@ -452,7 +492,7 @@ class Node(Station):
         A program that has ended asks nothing more, so its last answers need no journal.
         """
         if len(ids):
-            self._unwritten = None
+            self._let_go()
         else:
             self._rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
@@ -502,24 +542,23 @@ class Node(Station):
 
     def _changed(self) -> list[NodeRow]:
         """The rows that changed since they were written to the disk."""
-        assert isinstance(self.store, WatchedStore)
+        assert isinstance(self.store, DiskStore)
         return [self._row(name, label) for name, label in sorted(self.store.touched)]
 
     def _written(self) -> None:
         """Everything in memory is on the disk."""
-        assert isinstance(self.store, WatchedStore)
-        self.store.touched.clear()
-        self.store.commit()
+        assert isinstance(self.store, DiskStore)
+        self.store.written()
 
     def _row(self, name: str, label: str) -> NodeRow:
-        """What this node keeps under a name."""
+        """What this node keeps under a name; its numbers are only to be read."""
         tier = self.place.tier
         number = self.place.number
-        column = self.store.columns[tier, name]
-        _, rounds, rows = column.read(label, self._only)
-        if not len(rows):
+        assert isinstance(self.store, DiskStore)
+        found = self.store.peek(tier, name, label)
+        if found is None:
             return NodeRow(tier, number, name, label, 0, None)
-        return NodeRow(tier, number, name, label, int(rounds[0]), rows[0])
+        return NodeRow(tier, number, name, label, *found)
 
     @property
     def _only(self) -> slice:
@@ -536,6 +575,7 @@ class Node(Station):
     ) -> None:
         """A round of the server is good; `state` is where the run stands."""
         facts = {
+            **self._owed_orders.facts(),
             "kept": self._described(),
             "owed": self._owed_facts(),
             "run": self.epoch.run,
@@ -577,9 +617,9 @@ class Node(Station):
             rows = [*rows, *own_models.rows_for_below(self, arguments)]
         header = {"name": name, "arguments": dict(arguments), "round": round, "deepest": last}
         epoch = asdict(self.epoch)
-        common = b""
+        common = Pieces(())
         if arguments.get("broadcast"):
-            common = node_rows.pack(rows)  # once for all children
+            common = Pieces(node_rows.pieces(rows))  # once for all children
         own = {}
         for child in self.seats:
             part, routes = self._part(child, rows, arguments)
@@ -594,7 +634,20 @@ class Node(Station):
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
         answers = self._reach().ask(key, common, own, patience, check)
+        self._note_owed_orders(name, key, own, answers)
         return out + self._rows_of_orders(name, answers)
+
+    def _note_owed_orders(
+        self, name: str, key: AskKey, own: Mapping[Seat, bytes], answers: Mapping[Seat, Answer]
+    ) -> None:
+        """Remember who has not followed an order that depends on when it is followed."""
+        owing = {}
+        for seat, answer in answers.items():
+            if answer.status == "answered":
+                self._owed_orders.settle(seat)
+            elif name in _ONCE:
+                owing[seat] = own[seat]
+        self._owed_orders.add(key, owing)
 
     def _order_patience(
         self, name: str, arguments: Mapping[str, Any], asked: int
@@ -616,7 +669,7 @@ class Node(Station):
             if answers[child].status != "answered":
                 self._not_reached(child)  # it follows when it is back
                 continue
-            reply, rows = parcel.unpack(answers[child].data)
+            reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
                 failures.append(raised(*reply["error"]))
                 continue
@@ -657,8 +710,7 @@ class Node(Station):
         """Follow an order of the parent."""
         header, rows = parcel.unpack(own)
         if len(common):
-            rows += node_rows.unpack(common)
-            release(common)
+            rows += node_rows.unpack(common, borrow=True)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
         self.unreached.clear()
@@ -732,7 +784,7 @@ class Node(Station):
         self._written()
 
     def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
-        assert isinstance(self.store, WatchedStore)
+        assert isinstance(self.store, DiskStore)
         for tier, name in columns:
             column = self.store.columns.get((tier, name))
             if tier == self.place.tier and column is not None:
@@ -740,7 +792,7 @@ class Node(Station):
                 self.store.touched.add((name, label))
 
     def _release_own(self, label: str) -> None:
-        assert isinstance(self.store, WatchedStore)
+        assert isinstance(self.store, DiskStore)
         for (tier, name), column in self.store.columns.items():
             if tier == self.place.tier and label in column.held:
                 column.release(label, self._only)
@@ -756,11 +808,14 @@ class Node(Station):
         return [kept]
 
     def _handed_out(self, name: str, arguments: Mapping[str, Any]) -> list[NodeRow]:
-        """The rows that an order asks for: those of a name, or all."""
+        """The rows that an order asks for: those of a name, or all; of some nodes, or all."""
+        part = arguments.get("part")
+        if part is not None and not Part(*part).has(self.place.tier, self.place.number):
+            return []
         if name == "read":
             rows = self.own_rows(arguments["name"], arguments["label"])
         else:
-            rows = self._all_rows()
+            rows = self._all_rows(arguments.get("name"))
         if not rows or self.shares_rows:
             return rows
         if not arguments.get(ENDING):
@@ -769,11 +824,11 @@ class Node(Station):
         self.unreached.append([self.place.tier, self.place.number])
         return []
 
-    def _all_rows(self) -> list[NodeRow]:
-        """Everything that this node keeps and holds."""
+    def _all_rows(self, only: str | None = None) -> list[NodeRow]:
+        """Everything that this node keeps and holds, under one name or under all."""
         out = []
         for (tier, name), column in self.store.columns.items():
-            if tier != self.place.tier:
+            if tier != self.place.tier or only not in (None, name):
                 continue
             for label in [PRESENT, *sorted(column.held)]:
                 kept = self._row(name, label)
@@ -801,6 +856,12 @@ class Node(Station):
         )
 
 
+def _messages_of(answer: Answer) -> list[Packed]:
+    """The messages of a reply that waits outside memory."""
+    _, messages = open_sealed(answer.read())
+    return messages
+
+
 def _number(header: Mapping[str, Any]) -> int:
     """The number of the last change of a child's disk, as it says; 0 where it says none."""
     number = header.get("number")
@@ -818,17 +879,3 @@ def _templates(described: Any) -> dict[ColumnKey, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DecodeError(f"a description of kept rows that cannot be read: {error!r}.") from None
     return out
-
-
-def _frozen(rows: Sequence[NodeRow]) -> Frozen:
-    """The versions of one name at one node, as a checkpoint holds them."""
-    entries = {}
-    present = torch.zeros(0, dtype=torch.int64)
-    entries[PRESENT] = Entry(present, present, present)
-    stacked = []
-    for place, kept in enumerate(rows):
-        assert kept.row is not None
-        stacked.append(kept.row)
-        ids = torch.tensor([kept.number])
-        entries[kept.label] = Entry(ids, torch.tensor([kept.round]), torch.tensor([place]))
-    return Frozen(rows[0].tier, rows[0].name, torch.stack(stacked), entries)

@@ -7,10 +7,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from covey.codecs.numbers import borrowed
 from covey.errors import DecodeError
+from covey.runtimes.envelope import aligned
 
 _LENGTH = struct.Struct("<I")
 _TYPES = (
@@ -43,6 +46,19 @@ class NodeRow:
     row: Tensor | None
 
 
+@dataclass(frozen=True)
+class Part:
+    """The nodes of a tier from one number to another, whose rows fit into one message."""
+
+    tier: str
+    first: int
+    end: int
+
+    def has(self, tier: str, number: int) -> bool:
+        """Whether a node is one of them."""
+        return tier == self.tier and self.first <= number < self.end
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a type, such as "float32"."""
     return str(dtype).removeprefix("torch.")
@@ -62,8 +78,13 @@ def as_bytes(row: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def from_bytes(data: bytes | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:
-    """The inverse of `as_bytes`; bytes that do not fit are a DecodeError."""
+def from_bytes(
+    data: bytes | memoryview, dtype: str, shape: Sequence[int], *, borrow: bool = False
+) -> Tensor:
+    """The inverse of `as_bytes`; bytes that do not fit are a DecodeError.
+
+    With `borrow` the row may lie in the memory of the bytes, and must not be written.
+    """
     kind = dtype_of(dtype)
     count = 1
     for size in shape:
@@ -74,6 +95,9 @@ def from_bytes(data: bytes | memoryview, dtype: str, shape: Sequence[int]) -> Te
         raise DecodeError(f"a row of {len(data)} bytes, expected {count * kind.itemsize}.")
     if not data:
         return torch.zeros(tuple(shape), dtype=kind)
+    plain = np.frombuffer(data, np.uint8)
+    if borrow and plain.ctypes.data % kind.itemsize == 0:
+        return borrowed(plain).view(kind).view(tuple(shape))
     return torch.frombuffer(bytearray(data), dtype=kind).view(tuple(shape))
 
 
@@ -82,8 +106,8 @@ def pack(rows: Sequence[NodeRow]) -> bytes:
     return b"".join(pieces(rows))
 
 
-def pieces(rows: Sequence[NodeRow]) -> list[bytes | memoryview]:
-    """What `pack` joins; the numbers of rows are not copied."""
+def pieces(rows: Sequence[NodeRow], beside: int = 0) -> list[bytes | memoryview]:
+    """What `pack` joins; the numbers of rows are not copied. `beside` bytes come before them."""
     heads = []
     blobs: list[bytes | memoryview] = []
     for kept in rows:
@@ -93,26 +117,28 @@ def pieces(rows: Sequence[NodeRow]) -> list[bytes | memoryview]:
             form = [dtype_name(kept.row.dtype), list(kept.row.shape), len(data)]
             blobs.append(data)
         heads.append([kept.tier, kept.number, kept.name, kept.label, kept.round, form])
-    head = json.dumps(heads).encode()
+    head = aligned(json.dumps(heads).encode(), beside + _LENGTH.size)
     return [_LENGTH.pack(len(head)), head, *blobs]
 
 
-def unpack(data: bytes | memoryview) -> list[NodeRow]:
+def unpack(data: bytes | memoryview, *, borrow: bool = False) -> list[NodeRow]:
     """The inverse of `pack`; anything else is a DecodeError.
+
+    With `borrow` rows may lie in the memory of the data, and must not be written.
 
     >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
     >>> unpack(pack([row]))[0].row
     tensor([1., 1.])
     """
     try:
-        return _unpack(memoryview(data))
+        return _unpack(memoryview(data), borrow=borrow)
     except DecodeError:
         raise
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
 
 
-def _unpack(data: memoryview) -> list[NodeRow]:
+def _unpack(data: memoryview, *, borrow: bool) -> list[NodeRow]:
     (length,) = _LENGTH.unpack_from(data)
     position = _LENGTH.size + length
     out = []
@@ -120,7 +146,7 @@ def _unpack(data: memoryview) -> list[NodeRow]:
         row = None
         if form is not None:
             dtype, shape, size = form
-            row = from_bytes(data[position : position + size], dtype, shape)
+            row = from_bytes(data[position : position + size], dtype, shape, borrow=borrow)
             position += size
         out.append(NodeRow(tier, number, name, label, round, row))
     if position != len(data):

@@ -144,7 +144,7 @@ def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapsh
     width = node.task.space.width
     stacked = torch.zeros(0, width, dtype=node.task.dtype)
     if values:
-        stacked = torch.stack(values)
+        stacked = torch.cat([row[None] for row in values]) if len(values) > 1 else values[0][None]
         fallback = None
     taken = Snapshot(model.model, model.tier, model.round, ids, stacked, fallback)
     return _completed(node, model, taken)

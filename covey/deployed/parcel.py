@@ -17,11 +17,14 @@ _LENGTH = struct.Struct("<I")
 def pack(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     """A header and rows as bytes."""
     head = seal(header, [])
-    return b"".join([_LENGTH.pack(len(head)), head, *node_rows.pieces(rows)])
+    front = [_LENGTH.pack(len(head)), head]
+    return b"".join([*front, *node_rows.pieces(rows, _LENGTH.size + len(head))])
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
     """The inverse of `pack`; anything else is a DecodeError.
+
+    The rows may lie in the memory of the data, and must not be written.
 
     >>> unpack(pack({"order": "hold"}))
     ({'order': 'hold'}, [])
@@ -33,4 +36,4 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
     if end > len(data):
         raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
     header, _ = open_sealed(data[_LENGTH.size : end])
-    return header, node_rows.unpack(memoryview(data)[end:])
+    return header, node_rows.unpack(memoryview(data)[end:], borrow=True)

@@ -5,9 +5,10 @@ A process hosts one seat, or several devices of one parent.
 
 from __future__ import annotations
 
+import ipaddress
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from covey.deployed.seats import NamedSeat, Names, check_name, seats_of
@@ -16,10 +17,14 @@ from covey.errors import ConfigError
 from covey.tree import Tree
 
 Durability = Literal["process", "power"]
+Diverged = Literal["end", "drop"]
+"""What a device whose training diverged does: it ends the run, or its answer is a bad one."""
 SOURCE = "source"
 """Data of a device that takes its own part of the experiment's data."""
 ANY_ADDRESS = "0.0.0.0"
+ANY_IPV6 = "::"
 LOOPBACK = "127.0.0.1"
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Settings:
     """The largest norm of a row that a node may answer in training; without one, any."""
     strikes: int = 3
     """Bad messages after which a parent evicts a child."""
+    diverged: Diverged = "end"
     processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Devices that share a process, by the name of the process."""
     devices_per_process: int = 1
@@ -71,6 +77,7 @@ class Process:
     """The largest norm of a row that a child may answer in training, by its name."""
     strikes: int = 3
     """Bad messages after which a child is evicted."""
+    diverged: Diverged = "end"
     control_host: str = LOOPBACK
     """Where the control port listens; beyond loopback, operators need a certificate."""
     share_rows: bool = True
@@ -80,6 +87,11 @@ class Process:
     def tier(self) -> str:
         """The tier of all its seats."""
         return self.seats[0].tier
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether its nodes have a parent and children: they compute with rows alone."""
+        return self.parent is not None and bool(self.seats[0].children)
 
     def as_dict(self) -> dict[str, Any]:
         """The table [node] of node.toml."""
@@ -101,6 +113,8 @@ class Process:
             table["quorum"] = self.patience.quorum
         if self.listen is not None:
             table["strikes"] = self.strikes
+        if self.diverged != "end":
+            table["diverged"] = self.diverged
         if self.norm_bounds:
             table["norm_bounds"] = dict(self.norm_bounds)
         if not self.share_rows:
@@ -116,39 +130,114 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
     _check(tree, seats, settings)
     groups = _groups(tree, seats, settings)
     addresses = _addresses(seats, settings)
-    machines: dict[str, int] = {}
+    ports = _ControlPorts(settings.control_port, addresses.values())
     out = []
     for name, group in groups.items():
         first = group[0]
-        listen = None
-        host = name
-        if first.children:
-            host, port = addresses[first.name]
-            listen = f"{ANY_ADDRESS}:{port}"
-        parent = None
-        if first.parent is not None:
-            parent = join_address(*addresses[first.parent])
-        # Processes that share a machine have control ports of their own.
-        offset = machines.get(host, 0)
-        machines[host] = offset + 1
+        ends = _ends(name, first, addresses)
         out.append(
             Process(
                 name=name,
                 seats=group,
-                parent=parent,
-                listen=listen,
-                control_port=settings.control_port + offset,
+                parent=ends.parent,
+                listen=ends.listen,
+                control_port=ports.next(ends.host),
                 state=f"{settings.state}/{name}",
                 durability=settings.durability,
                 data=_data(group, settings),
                 patience=_patience(first, settings),
                 norm_bounds=_norm_bounds(first, seats, settings),
                 strikes=settings.strikes,
+                diverged=_diverged(tree, first, settings),
                 share_rows=settings.share_rows,
                 control_host=settings.control_host,
             )
         )
     return out
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The machine of a process as far as addresses tell it, whom it dials, where it listens."""
+
+    host: str
+    parent: str | None = None
+    listen: str | None = None
+
+
+def _ends(name: str, first: NamedSeat, addresses: Mapping[str, tuple[str, int]]) -> _Ends:
+    """The ends of the process of this name; `first` is one of its seats."""
+    ends = _Ends(host=name)
+    if first.parent is not None:
+        host, port = addresses[first.parent]
+        ends = replace(ends, parent=join_address(host, port))
+        if is_loopback(host):  # who dials loopback is on the parent's machine
+            ends = replace(ends, host=LOOPBACK)
+    if first.children:
+        host, port = addresses[first.name]
+        ends = replace(ends, host=host, listen=_listen(host, port))
+    return ends
+
+
+def _diverged(tree: Tree, seat: NamedSeat, settings: Settings) -> Diverged:
+    """What a parent of devices does if one of them diverges; to drop it needs a quorum."""
+    above = tree.tiers[-2]
+    if settings.diverged == "end" or seat.tier != above:
+        return "end"
+    if _patience(seat, settings) is None:
+        fix = f"give deploy.quorum.{above} and deploy.deadline.{above}"
+        raise ConfigError(f'deploy.diverged = "drop": {seat.name} waits for all; {fix}.')
+    return "drop"
+
+
+class _ControlPorts:
+    """Control ports: processes that share a machine have one each, which nobody listens on."""
+
+    def __init__(self, first: int, taken: Iterable[tuple[str, int]]) -> None:
+        self._first = first
+        self._taken = {(_machine(host), port) for host, port in taken}
+
+    def next(self, host: str) -> int:
+        """The first port of a machine that is free."""
+        machine = _machine(host)
+        port = self._first
+        while (machine, port) in self._taken:
+            port += 1
+        if port > _LAST_PORT:
+            fix = "give a smaller one"
+            raise ConfigError(
+                f"deploy.control_port = {self._first}: {host} has no free port above it; {fix}."
+            )
+        self._taken.add((machine, port))
+        return port
+
+
+def _machine(host: str) -> str:
+    """The machine of a host: all names of loopback are one."""
+    if is_loopback(host):
+        return LOOPBACK
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> str:
+    """Where a node listens that is dialled at a host: on all addresses of its machine."""
+    if ":" in host:
+        return join_address(ANY_IPV6, port)
+    return join_address(ANY_ADDRESS, port)
 
 
 def split_address(text: str, port: int, key: str) -> tuple[str, int]:
@@ -159,10 +248,10 @@ def split_address(text: str, port: int, key: str) -> tuple[str, int]:
     """
     host, colon, number = text.rpartition(":")
     bare_ipv6 = ":" in host and not host.startswith("[")
-    if not colon or bare_ipv6:
+    if not colon or bare_ipv6 or text.endswith("]"):
         host = text
         number = str(port)
-    if not number.isdecimal() or not 1 <= int(number) <= 65535:
+    if not number.isdecimal() or len(number) > 5 or not 1 <= int(number) <= _LAST_PORT:
         raise ConfigError(
             f"{key} = {text!r}: the port must be 1 to 65535, as in server.example:8443."
         )
@@ -269,6 +358,10 @@ def _groups(
         name = group[0].name
         if len(group) > 1:
             name = f"{name}-{group[-1].number}"
+            check_name(name)
+        if name in out:
+            fix = "give one of them a name in deploy.processes"
+            raise ConfigError(f"two processes would be called {name!r}; {fix}.")
         out[name] = tuple(group)
     return out
 
@@ -327,10 +420,11 @@ def _addresses(seats: Mapping[str, NamedSeat], settings: Settings) -> dict[str, 
             )
         key = f"deploy.address.{seat.name}"
         address = split_address(text.replace("{seat}", seat.name), settings.port, key)
-        if address in taken:
-            both = f"{taken[address]} and {seat.name} have the address {join_address(*address)}"
+        place = (_machine(address[0]), address[1])
+        if place in taken:
+            both = f"{taken[place]} and {seat.name} have the address {join_address(*address)}"
             raise ConfigError(f"{key}: {both}; give each its own host or port.")
-        taken[address] = seat.name
+        taken[place] = seat.name
         out[seat.name] = address
     return out
 

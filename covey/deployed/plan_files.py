@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.deployed import certificates
-from covey.deployed.plan import Process
+from covey.deployed.plan import ANY_ADDRESS, Process, is_loopback
 from covey.errors import ConfigError
 
 NODE = "node.toml"
@@ -43,7 +42,7 @@ def write(
     out: dict[str, Path] = {}
     for process in processes:
         own = folder / process.name
-        own.mkdir(mode=0o700)
+        _make_private(own)
         _new(own / NODE, node_file(process))
         for name, text in shared.items():
             _new(own / name, text)
@@ -69,6 +68,30 @@ def add_certificates(processes: Sequence[Process], folder: Path) -> None:
         authority.issue(process.name, seats=[seat.name for seat in process.seats])
 
 
+def complete_certificates(processes: Sequence[Process], folder: Path) -> None:
+    """Give every process of this machine a certificate that is valid.
+
+    Where one is missing or has ended, all are made anew: a command may have been killed while it
+    made them.
+    """
+    if all(_is_certified(folder / process.name, folder) for process in processes):
+        return
+    for name in certificates.AUTHORITY_FILES:
+        (folder / name).unlink(missing_ok=True)
+    add_certificates(processes, folder)
+
+
+def _is_certified(own: Path, folder: Path) -> bool:
+    """Whether a process has a valid certificate of the folder's authority."""
+    identity = certificates.Identity(own)
+    try:
+        authority = certificates.Identity(folder).authority()
+        identity.check()
+        return identity.authority() == authority
+    except ConfigError:
+        return False
+
+
 def node_file(process: Process) -> str:
     """The text of node.toml."""
     command = f"covey node {CONFIG_FOLDER}/{process.name}/{NODE}"
@@ -86,8 +109,8 @@ def unit(process: Process) -> str:
     lines = [
         "[Unit]",
         f"Description=covey node {process.name}",
-        "Wants=network-online.target",
-        "After=network-online.target",
+        "Wants=network-online.target time-sync.target",
+        "After=network-online.target time-sync.target",
         "",
         "[Service]",
         "Type=exec",
@@ -123,10 +146,9 @@ def _state_lines(state: str) -> list[str]:
 def compose(processes: Sequence[Process], image: str) -> str:
     """A compose file with a service for every process.
 
-    A node with children is reached under the host name of its address, so that the files of the
-    processes are the same as on machines of their own.
+    In it a parent is dialled by the name of its service. So the files of the processes are those of
+    machines of their own, also where their addresses are numbers, or several are of one host.
     """
-    hosts = _hosts(processes)
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     for process in processes:
@@ -134,46 +156,45 @@ def compose(processes: Sequence[Process], image: str) -> str:
         volume = f"{name}-state"
         config = f"{CONFIG_FOLDER}/{name}"
         mounts = [f"./{name}:{config}:ro", f"{volume}:{process.state}"]
-        mounts += [f"{file}:{file}:ro" for file in process.data.values()]
-        service: dict[str, Any] = {
+        files = [file.replace("$", "$$") for file in process.data.values()]
+        mounts += [f"{file}:{file}:ro" for file in files]
+        services[name] = {
             "image": image,
-            "command": ["covey", "node", f"{config}/{NODE}"],
+            "command": ["covey", "node", f"{config}/{NODE}", *_compose_options(process)],
             "restart": "on-failure",
             "stop_grace_period": f"{DRAIN_SECONDS}s",
             "volumes": mounts,
         }
-        aliases = hosts.get(name)
-        if aliases:
-            service["networks"] = {"default": {"aliases": aliases}}
-        services[name] = service
         volumes[volume] = {}
     head = "# All processes of the tree on one machine: docker compose up\n"
     return head + yaml_text({"services": services, "volumes": volumes})
 
 
-def _hosts(processes: Sequence[Process]) -> dict[str, list[str]]:
-    """The host names under which a process is dialled; an IP address is none."""
-    process_of: dict[str, str] = {}
-    for process in processes:
-        process_of |= {seat.name: process.name for seat in process.seats}
-    out: dict[str, list[str]] = {}
+def _compose_options(process: Process) -> list[str]:
+    """What a process of a compose file has otherwise than on a machine of its own."""
+    out = []
+    parent = process.seats[0].parent
+    if process.parent is not None:
+        port = process.parent.rpartition(":")[2]
+        out += ["--parent", f"{parent}:{port}"]  # a node with children is a process of its name
+    if process.listen is not None and process.listen.startswith("["):
+        port = process.listen.rpartition(":")[2]
+        out += ["--listen", f"{ANY_ADDRESS}:{port}"]  # networks of containers have IPv4
+    return out
+
+
+def hosts_of(processes: Sequence[Process]) -> dict[str, str]:
+    """The machine of each process, as far as addresses tell, by the name of the process."""
+    out: dict[str, str] = {}
     for process in processes:
         parent = process.seats[0].parent
         if parent is None or process.parent is None:
             continue
         host = process.parent.rpartition(":")[0].strip("[]")
-        names = out.setdefault(process_of[parent], [])
-        if host not in names and not _is_ip(host):
-            names.append(host)
+        out[parent] = host
+        if is_loopback(host):
+            out.setdefault(process.name, host)
     return out
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def toml_text(name: str, table: Mapping[str, Any]) -> str:
@@ -219,31 +240,67 @@ def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
 
 def signing_commands(processes: Sequence[Process], folder: Path, authority: Path) -> list[str]:
     """What an operator types to have the requests signed, and the certificates put beside them."""
-    out = [f"covey certs init --dir {shlex.quote(str(authority))}"]
+    init = f"covey certs init --dir {shlex.quote(str(authority))}"
+    out = [_unless(authority / certificates.AUTHORITY, init)]
     for process in processes:
         own = folder / process.name
         words = ["covey", "certs", "issue", process.name, "--dir", str(authority)]
         words += ["--request", str(own / certificates.REQUEST)]
         for seat in process.seats:
             words += ["--seat", seat.name]
-        out.append(shlex.join(words))
-        out.append(f"cp {shlex.quote(str(authority / process.name))}/*.pem {shlex.quote(str(own))}")
+        copy = f"cp {shlex.quote(str(authority / process.name))}/*.pem {shlex.quote(str(own))}"
+        both = f"{{ {shlex.join(words)} && {copy}; }}"
+        out.append(_unless(own / certificates.CERTIFICATE, both))
     return out
+
+
+def revoking_commands(names: Sequence[str], folder: Path, authority: Path) -> list[str]:
+    """What an operator types to revoke certificates, and to tell all processes of a plan."""
+    if not names:
+        return []
+    revoke = shlex.join(["covey", "certs", "revoke", *names, "--dir", str(authority)])
+    revoked = shlex.quote(str(authority / certificates.REVOKED))
+    copy = f'for own in {shlex.quote(str(folder))}/*/; do cp {revoked} "$own"; done'
+    return [revoke, copy]
+
+
+def _unless(file: Path, command: str) -> str:
+    """A command that is skipped where its file is there: a script may be started again."""
+    return f"test -e {shlex.quote(str(file))} || {command}"
 
 
 def commands(processes: Sequence[Process], folder: Path) -> list[str]:
     """What an operator types to bring every process to its machine and start it."""
-    hosts = _hosts(processes)
+    hosts = hosts_of(processes)
     out = []
     for process in processes:
-        names = hosts.get(process.name) or [f"{process.name}.example"]
-        host = shlex.quote(names[0])
+        host = hosts.get(process.name, placeholder(process))
         own = f"{CONFIG_FOLDER}/{process.name}"
-        source = shlex.quote(f"{folder / process.name}/")
-        out.append(f"rsync -a {source} root@{host}:{own}/")
+        source = folder / process.name
         start = f"chown -R covey {own} && systemctl enable --now {own}/{unit_name(process)}"
-        out.append(f"ssh root@{host} '{start}'")
+        if not process.state.startswith(_STATE_ROOT):  # systemd makes the others
+            start = f"install -d -o covey -m 700 {process.state} && {start}"
+        if is_loopback(host):
+            out.append(f"mkdir -p {own} && cp -R {shlex.quote(f'{source}/.')} {own}/")
+            out.append(start)
+        else:
+            out.append(_copy_command(source, host, own))
+            out.append(f"ssh {shlex.quote(f'root@{host}')} '{start}'")
     return out
+
+
+def placeholder(process: Process) -> str:
+    """What stands for the machine of a process whose address nobody has to know."""
+    return f"{process.name}.example"
+
+
+def _copy_command(source: Path, host: str, own: str) -> str:
+    """The command that copies a folder to another machine."""
+    if ":" in host:
+        host = f"[{host}]"
+    make = shlex.quote(f"mkdir -p {CONFIG_FOLDER} && rsync")
+    target = shlex.quote(f"root@{host}:{own}/")
+    return f"rsync -a --rsync-path={make} {shlex.quote(f'{source}/')} {target}"
 
 
 def write_commands(lines: Sequence[str], folder: Path) -> None:
@@ -251,9 +308,18 @@ def write_commands(lines: Sequence[str], folder: Path) -> None:
     _new(folder / COMMANDS, "\n".join(["#!/bin/sh", "set -eu", *lines]) + "\n")
 
 
+def _make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may look into."""
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror}.") from error
+
+
 def _new(path: Path, text: str) -> None:
     """Write a file that does not exist yet."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

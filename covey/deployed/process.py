@@ -11,21 +11,24 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.deployed.assemble import Told, check, node_of, told
 from covey.deployed.certificates import Identity
 from covey.deployed.control import Control, drained
 from covey.deployed.disk import Disk, arm_fault
+from covey.deployed.door import Door
 from covey.deployed.events import EventLog
+from covey.deployed.memory import give_back_free
 from covey.deployed.node import Node
+from covey.deployed.parked import parked_parts, share
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
 from covey.deployed.seats import NamedSeat
 from covey.deployed.server_run import finish, server_run
-from covey.deployed.transport import Admission, Handler, Port, Seat, Transport
+from covey.deployed.socket_bytes import counted
+from covey.deployed.transport import Handler, Port, Seat, Transport
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.links.spec import wires
 from covey.runs.build import Parts, module_of, training_data
@@ -52,6 +55,10 @@ class Parent(Transport, Protocol):
         """The seats that are refused."""
         ...
 
+    def turned_away(self) -> Mapping[Seat, str]:
+        """Why processes were refused that have a certificate of an empty seat."""
+        ...
+
 
 class Child(Port, Protocol):
     """A port that knows whether its parent has let it in."""
@@ -66,7 +73,7 @@ class Network(Protocol):
     """Makes both ends of a process: the one to its children, and the one to its parent."""
 
     def listen(
-        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Admission
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
     ) -> Parent:
         """The way to the children of a process, which are by name."""
         ...
@@ -76,25 +83,12 @@ class Network(Protocol):
         ...
 
 
-class Door:
-    """What a parent decides of who dials in; the node decides once it is made."""
-
-    def __init__(self) -> None:
-        self.node: Node | None = None
-
-    def refusal(self, seat: Seat, last_key: str | None) -> str | None:
-        """Why a seat cannot be taken with a disk whose last written key is this; None: it can."""
-        if self.node is None:
-            return None
-        return self.node.refusal(seat, last_key)
-
-
 def parts_of(experiment: Experiment) -> Parts:
     """What the nodes of an experiment are made of."""
     check([experiment])
     tree, _ = experiment.algorithm.fit(experiment.tree)
     links = wires(experiment.codec, tree.links)
-    start = torch.stack([experiment.initial()])
+    start = experiment.initial()[None]
     data = training_data(experiment, ())
     return Parts(experiment, _module_of(experiment), start, tree, data, links)
 
@@ -111,9 +105,9 @@ def _module_of(experiment: Experiment) -> nn.Module:
     return module_of(experiment)
 
 
-def fingerprint_of(experiment: Experiment) -> str:
-    """What all nodes of a run must have in common, as one hash."""
-    facts = json.dumps(program_fingerprint(experiment), sort_keys=True)
+def fingerprint_of(experiment: Experiment, initial: Tensor) -> str:
+    """What all nodes of a run must have in common, as one hash; `initial` is the first row."""
+    facts = json.dumps(program_fingerprint(experiment, initial), sort_keys=True)
     return sha256(facts.encode()).hexdigest()
 
 
@@ -132,7 +126,8 @@ class Member:
     def __post_init__(self) -> None:
         self._stack = ExitStack()
         self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
-        self._fingerprint = fingerprint_of(self.parts.experiment)
+        self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
+        self._parked = False
         self._parents: dict[str, Parent] = {}
         self._disks: dict[str, Disk] = {}
 
@@ -153,6 +148,10 @@ class Member:
                 )
                 self._stack.callback(control.close)
                 self._stack.enter_context(drained(self.progress, self.log))
+                if identity is not None:
+                    self.progress.certificate_left = identity.seconds_left
+                sockets = counted(process.listen, process.parent)
+                self.progress.sockets = self._stack.enter_context(sockets)
                 self.log.info("started", seats=[seat.name for seat in process.seats])
                 yield
             except Exception as error:
@@ -175,7 +174,7 @@ class Member:
         self._disks[seat.name] = disk
         if seat.children:
             disk.seat_children(self._children(seat))
-        door = Door()
+        door = Door(disk)
         transport = self._transport(seat, door)
         facts = self._told[seat.tier][seat.number]
         parts = self.parts
@@ -192,10 +191,21 @@ class Member:
             transport=transport,
             patience=process.patience,
             norm_bounds=bounds,
+            drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
         )
         door.node = node
+        if process.aggregates:
+            self._park(node)
         return node
+
+    def _park(self, node: Node) -> None:
+        """Let a node that only aggregates hold no model in memory."""
+        if not self._parked:
+            self.parts = parked_parts(self.parts, Path(self.process.state))
+            self._parked = True
+        share(node, self.parts)
+        give_back_free()
 
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
@@ -244,7 +254,7 @@ class Member:
         self._stack.callback(transport.close)
         self._parents[seat.name] = transport
         names = {number: name for name, number in ids.items()}
-        return self.progress.transport(names, transport, transport.evicted)
+        return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
 
     def _children(self, seat: NamedSeat) -> dict[str, Seat]:
         """The ids of the children of a seat, by name."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from covey.deployed.transport import Answer, AskKey, Check, Handler, Patience, Seat, Transport
+from covey.deployed.socket_bytes import SocketBytes
+from covey.deployed.transport import Answer, AskKey, Blob, Check, Handler, Patience, Seat, Transport
 
 State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
@@ -35,6 +36,8 @@ class SeatProgress:
     """How many asks were answered, late or absent, and how many answers were bad."""
     reason: str | None = None
     """Why its last bad answer was refused."""
+    turned_away: str | None = None
+    """Why its process was refused that dialled last, while nobody has the seat."""
     last_time: float | None = None
     seconds: float = 0.0
     """The time of all its asks together."""
@@ -88,6 +91,10 @@ class Progress:
         self._ended = False
         self._connected: Callable[[], bool] | None = None
         self._transports: list[WatchedTransport] = []
+        self.sockets: SocketBytes | None = None
+        """What the connections of the process have carried, where it has any."""
+        self.certificate_left: Callable[[], float | None] = _no_certificate
+        """Seconds until the certificate of the process ends; None where it has none."""
 
     # Orders
 
@@ -153,11 +160,12 @@ class Progress:
         names: Mapping[Seat, str],
         transport: Transport,
         evicted: Callable[[], frozenset[Seat]] = frozenset,
+        turned_away: Callable[[], Mapping[Seat, str]] = dict,
     ) -> WatchedTransport:
         """The transport to the children, watched; `names` are those of their seats."""
         for name in names.values():
             self.seats.setdefault(name, SeatProgress(own=False))
-        watched = WatchedTransport(self, names, transport, evicted)
+        watched = WatchedTransport(self, names, transport, evicted, turned_away)
         self._transports.append(watched)
         return watched
 
@@ -188,12 +196,19 @@ class Progress:
             self.seats[name].count("bad")
             self.seats[name].reason = reason
 
-    def members(self, names: Collection[str], taken: set[str], evicted: set[str]) -> None:
+    def members(
+        self,
+        names: Collection[str],
+        taken: set[str],
+        evicted: set[str],
+        turned_away: Mapping[str, str],
+    ) -> None:
         """Which of these children have taken their seats now, and which are refused."""
         with self._lock:
             for name in names:
                 self.seats[name].taken = name in taken
                 self.seats[name].evicted = name in evicted
+                self.seats[name].turned_away = turned_away.get(name)
 
     # What is told
 
@@ -221,14 +236,23 @@ class Progress:
         now = self._clock()
         with self._lock:
             seats = [self._seat(name, seat, now) for name, seat in self.seats.items()]
+            waits_for = [name for name, seat in self.seats.items() if seat.awaited]
         return {
             "process": self.process,
             "tier": self.tier,
             "state": self.state,
             "seconds": round(now - self._began, 3),
-            "waits_for": [name for name, seat in self.seats.items() if seat.awaited],
+            "waits_for": waits_for,
+            "certificate_left": self.certificate_left(),
+            "socket_bytes": self._socket_bytes(),
             "seats": seats,
         }
+
+    def _socket_bytes(self) -> dict[str, dict[str, int]]:
+        """Bytes on the sockets to the children and to the parent."""
+        if self.sockets is None:
+            return {}
+        return {link: asdict(counts) for link, counts in self.sockets.read().items()}
 
     def _seat(self, name: str, seat: SeatProgress, now: float) -> dict[str, Any]:
         lag = None
@@ -245,6 +269,7 @@ class Progress:
             "up_bytes": seat.up_bytes,
             "asks": dict(seat.counts),
             "bad_reason": seat.reason,
+            "turned_away": seat.turned_away,
             "lag": lag,
             "ask_seconds": round(seat.seconds, 6),
         }
@@ -269,6 +294,13 @@ class Progress:
             value = int(status["state"] == state)
             metrics.add("state", "gauge", process | {"state": state}, value)
         metrics.add("uptime_seconds", "gauge", process, status["seconds"])
+        if status["certificate_left"] is not None:
+            left = status["certificate_left"]
+            metrics.add("certificate_left_seconds", "gauge", process, left)
+        for link, counts in status["socket_bytes"].items():
+            for direction, count in counts.items():
+                ends = process | {"link": link, "direction": direction}
+                metrics.add("socket_bytes_total", "counter", ends, count)
         for seat in status["seats"]:
             labels = process | {"seat": seat["seat"]}
             taken = seat["state"] not in ("empty", "evicted")
@@ -295,16 +327,18 @@ class WatchedTransport:
         names: Mapping[Seat, str],
         inner: Transport,
         evicted: Callable[[], frozenset[Seat]] = frozenset,
+        turned_away: Callable[[], Mapping[Seat, str]] = dict,
     ) -> None:
         self._progress = progress
         self._names = names
         self._inner = inner
         self._evicted = evicted
+        self._turned_away = turned_away
 
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
@@ -322,6 +356,10 @@ class WatchedTransport:
         self.members()
         return answers
 
+    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
+        """An order that seats have not followed."""
+        self._inner.owe(key, own)
+
     def _watched(self, check: Check) -> Check:
         """The same check, which tells of bad answers."""
 
@@ -338,7 +376,8 @@ class WatchedTransport:
         members = self._inner.members()
         taken = {self._names[seat] for seat in members}
         evicted = {self._names[seat] for seat in self._evicted()}
-        self._progress.members(self._names.values(), taken, evicted)
+        away = {self._names[seat]: text for seat, text in self._turned_away().items()}
+        self._progress.members(self._names.values(), taken, evicted, away)
         return members
 
     def close(self) -> None:
@@ -362,6 +401,10 @@ class _Metrics:
     def text(self) -> str:
         """All lines."""
         return "".join(f"{line}\n" for lines in self._lines.values() for line in lines)
+
+
+def _no_certificate() -> None:
+    """Nothing: the process has no certificate."""
 
 
 def short(key: AskKey) -> str:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from covey.errors import ConfigError
+from covey.errors import ConfigError, shown
 from covey.tree import Tree
 
 Names = Mapping[str, Sequence[str]]
 """The names that a user gave the nodes of a tier, in the order of their numbers, by tier."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """What may stand in a certificate, a host name and a file name alike."""
+OPERATOR = "operator"
+"""The name in the certificate of who may give orders to the control ports of a tree."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,23 @@ class NamedSeat:
     children: tuple[str, ...] = ()
 
 
+def is_name(name: str) -> bool:
+    """Whether a certificate can name it.
+
+    >>> is_name("device17"), is_name("../up")
+    (True, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> None:
     """Refuse what cannot name a seat or a process."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         fix = "use up to 63 lower-case letters, digits and -"
-        raise ConfigError(f"{name!r} cannot name a seat or a process; {fix}.")
+        raise ConfigError(f"{shown(name)} cannot name a seat or a process; {fix}.")
+    if name == OPERATOR:
+        rule = "its certificate would give orders to all nodes"
+        raise ConfigError(f"{name!r} cannot name a seat or a process: {rule}; rename it.")
 
 
 def names_of(tree: Tree, given: Names) -> dict[str, list[str]]:

@@ -19,6 +19,9 @@ A transport owes seven things.
 7. An answer that `check` refuses is dropped, and counted against its sender, who is evicted after a
    limit. The ask goes on without the seat where enough others can answer. Else the seat is asked
    again, also after somebody else has taken it.
+
+A transport need not wait for a seat that has been empty for as long as patience lasts, where enough
+others have answered.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
+from covey.deployed.stored import Stored
 from covey.errors import ConfigError, DecodeError
+from covey.runtimes.envelope import Pieces
 
 Seat = int
 """The id of a node in the tier below: its position in the tree, which never changes."""
@@ -38,7 +43,10 @@ AskLane = Literal["train", "score", "order"]
 """Training, scoring, or an order such as "commit", which runs no program of an algorithm."""
 Status = Literal["answered", "late", "absent", "bad"]
 Check = Callable[[Seat, bytes], str | None]
-"""Says why the answer of a seat is refused; None: it is good. It does not raise."""
+"""Says why the answer of a seat is refused; None: it is good.
+
+What it raises is a fault of the parent, and `ask` raises it as a TransportError.
+"""
 
 _LANES = ("train", "score", "order")
 _DIGEST = 16
@@ -92,12 +100,18 @@ class AskKey:
         return AskKey(**values)
 
 
-def digest(parameters: Any, rows: bytes = b"") -> str:
+Blob = bytes | Pieces
+"""Bytes to send: in one piece, or in several that are never joined."""
+
+
+def digest(parameters: Any, rows: Pieces | None = None) -> str:
     """A short text that differs where parameters or rows differ."""
     text = json.dumps(parameters, sort_keys=True).encode()
     whole = hashlib.blake2b(text, digest_size=_DIGEST)
     whole.update(b"\0")
-    whole.update(rows)
+    if rows is not None:
+        for part in rows.parts:
+            whole.update(part)
     return whole.hexdigest()
 
 
@@ -106,11 +120,18 @@ class Answer:
     """What came back from one seat.
 
     "late": the seat was taken and had the request, so its memory may have moved. "absent": nobody
-    had taken the seat, so nothing moved. "bad": what came was refused. Only "answered" has data.
+    had taken the seat, so nothing moved. "bad": what came was refused. Only "answered" has data,
+    which may wait outside memory.
     """
 
     status: Status
-    data: bytes = b""
+    data: bytes | Stored = b""
+
+    def read(self) -> bytes:
+        """The bytes."""
+        if isinstance(self.data, Stored):
+            return self.data.read()
+        return self.data
 
 
 @dataclass(frozen=True)
@@ -136,7 +157,7 @@ class Transport(Protocol):
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
@@ -146,6 +167,13 @@ class Transport(Protocol):
         There is an entry for every seat. Without `patience` all seats are waited for, however long
         it takes. Threads may call `check` at the same time. A transport that is closed meanwhile
         raises a TransportError.
+        """
+        ...
+
+    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
+        """An order that was given before, and that these seats have not followed.
+
+        They get it before any later request. Nobody waits for them.
         """
         ...
 

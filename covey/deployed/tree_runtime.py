@@ -6,10 +6,11 @@ good, so that a node which was away finds out when it is asked again.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from covey.data.shards import some
 from covey.deployed.disk import fault
 from covey.deployed.node import ENDING, Epoch, Missing, Node
-from covey.deployed.node_rows import NodeRow
+from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.own_models import ChosenModel, as_arguments
+from covey.errors import TransportError
 from covey.kernel.algorithm import Program
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.meter import Key, Traffic
@@ -31,6 +33,12 @@ from covey.types import Rows
 
 Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
 """Where the run stands, and the (round, record) that were not written yet."""
+
+
+ROWS = 2**28
+"""Bytes of the rows of many nodes that come in one message; more come in several."""
+_VERSIONS = 4
+"""How many versions of a row a node is taken to hold."""
 
 
 class TreeRuntime(Runtime):
@@ -67,9 +75,20 @@ class TreeRuntime(Runtime):
             self._played = round
         self.server.missing.clear()
         played = self.server.play(program, rows, round=round, lane=lane)
+        if lane == "score" and len(rows):
+            self._check_reports(played, round)
         self._missing += self.server.missing
         traffic = [self._ordered(by_link) for by_link in played.traffic]
         return replace(played, traffic=traffic)
+
+    def _check_reports(self, played: Played, round: int) -> None:
+        """Refuse scores without those of a single device: a child left them out."""
+        expected = self.server.reports_of(self.tree.tiers[-1])
+        if expected and expected.isdisjoint(played.reports[0]):
+            raise TransportError(
+                f"round {round + 1}: nobody has told the scores of any device; a child of the "
+                "server is broken or hostile."
+            )
 
     def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
         """Traffic in the order of the simulator: down from the top, then up to it."""
@@ -108,7 +127,9 @@ class TreeRuntime(Runtime):
         """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         arguments = {"name": name, "label": label}
-        found = self._order("read", arguments, deepest=tier)
+        found = []
+        for part in self._parts(tier, _row_bytes(template)):
+            found += self._order("read", {**arguments, **part}, deepest=tier)
         mine = [kept for kept in found if kept.tier == tier]
         return _stacked(mine, template)
 
@@ -126,11 +147,45 @@ class TreeRuntime(Runtime):
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
         """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
-        found = self._order("freeze", {})
         templates = self.kept()
+        together: list[NodeRow] | None = None
+        if self._versions_bytes() <= ROWS:
+            together = self._order("freeze", {})
         for tier, name in sorted(templates):
+            found = together
+            if found is None:
+                found = self._versions(tier, name)
             mine = [kept for kept in found if (kept.tier, kept.name) == (tier, name)]
             yield _frozen(tier, name, mine, templates[tier, name])
+
+    def _versions_bytes(self) -> int:
+        """The bytes of all versions of all rows of all nodes, about."""
+        total = 0
+        for (tier, _), template in self.kept().items():
+            total += self.tree.size(tier) * _row_bytes(template)
+        return _VERSIONS * total
+
+    def _versions(self, tier: str, name: str) -> list[NodeRow]:
+        """All versions of one name, of all nodes of a tier."""
+        found = []
+        for part in self._parts(tier, _VERSIONS * _row_bytes(self.kept()[tier, name])):
+            found += self._order("freeze", {"name": name, **part}, deepest=tier)
+        return found
+
+    def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
+        """What lets an order bring the rows of a tier in messages that are not too long.
+
+        `size` is that of the rows of one node. No argument at all where one message holds all.
+        """
+        nodes = self.tree.size(tier)
+        if nodes * size <= ROWS:
+            return [{}]
+        step = max(1, ROWS // size)
+        parts = []
+        for first in range(0, nodes, step):
+            part = Part(tier, first, min(first + step, nodes))
+            parts.append({"part": list(astuple(part))})
+        return parts
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Hand every node its own rows of one entry of `freeze`, of any runtime."""
@@ -148,7 +203,11 @@ class TreeRuntime(Runtime):
                 rows.append(NodeRow(frozen.tier, number, frozen.name, label, round, row))
                 routes.append(self._route(frozen.tier, number))
         self.server.learn(frozen.tier, frozen.name, frozen.rows[:0])
-        self._order("thaw", {"routes": routes}, rows, deepest=frozen.tier)
+        step = max(1, ROWS // max(1, _row_bytes(frozen.rows)))
+        for first in range(0, max(1, len(rows)), step):
+            some_rows = rows[first : first + step]
+            arguments = {"routes": routes[first : first + step]}
+            self._order("thaw", arguments, some_rows, deepest=frozen.tier)
 
     def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
         """Let every node write the models that it uses into its own folder.
@@ -221,6 +280,11 @@ class TreeRuntime(Runtime):
             parent = torch.searchsorted(firsts, torch.tensor([route[0]]), right=True) - 1
             route.insert(0, int(parent))
         return route
+
+
+def _row_bytes(template: Tensor) -> int:
+    """The bytes of one row of this shape and type."""
+    return template.itemsize * math.prod(template.shape[1:])
 
 
 def _stacked(rows: Sequence[NodeRow], template: Tensor) -> KeptRows:

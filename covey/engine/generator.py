@@ -29,7 +29,19 @@ _TRAINING = ("train", "training")
 """Arguments: an operator draws only where they are not false."""
 
 
-class Seeded(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    """A mode of plain code.
+
+    Torch compiles nothing within it. To make sure of that, torch would import its compiler at the
+    first operator, which takes a second and 70 MB.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Seeded(_Mode):
     """A mode in which this thread draws on the CPU from a generator of this seed.
 
     The bits are those that torch's default generator gives after `torch.manual_seed(seed)`.
@@ -88,7 +100,7 @@ class Drawn(Exception):
     """A draw from torch's default generator, by the operator of this name."""
 
 
-class NoDraws(TorchDispatchMode):
+class NoDraws(_Mode):
     """A mode in which a draw of this thread from torch's default generator raises `Drawn`."""
 
     def __init__(self) -> None:

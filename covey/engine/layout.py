@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -154,17 +154,14 @@ class ParameterLayout:
         Parameters of layers without `reset_parameters` keep the values the module came with.
         So do frozen parameters: a layer that is frozen as a whole draws nothing.
         """
-        module = copy.deepcopy(self.module).cpu()
-        before = {}
-        for name, parameter in module.named_parameters():
-            before[name] = parameter.detach().clone()
-        module = module.float()
+        module = copy.deepcopy(self.module).cpu().float()
         versions = {}
         for name, parameter in module.named_parameters():
             versions[name] = _version(parameter)
         _reset(module, draws.key(seed, "initial"))
         values: dict[str, Tensor] = {}
-        for name, old in before.items():
+        for name, parameter in self.module.named_parameters():
+            old = parameter.detach().cpu()
             value = module.get_parameter(name)
             same_version = _version(value) == versions[name]
             if same_version and torch.equal(value, old.float()):
@@ -180,13 +177,14 @@ class ParameterLayout:
         return self._flat(values).cpu()
 
     def _flat(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The parameters of these names, as a row [width]."""
-        parts = []
-        for slot in self.slots:
-            value = values[slot.name].detach()
+        """The parameters of these names, as a row [width]: a copy, and no other is made."""
+        own = [values[slot.name].detach() for slot in self.slots]
+        dtype = reduce(torch.promote_types, [value.dtype for value in own])
+        out = torch.empty(self.width, dtype=dtype, device=own[0].device)
+        for slot, value in zip(self.slots, own, strict=True):
             stored = slot.oriented(value)
-            parts.append(stored.reshape(-1))
-        return torch.cat(parts)
+            out[slot.start : slot.stop].view(stored.shape).copy_(stored)
+        return out
 
     def fill(self, row: Tensor, statistics: Tensor | None = None) -> nn.Module:
         """A copy of the module with this row's parameters and, where given, these statistics.

@@ -12,6 +12,7 @@ from covey import native
 from covey.codecs import CODECS, Codec
 from covey.codecs.blocks import check_dtype, check_rows, kept, patterns
 from covey.codecs.blocks import count as count_nonzero
+from covey.codecs.dense import Dense
 from covey.errors import DecodeError
 from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, Meter, Traffic
@@ -321,9 +322,11 @@ class Link:
         reference: Rows | None = None,
         expect: Schema | None = None,
         count: int | None = None,
+        borrow: bool = False,
     ) -> Message:
         """The message in these bytes: to the bit what `send` returns.
 
+        With `borrow` its rows may lie in the memory of the bytes, and must not be written.
         `reference` are the rows that went down to the senders, as they arrived. Bytes come from
         other machines and may be hostile: anything but `count` rows of the schema `expect` is a
         DecodeError, before memory for them is taken.
@@ -332,7 +335,7 @@ class Link:
         schema = packed.schema
         if schema.kind == "nothing":
             return None
-        rows, mask = _decoded(self._codec(schema), packed)
+        rows, mask = _decoded(self._codec(schema), packed, borrow=borrow)
         if schema.kind == "exact":
             return Exact(rows)
         if not self.wire.update or reference is None or reference.shape != rows.shape:
@@ -452,10 +455,14 @@ def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
         yield codec.encode(row, mask, key)
 
 
-def _decoded(codec: Codec, packed: Packed) -> tuple[Rows, Tensor | None]:
+def _decoded(codec: Codec, packed: Packed, *, borrow: bool) -> tuple[Rows, Tensor | None]:
     """The rows in packed messages and their masks, each checked before the next is read."""
     schema = packed.schema
     n = len(packed)
+    if borrow and n == 1 and isinstance(codec, Dense):
+        row, mask = codec.decode(packed.messages[0], limit=schema.width, borrow=True)
+        schema.check_row(row, mask)
+        return row[None], None if mask is None else mask[None]
     rows = _empty(n, schema.width, schema.dtype)
     masks = None
     if schema.kind == "masked":

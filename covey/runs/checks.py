@@ -114,7 +114,7 @@ def check(experiment: Experiment) -> None:
     _check_holdout(experiment)
     _check_receivers(experiment)
     _check_radio(experiment)
-    _check_device(experiment.device)
+    check_device(experiment.device)
 
 
 def _check_kinds(experiment: Experiment) -> None:
@@ -459,7 +459,7 @@ def _check_radio(experiment: Experiment) -> None:
         raise ConfigError(f"idle = 'train', {why}.")
 
 
-def _check_device(name: Any) -> None:
+def check_device(name: Any) -> None:
     """An error that lists the devices of this machine unless it is one of them."""
     try:
         device = torch.device(name)

@@ -218,7 +218,7 @@ def _digest(*tensors: torch.Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(plain.numpy().tobytes())
+        digest.update(plain.numpy().data)
     return digest.hexdigest()
 
 

@@ -202,6 +202,8 @@ class Seed:
         snapshot = self._parameters(model, which, mapped=mapped)
         if not self.runtime.task.space.norms or model not in self.models():
             return snapshot
+        if not bool(self.trained.present.all()):
+            return snapshot  # data that stay with their devices: each has its own statistics
         return replace(snapshot, statistics=self._statistics(snapshot))
 
     def stored_bytes(self, model: str) -> int:

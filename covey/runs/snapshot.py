@@ -25,7 +25,7 @@ from torch import Tensor
 
 from covey.engine import norm
 from covey.engine.layout import ParameterLayout, Slot
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.runs import checkpoint
 
 Reader = Callable[[Tensor], Tensor]
@@ -90,8 +90,12 @@ class Snapshot:
 
     def statistics_of(self, devices: Sequence[int], space: ParameterLayout) -> Tensor | None:
         """The statistics of a device [S], or of several pooled; None without norm layers."""
-        if self.statistics is None:
+        if not space.norms:
             return None
+        if self.statistics is None:
+            why = "the statistics of its BatchNorm layers are with the data of devices"
+            fix = "use it in the folder of a device"
+            raise ConfigError(f"the model {self.model!r} cannot be used here: {why}; {fix}.")
         wanted = torch.tensor(list(devices))
         rows = self.statistics.rows[torch.isin(self.statistics.ids, wanted)]
         if len(rows) == 1:

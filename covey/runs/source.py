@@ -65,6 +65,26 @@ def digest(things: Iterable[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def own_files(modules: Iterable[str]) -> dict[str, Path]:
+    """The files of these modules and of all that they import, as far as they are the user's own.
+
+    The keys are paths below a folder from which they can be imported: nets.py, acme/__init__.py.
+    """
+    names: list[str] = []
+    for module in modules:
+        names += accumulate(module.split("."), "{}.{}".format)
+    out = {}
+    for name in _modules(names):
+        file = Path(str(_file(name)))
+        relative = Path(*name.split("."))
+        if file.name == "__init__.py":
+            relative = relative / file.name
+        else:
+            relative = relative.with_suffix(".py")
+        out[relative.as_posix()] = file
+    return out
+
+
 def _needed_parts(names: dict[str, set[str]]) -> dict[str, str]:
     """The statements that define these names of modules, and all modules that they import."""
     parts: dict[str, str] = {}

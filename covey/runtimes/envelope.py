@@ -4,21 +4,68 @@ from __future__ import annotations
 
 import json
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
 
+from covey.codecs import header as codec_header
 from covey.errors import DecodeError
 from covey.links.packed import Packed, Schema
 
 _LENGTH = struct.Struct("<I")
+_CODEC_HEADER = codec_header.SIZE
+_ALIGNED = 16
 _LIMIT = 2**28  # bytes of a header
 _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+class Pieces:
+    """Bytes that lie in several pieces of memory, and are not joined.
+
+    >>> pieces = Pieces([b"ab", b"cde"])
+    >>> len(pieces), pieces[1:4], pieces.joined()
+    (5, b'bcd', b'abcde')
+    """
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.parts = tuple(parts)
+        self._ends = list(accumulate(map(len, self.parts)))
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        if not self._ends:
+            return 0
+        return self._ends[-1]
+
+    def __getitem__(self, where: slice) -> bytes:
+        """A copy of some bytes, such as a frame takes."""
+        start, stop, _ = where.indices(len(self))
+        out = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            part = memoryview(self.parts[number])
+            first = self._ends[number] - len(part)
+            end = min(stop, self._ends[number])
+            out.append(part[start - first : end - first])
+            start = end
+            number += 1
+        return b"".join(out)
+
+    def joined(self) -> bytes:
+        """All bytes in one piece."""
+        return b"".join(self.parts)
+
+
 def seal(header: dict[str, Any], messages: Sequence[Packed]) -> bytes:
     """A header and packed messages as bytes."""
+    return sealed(header, messages).joined()
+
+
+def sealed(header: dict[str, Any], messages: Sequence[Packed]) -> Pieces:
+    """As `seal`; the encoded rows are not copied."""
     descriptions = []
     rows: list[bytes] = []
     for packed in messages:
@@ -28,9 +75,17 @@ def seal(header: dict[str, Any], messages: Sequence[Packed]) -> bytes:
         descriptions.append([schema.kind, schema.width, name, lengths])
         rows += packed.messages
     described = {**header, "messages": descriptions}
-    head = json.dumps(described).encode()
+    head = aligned(json.dumps(described).encode(), _LENGTH.size + _CODEC_HEADER)
     length = _LENGTH.pack(len(head))
-    return b"".join([length, head, *rows])
+    return Pieces([length, head, *rows])
+
+
+def aligned(head: bytes, beside: int) -> bytes:
+    """JSON with so many blanks behind it that numbers after `beside` more bytes are aligned.
+
+    A receiver can then use them where they lie.
+    """
+    return head + b" " * (-(len(head) + beside) % _ALIGNED)
 
 
 def header_of(data: bytes) -> dict[str, Any]:

@@ -52,6 +52,25 @@ Expected = tuple[bool, list[Schema]]
 ALGORITHM = "algorithm"
 
 
+class HeldReply:
+    """The encoded messages of a child's reply, which can be read again where they are dropped."""
+
+    def __init__(self, messages: Sequence[Packed]) -> None:
+        self._messages: Sequence[Packed] = messages
+        self._again: Callable[[], Sequence[Packed]] | None = None
+
+    def messages(self) -> Sequence[Packed]:
+        """All of them, in order."""
+        if self._again is not None:
+            return self._again()
+        return self._messages
+
+    def drop(self, again: Callable[[], Sequence[Packed]]) -> None:
+        """Hold them no more; `again` reads them."""
+        self._messages = ()
+        self._again = again
+
+
 class Owner(Protocol):
     """The owner of programs that are no algorithm's, such as those that score.
 
@@ -152,8 +171,10 @@ class Station(BaseRuntime):
                 continue
             self._take_facts(header)
             if position in answering:
-                deferred = self._deferred(question, reference, messages, schemas)
+                held = HeldReply(messages)
+                deferred = self._deferred(question, reference, held, schemas)
                 parts.append(_answer(deferred, several))
+                self._hold_reply(question, position, held)
         if failures:
             raise failures[0]
         if not parts:
@@ -163,6 +184,9 @@ class Station(BaseRuntime):
             there = [position not in missing for position in question.answers.tolist()]
             present = torch.tensor(there, dtype=torch.bool)
         return Answers(parts, present=present)
+
+    def _hold_reply(self, question: Question, position: int, held: HeldReply) -> None:
+        """A reply that its asker may reduce, now or later, is held from now on."""
 
     def _take_facts(self, header: dict[str, Any]) -> None:
         """Add the facts that came beside an answer."""
@@ -213,13 +237,14 @@ class Station(BaseRuntime):
         self,
         question: Question,
         reference: Callable[[], Rows | None],
-        messages: Sequence[Packed],
+        held: HeldReply,
         schemas: Sequence[Schema],
     ) -> list[Deferred | None]:
         """The answers of one child; `reference` returns what updates are differences from.
 
         Each is unpacked when it is reduced, so that not all are decoded at once.
         """
+        messages = held.messages()
         if len(messages) != len(schemas):
             counts = f"{len(messages)} answers of a child, expected {len(schemas)}"
             raise ProgramError(f"{self.place}: {counts}.")
@@ -228,13 +253,13 @@ class Station(BaseRuntime):
         if link.wire.update:
             added = reference()
         out: list[Deferred | None] = []
-        for packed, schema in zip(messages, schemas, strict=True):
+        for number, (packed, schema) in enumerate(zip(messages, schemas, strict=True)):
             if schema.kind == "nothing":
                 packed.check(schema, 0)
                 out.append(None)
                 continue
             packed.check(schema, 1)
-            read = partial(link.unpack, packed, reference=added, expect=schema, count=1)
+            read = partial(_unpacked, link, held, number, added, schema)
             out.append(Deferred(read, masked=schema.kind == "masked"))
         return out
 
@@ -313,31 +338,46 @@ class Station(BaseRuntime):
         arguments = self._arguments(header, messages, question)
         messages.clear()  # the encoded rows of the parent, which may be large
         received = None
-        if header["rows"]:
+        if header["rows"] and self._link(question.key("up")).wire.update:
             received = arguments[0]
         with one_thread(), torch.no_grad():
-            nodes = Nodes(
-                self,
-                self.place.tier,
-                ids,
-                round=play.round,
-                path=header["path"],
-                idle=question.idle,
-            )
-            answer = question.program(nodes, *arguments)
-            self._record(self.place.tier, ids, nodes.call, question.idle)
-            packed = []
-            for number, message in enumerate(_messages(answer)):
-                self._checked_answer(question, ids, message, nodes.call)
-                if header["answers"]:
-                    key = question.key("up", number)
-                    copies = torch.ones_like(ids)
-                    ends = self._lower_ends(question, ids, torch.zeros_like(ids))
-                    sent = self._pack(message, ids, copies, key, ends, received)
-                    packed.append(sent)
+            packed = self._ran(header, question, arguments, received)
             self._check(last=True)
             play.ledger.settle()
         return seal({"error": None, **self._facts()}, packed)
+
+    def _ran(
+        self,
+        header: dict[str, Any],
+        question: Question,
+        arguments: list[Tensor],
+        received: Rows | None,
+    ) -> list[Packed]:
+        """Run a program on its arguments; its answer as it is sent.
+
+        `received` are the rows that an update is the difference from.
+        """
+        ids = question.ids
+        nodes = Nodes(
+            self,
+            self.place.tier,
+            ids,
+            round=self._play.round,
+            path=header["path"],
+            idle=question.idle,
+        )
+        answer = _called(question.program, nodes, arguments)
+        self._record(self.place.tier, ids, nodes.call, question.idle)
+        packed = []
+        for number, message in enumerate(_messages(answer)):
+            self._checked_answer(question, ids, message, nodes.call)
+            if header["answers"]:
+                key = question.key("up", number)
+                copies = torch.ones_like(ids)
+                ends = self._lower_ends(question, ids, torch.zeros_like(ids))
+                sent = self._pack(message, ids, copies, key, ends, received)
+                packed.append(sent)
+        return packed
 
     def _facts(self) -> dict[str, Any]:
         """What goes up beside an answer."""
@@ -420,6 +460,23 @@ class Station(BaseRuntime):
         route = Route(meter_key, copies, tree=torch.zeros_like(ids), ends=ends)
         link.count(packed, route)
         return packed
+
+
+def _called(program: Program, nodes: Nodes, arguments: list[Tensor]) -> Any:
+    """Run a program, which then alone holds its arguments: it may let go of large rows."""
+    if len(arguments) == 1:
+        return program(nodes, arguments.pop())
+    answer = program(nodes, *arguments)
+    arguments.clear()
+    return answer
+
+
+def _unpacked(
+    link: Link, held: HeldReply, number: int, reference: Rows | None, schema: Schema
+) -> Message:
+    """One message of a reply; a reduction changes no answers, so they lie where they came."""
+    packed = held.messages()[number]
+    return link.unpack(packed, reference=reference, expect=schema, count=1, borrow=True)
 
 
 def _messages(answer: Any) -> tuple[Message, ...]:

@@ -346,6 +346,7 @@ def test_a_reader_chooses_the_metric(visitor: Visitor) -> None:
 def rows_of(page: Any) -> list[list[str]]:
     """The rows of the table of devices."""
     page.click("#devices summary")
+    page.locator("#devices tbody tr").first.wait_for()  # the table is made when it is opened
     rows = page.locator("#devices tbody tr").all()
     return [row.locator("td").all_inner_texts() for row in rows]
 

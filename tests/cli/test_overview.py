@@ -33,3 +33,21 @@ def test_the_overview_is_the_help_of_the_whole_command() -> None:
     assert "reproduce" in whole.output
     assert light.output == whole.output
     assert light.exit_code == whole.exit_code == 0
+
+
+class Impatient:
+    """Ctrl-C while a module is imported."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "covey.cli.main":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_torch_is_imported_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "covey.cli.main")
+    monkeypatch.delattr("covey.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Impatient(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["covey", "doctor"])
+    with pytest.raises(SystemExit) as end:
+        overview.main()
+    assert end.value.code == 130

@@ -489,6 +489,8 @@ def test_list_says_what_leaves_the_device() -> None:
     assert rows["local"]["leaves the device"] == "nothing"
     assert rows["sfedhp"]["tiers"] == "server, edge, device"
     assert rows["nested"]["tiers"] == rows["fedalt"]["tiers"] == "any"
+    assert "personal" in rows["demlearn"]["leaves the device"]
+    assert "scores and its number of examples leave it too" in covey("list", "algorithms").out
 
 
 def test_the_first_line_of_a_run_names_the_engine(tmp_path: Path) -> None:

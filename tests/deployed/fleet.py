@@ -213,6 +213,11 @@ class Fleet:
             out: dict[str, Any] = json.loads(call("GET", ("127.0.0.1", CONTROL_PORT), "/status"))
         return out
 
+    def order(self, name: str, order: str) -> None:
+        """Let the control port of a node obey, on its machine."""
+        with self.machines.inside(name):
+            call("POST", ("127.0.0.1", CONTROL_PORT), f"/{order}")
+
     def seat_states(self, name: str) -> dict[str, str]:
         """What a node's status says of its children, by name."""
         return {seat["seat"]: seat["state"] for seat in self.status(name)["seats"]}
@@ -224,6 +229,17 @@ class Fleet:
     def wait_rounds(self, count: int, seconds: float = START) -> None:
         """Until the server has ended so many rounds."""
         self.until(lambda: self.done() >= count, seconds, f"{count} rounds")
+
+    def go_on(self, until: float, most: int) -> None:
+        """Let rounds go on until this time; after so many of them the server pauses.
+
+        A run must not end while somebody is away.
+        """
+        last = self.done() + most
+        while time.time() < until and self.done() < last:
+            time.sleep(0.05)
+        self.order("server", "pause")
+        time.sleep(max(0.0, until - time.time()))
 
     def wait_end(self, seconds: float = START) -> None:
         """Until the server's process has ended, and well."""

@@ -506,6 +506,7 @@ def main() -> int:
     options = parser.parse_args()
     if (options.cuts or options.lossy) and PRELOADED not in os.environ:
         start_with_power()
+    torch.set_num_threads(1)  # a fork would wait for the other threads of its parent for ever
     names = options.only or [name for name in SCENARIOS if name != SMALL]
     if options.rounds:
         for name in names:

@@ -46,7 +46,7 @@ class SocketTree:
         self.patience = patience
         self.folder = folder
         self.host = host
-        self.limits = limits or Limits()
+        self.limits = limits or Limits(held=0, held_requests=1)  # some answers wait in a file
         self.nodes: dict[tuple[str, int], Node] = {}
         self.transports: list[GrpcTransport] = []
         self.ports: list[tuple[GrpcPort, threading.Thread]] = []
@@ -96,6 +96,7 @@ class SocketTree:
                 identity=self._identity(f"{tier}{number}", [f"{tier}{number}"]),
                 admission=admission,
                 limits=self.limits,
+                folder=disk.path.parent,
             )
             self.transports.append(transport)
         patience = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ import torch
 pytest.importorskip("grpc")
 
 import covey
+from covey.deployed.disk import Disk
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
+from covey.deployed.owed_orders import OwedOrders
 from covey.deployed.progress import Progress
 from covey.deployed.server_run import server_run
-from covey.deployed.transport import Answer, AskKey, Handler, Patience
-from covey.deployed.wire import Key, Reply
+from covey.deployed.transport import Answer, AskKey, Blob, Handler, Patience
+from covey.deployed.wire import Key, Reply, Welcome
 from tests.deployed.tree import Family, family, key, until
 from tests.laws.cases import CASES, experiment
 from tests.laws.test_deployed import slow
@@ -76,6 +80,32 @@ def test_a_child_that_slept_long_has_told_no_lie(plain: Family) -> None:
     assert plain.parent.refused["dropped"] == 0
 
 
+def test_an_ask_while_a_process_is_welcomed_comes_after_the_orders(
+    plain: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seat is taken before its process has the welcome, and may be asked in between."""
+    own = {0: b""}
+    plain.parent.owe(key(0, "order"), own)
+    welcomed = threading.Event()
+    send = plain.parent._send
+
+    async def held(stream: Any, context: Any, message: Any) -> None:
+        if isinstance(message.head, Welcome):
+            await asyncio.to_thread(welcomed.wait)
+        await send(stream, context, message)
+
+    monkeypatch.setattr(plain.parent, "_send", held)
+    handled: list[str] = []
+    plain.dial(0, handler=noted(handled))
+    until(lambda: 0 in plain.parent.members())
+    asking = threading.Thread(target=plain.parent.ask, args=(key(7), b"", own))
+    asking.start()
+    until(lambda: key(7) in plain.parent._asks)
+    welcomed.set()
+    asking.join()
+    assert handled == ["order 0", "train 7"]
+
+
 def test_an_order_is_owed_by_who_was_away(plain: Family) -> None:
     """It comes before the next request; what else was asked meanwhile does not come."""
     plain.dial(1)
@@ -124,12 +154,15 @@ class Gone:
         self.there = frozenset({0})
 
     def ask(
-        self, key: AskKey, common: bytes, own: Mapping[int, bytes], *more: Any
+        self, key: AskKey, common: Blob, own: Mapping[int, bytes], *more: Any
     ) -> Mapping[int, Answer]:
         self.there = frozenset()
         self.asked.set()
         self.end.wait(10)
         return {0: Answer("absent")}
+
+    def owe(self, key: AskKey, own: Mapping[int, bytes]) -> None:
+        pass
 
     def members(self) -> frozenset[int]:
         return self.there
@@ -197,3 +230,74 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
     assert torch.equal(again.row, held.row)
     assert not torch.equal(again.row, present.row)
     local.close()
+
+
+def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) -> None:
+    """The device holds the row that it had when the order was given, and nothing owes it then."""
+    case = CASES["PFedMe"]
+    local = LocalTree(tmp_path, patience={"server": Patience(0.05, 7)})
+    one = experiment(case, score_every=9, rounds=4)
+    run = server_run(one, local)
+    next(run)
+    (before,) = local.nodes["device", 2].own_rows("personal", "present")
+    local.transport_above("device", 2).leave(2)
+    run.runtime.hold("best", 0, [("device", "personal")])
+    run.runtime.hold("second", 0, [("device", "personal")])
+    assert not local.nodes["device", 2].own_rows("personal", "best")
+    again = server_run(one, local)  # all nodes are made anew, from their disks
+    next(again)  # the first round once more, from what is written
+    next(again)
+    device = local.nodes["device", 2]
+    (present,) = device.own_rows("personal", "present")
+    for label in ("best", "second"):
+        (held,) = device.own_rows("personal", label)
+        assert held.row is not None
+        assert present.row is not None
+        assert before.row is not None
+        assert torch.equal(held.row, before.row)
+        assert not torch.equal(held.row, present.row)
+    again.runtime.commit()
+    assert not OwedOrders(local.nodes["server", 0].database).facts()["owed orders"]
+    local.close()
+
+
+def test_owed_orders_are_the_last_ones(tmp_path: Path) -> None:
+    """Children with the same request share it; what a child has followed is forgotten."""
+    disk = Disk(tmp_path / "node.sqlite")
+    orders = OwedOrders(disk)
+    for number in range(40):
+        orders.add(key(number, "order"), {0: b"same", 1: b"same", 2: b"other"})
+    entries = disk.fact("owed orders")
+    assert [entry[2] for entry in entries[:2]] == [[0, 1], [2]]
+    assert {entry[0]["round"] for entry in entries} == set(range(8, 40))
+    again = OwedOrders(disk)
+    assert again.facts() == orders.facts()
+    again.settle(2)
+    assert {tuple(entry[2]) for entry in again.facts()["owed orders"]} == {(0, 1)}
+    disk.seat_children({"a": 0, "b": 1, "c": 2})
+    disk.seat_children({"b": 0, "d": 1})
+    assert {tuple(entry[2]) for entry in disk.fact("owed orders")} == {(0,)}
+    disk.close()
+
+
+def test_a_seat_that_has_long_been_empty_is_not_waited_for(plain: Family) -> None:
+    patience = Patience(seconds=1.0, quorum=1)
+    plain.dial(0)
+    plain.wait(0)
+    own = {0: b"", 1: b""}
+    seconds = []
+    for number in range(3):
+        began = time.monotonic()
+        answers = plain.parent.ask(key(number), b"", own, patience)
+        seconds.append(time.monotonic() - began)
+        assert [answers[seat].status for seat in own] == ["answered", "absent"]
+    assert seconds[0] >= 1.0
+    assert max(seconds[1:]) < 0.9
+    late = plain.dial(1)
+    plain.wait(0, 1)
+    assert plain.parent.ask(key(3), b"", own, patience)[1].status == "answered"
+    late.end()
+    plain.wait(0)
+    began = time.monotonic()
+    assert plain.parent.ask(key(4), b"", own, patience)[1].status == "absent"
+    assert time.monotonic() - began >= 0.3  # it has only just gone

@@ -1,9 +1,11 @@
 """Certificates: who may sign what, which files hold keys, and when a certificate no longer counts."""
 
+import errno
 import importlib
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from covey.deployed import extras
 from covey.deployed.certificates import Authority, Certificate, Identity, request
 from covey.errors import ConfigError
-from tests.cli.command import covey
+from tests.cli.command import contents, covey
 
 pytest.importorskip("cryptography")
 NOW = datetime.now(UTC)
@@ -109,6 +111,8 @@ def test_a_list_of_another_authority_is_refused(authority: Authority, tmp_path: 
 def test_a_request_leaves_the_key_on_its_machine(authority: Authority, tmp_path: Path) -> None:
     machine = tmp_path / "machine"
     signed = request(machine, "device4")
+    with pytest.raises(ConfigError, match=r"key.pem exists already"):
+        request(machine, "device4")
     folder = authority.issue("device4", request=signed)
     assert not (folder / "key.pem").exists()
     for name in ("ca.pem", "certificate.pem", "revoked.pem"):
@@ -187,3 +191,100 @@ def test_no_file_is_open_to_others_for_a_moment(
     monkeypatch.setattr(os, "open", watched)
     Authority.create(tmp_path / "certs").issue("device0")
     assert modes["key"] == 0o600
+
+
+def test_no_certificate_leaves_before_it_can_be_revoked(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    replaced = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        replaced(source, target)
+        if Path(target).name == "certificate.pem":
+            raise Killed  # the process ends as soon as the certificate is there
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(Killed):
+        authority.issue("device0")
+    monkeypatch.undo()
+    serial = Identity(authority.folder / "device0").check().serial
+    assert [entry.serial for entry in authority.issued()] == [serial]
+    authority.revoke("device0")
+    assert Identity(authority.folder / "device0").revoked() == {serial}
+
+
+def test_two_commands_forget_no_certificate(authority: Authority) -> None:
+    names = [f"device{number}" for number in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(authority.issue, names))
+    assert sorted(entry.name for entry in authority.issued()) == sorted(names)
+
+
+def test_a_full_disk_leaves_what_was_there(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = authority.issue("device0")
+    before = contents(authority.folder)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"issued.json cannot be written: No space left"):
+        authority.revoke("device0")
+    monkeypatch.undo()
+    assert contents(authority.folder) == before
+    Identity(folder).check()
+
+
+def test_the_key_of_a_certificate_before_goes_with_it(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.issue("device0")
+    authority.revoke("device0")
+    authority.issue("device0", request=request(tmp_path / "machine", "device0"))
+    assert not (folder / "key.pem").exists()
+
+
+def test_errors_say_what_to_do(authority: Authority) -> None:
+    folder = authority.issue("gate", seats=["device1", "device2"])
+    with pytest.raises(ConfigError, match=r"device2.*seat of gate: covey certs revoke gate"):
+        authority.revoke("device2")
+    (folder / "certificate.pem").unlink()
+    with pytest.raises(ConfigError, match=r"is gone.*covey certs revoke gate"):
+        authority.renew("gate")
+    authority.revoke("gate")
+    again = authority.issue("gate", seats=["device1"])
+    authority.revoke("gate")
+    with pytest.raises(ConfigError, match="is revoked; covey certs issue"):
+        Identity(again).check()
+    (authority.folder / "issued.json").write_text("[{}]")
+    with pytest.raises(ConfigError, match=r"issued.json is no list of certificates"):
+        authority.issue("device3")
+
+
+def test_a_file_that_is_no_request_is_named_once(authority: Authority, tmp_path: Path) -> None:
+    missing = tmp_path / "request.pem"
+    with pytest.raises(ConfigError) as error:
+        authority.issue("device4", request=missing)
+    assert str(error.value) == f"{missing} cannot be read: No such file or directory."
+    missing.write_text("no PEM", encoding="utf-8")
+    with pytest.raises(ConfigError, match="in PEM; make one with covey certs request device4"):
+        authority.issue("device4", request=missing)
+
+
+def test_a_request_of_another_is_not_signed(authority: Authority, tmp_path: Path) -> None:
+    """All requests are called request.pem, and are easily mixed up."""
+    other = request(tmp_path / "other", "device5")
+    with pytest.raises(ConfigError, match="is the request of 'device5', not of device4"):
+        authority.issue("device4", request=other)
+    crypto = extras.cryptography()
+    rsa = importlib.import_module("cryptography.hazmat.primitives.asymmetric.rsa")
+    name = crypto.x509.Name([crypto.x509.NameAttribute(crypto.names.COMMON_NAME, "device4")])
+    builder = crypto.x509.CertificateSigningRequestBuilder().subject_name(name)
+    signed = builder.sign(rsa.generate_private_key(65537, 1024), crypto.hashes.SHA256())
+    other.write_bytes(signed.public_bytes(crypto.serialization.Encoding.PEM))
+    with pytest.raises(ConfigError, match="no key of an elliptic curve"):
+        authority.issue("device4", request=other)
+    assert authority.issued() == []

@@ -16,8 +16,9 @@ import covey
 from covey import Experiment, Tree, laws, models
 from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.cli import node_config
-from covey.deployed.change import TreeChange, change_disk, changed, moved
+from covey.deployed.change import TreeChange, changed, disk_change, moved
 from covey.deployed.disk import Disk
+from covey.deployed.door import Door
 from covey.deployed.local import free_ports
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.seats import names_of, seats_of
@@ -125,7 +126,9 @@ def deployed(folder: Path, algorithm: str, *, before: int, rounds: int, planned:
     change = TreeChange(tree_names(OLD, old), tree_names(NEW, new))
     path = folder / "old" / "server0" / "node.sqlite"
     disk = Disk(path)
-    assert change_disk(disk, change, fingerprint_of(new), folder / "backup") == before
+    prepared = disk_change(disk, change, fingerprint_of(new))
+    assert prepared.rounds == before
+    prepared.write(disk, folder / "backup")
     disk.close()
     move_disks(folder, change)
     second = LocalTree(folder / "new")
@@ -190,8 +193,37 @@ def test_a_disk_without_a_round_has_nothing_to_keep(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     change = TreeChange(names(OLD), names(NEW))
     with pytest.raises(CheckpointError, match="covey deploy plan"):
-        change_disk(disk, change, {}, tmp_path / "backup")
+        disk_change(disk, change, {})
     assert captured_in(disk) is None
+
+
+def test_a_tree_does_not_change_twice(tmp_path: Path) -> None:
+    """A command that is given again would move sums and scores a second time."""
+    one = experiment(OLD, "FedAvg", 1)
+    tree = LocalTree(tmp_path)
+    run = server_run(one, tree)
+    next(run)
+    run.runtime.commit()
+    tree.close()
+    old = tree_names(OLD, one)
+    first, second, *others = old["device"]
+    change = TreeChange(old, old | {"device": [second, first, *others]})
+    disk = Disk(tmp_path / "server0" / "node.sqlite")
+    disk_change(disk, change, fingerprint_of(one)).write(disk, tmp_path / "backup")
+    with pytest.raises(ConfigError, match=r"another order; give --server"):
+        disk_change(disk, change, fingerprint_of(one))
+    disk_change(disk, TreeChange(change.new, old), fingerprint_of(one))
+    disk.close()
+
+
+def test_a_disk_that_is_behind_is_refused_before_its_parent_is_ready(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.receive({3: 5})
+    door = Door(disk)
+    assert door.refusal(3, "run/0/3/train/7/device/ab#5") is None
+    assert "behind its parent's journal" in str(door.refusal(3, "run/0/3/train/7/device/ab#4"))
+    assert "behind its parent's journal" in str(door.refusal(3, None))
+    assert door.refusal(2, None) is None
 
 
 def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
@@ -347,7 +379,7 @@ def run_tree(plan: Path) -> None:
             words += ["--listen", listen.replace("0.0.0.0", "127.0.0.1")]
         running[folder.name] = spawn(*words)
     try:
-        code = running["server"].wait(60)
+        code = running["server"].wait(300)
     except subprocess.TimeoutExpired:
         code = None
     said = []

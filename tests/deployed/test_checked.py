@@ -27,8 +27,9 @@ from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
 from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Handler, Patience
-from covey.errors import DecodeError, DivergedError
+from covey.errors import DecodeError, DivergedError, TransportError
 from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.facts import Facts
 from covey.tree import Tree
 from tests.deployed.attacks import with_value
 from tests.deployed.socket_tree import SocketTree
@@ -151,6 +152,24 @@ def test_rows_that_are_read_are_checked(folder: Path) -> None:
     local.close()
 
 
+def without_reports(data: bytes) -> bytes:
+    """An answer that leaves out the scores of its devices."""
+    header, messages = open_sealed(data)
+    header["facts"]["reports"] = []
+    return seal(header, messages)
+
+
+def test_a_server_that_hears_no_scores_says_so(folder: Path) -> None:
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["FedAvg"], score_every=1), runtime=local)
+    for number in range(run.runtime.tree.size("device")):
+        _, liar = lying(local, "device", number, 99)
+        liar.change = without_reports
+    with pytest.raises(TransportError, match="round 1: nobody has told the scores of any device"):
+        next(run)
+    local.close()
+
+
 # With a quorum
 
 
@@ -181,6 +200,25 @@ def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(name: str, fold
     assert [one.models for one in run.history] == [one.models for one in again.history]
     plain = drained(covey.run(experiment(case, **changes)))
     assert differences(rows_of(plain), rows) != []
+
+
+def test_a_device_that_diverged_is_dropped_where_that_is_said(folder: Path) -> None:
+    """Its row is that of the round before, the round goes on, and its replay is equal."""
+    case = Case("Failing", Failing(how="diverged"))
+    local = LocalTree(folder, patience={"edge": Patience(20.0, 1)})
+    run = server_run(experiment(case), local)
+    for (tier, _), node in local.nodes.items():
+        node.drops_diverged = tier == "edge"
+    drained(run)
+    finish(run)
+    (reason,) = local.transport_above("device", 5).refused(5)
+    assert "its training diverged: \"round 2: the kept 'personal' of device 5" in reason
+    missing = missing_of(local.nodes["server", 0].database)
+    assert [(entry.number, entry.round, entry.status) for entry in missing] == [(5, 1, "bad")]
+    rows = rows_of(run)
+    local.close()
+    again = drained(replay(experiment(case), missing))
+    assert differences(rows_of(again), rows) == []
 
 
 def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
@@ -437,9 +475,15 @@ BAD: dict[str, list[Any]] = {
         [["device", 3, [0.5], 0.5, 0.5, 1]],
         [["moon", "loss", [0.5], 0.5, 0.5, 1]],
         [["device", "loss", ["0.5"], 0.5, 0.5, 1]],
+        [["device", "loss", [1e308, 1e308], 0.5, 0.5, 1]],
+        [["device", "loss", [0.5], 0.5, 1e308, 1]],
+        [["device", "loss", [0.5] * 65, 0.5, 0.5, 65]],
     ],
-    "gradients": [-1.0, math.nan, "4", None, 2**60],
+    "gradients": [-1.0, math.nan, "4", None, 2**60, 1e308],
     "reports": [
+        [["m/test", "device", [], []]],
+        [["m/test", "device", [3, 3], [[1.0, 2.0], [1.0, 2.0]]]],
+        [["m/test", "device", [3], [[1.0, 2.0]]], ["m/test", "device", [3], [[1.0, 2.0]]]],
         [["m/test", "device", [3], [[1.0]]]],
         [["m/other", "device", [3], [[1.0, 2.0]]]],
         [["m/test", "device", [1], [[1.0, 2.0]]]],
@@ -481,6 +525,20 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
         check(header, SUBTREE, rehearsed())
 
 
+def test_what_passes_can_be_added_up() -> None:
+    """The largest facts that pass, of every device of a large tree."""
+    facts = json.loads(json.dumps(GOOD["facts"]))
+    facts["notes"] = [["device", "loss", [1e290] * 64, 1e290, 1e290, 64]]
+    facts["gradients"] = float(2**53)
+    check(GOOD | {"facts": facts}, SUBTREE, rehearsed())
+    both = Facts(Tree.grouped([2, 3]))
+    for _ in range(100):
+        both.merge(facts)
+    played = both.played(None, None, {}, {})
+    assert played.gradients[0] == 100 * 2**53
+    assert played.notes[0]["device"]["loss"].mean == pytest.approx(1e290)
+
+
 FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3, "unreached": []}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
@@ -508,6 +566,8 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert reason is not None
     assert text in reason
     assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
+    others = OrderCheck("read", {**arguments, "part": ["device", 0, 3]}, {1: SUBTREE}, templates)
+    assert "device 3, which was not asked for" in str(others(1, parcel.pack(FINE, [ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
     for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
@@ -526,3 +586,22 @@ def test_a_header_that_is_nested_deeply_is_refused() -> None:
     reads = OrderCheck("read", {}, {1: SUBTREE}, {})
     assert reads(1, data) is not None
     assert reads(1, node_rows.pack([])) is not None
+
+
+class Faulty(OrderCheck):
+    """A check with a fault of its own."""
+
+    error: Exception = ValueError("odd bytes")
+
+    def _check(self, seat: int, data: bytes) -> None:
+        raise self.error
+
+
+def test_a_fault_of_the_parent_is_not_the_childs() -> None:
+    """It ends the ask; what an answer may cause is a bad answer."""
+    faulty = Faulty("read", {}, {1: SUBTREE}, {})
+    assert "it cannot be read: ValueError: 'odd bytes'" in str(faulty(1, b""))
+    for error in (NameError("a bug"), MemoryError(), OSError("the disk is gone")):
+        faulty.error = error
+        with pytest.raises(type(error)):
+            faulty(1, b"")

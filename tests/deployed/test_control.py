@@ -1,23 +1,30 @@
 """The control port: status, metrics and orders, for operators alone; and logs without secrets."""
 
+import errno
 import http.client
 import io
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from covey.cli.ctl import merged, waiting
+from covey.deployed import control as control_module
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.control import Control, call, drained
 from covey.deployed.events import HIDDEN, EventLog
-from covey.deployed.progress import Progress
-from covey.deployed.transport import Answer, AskKey, Check, Patience
-from covey.errors import ConfigError
+from covey.deployed.progress import Progress, SeatProgress
+from covey.deployed.transport import Answer, AskKey, Blob, Check, Patience
+from covey.errors import ConfigError, TransportError
 from tests.cli.command import covey
 
 NAMES = {0: "device0", 1: "device1"}
@@ -33,12 +40,15 @@ class Children:
     def ask(
         self,
         key: AskKey,
-        common: bytes,
+        common: Blob,
         own: Mapping[int, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
     ) -> Mapping[int, Answer]:
         return {0: Answer("answered", b"four"), 1: Answer("absent")}
+
+    def owe(self, key: AskKey, own: Mapping[int, bytes]) -> None:
+        pass
 
     def members(self) -> frozenset[int]:
         return frozenset({0})
@@ -131,6 +141,13 @@ def test_the_command_shows_every_seat(control: Control) -> None:
     assert json.loads(covey("ctl", "status", "--node", node, "--json").out)[0]["tier"] == "edge"
 
 
+def test_an_edge_stands_above_its_devices(progress: Progress) -> None:
+    """Also where the server does not run, whose status names all edges first."""
+    server = {"process": "server", "state": "not running", "seats": []}
+    seats = [seat["seat"] for seat in merged([server, progress.as_dict()])]
+    assert seats == ["server", "edge0", "device0", "device1"]
+
+
 def test_orders_of_the_command_are_obeyed(control: Control) -> None:
     node = ("--node", f"127.0.0.1:{control.port}")
     assert covey("ctl", "pause", *node).code == 0
@@ -204,6 +221,30 @@ def test_a_signal_drains_and_a_second_one_ends(progress: Progress) -> None:
     assert json.loads(stream.getvalue())["signal"] == "SIGTERM"
 
 
+def test_a_signal_while_a_line_is_written_stops_nothing_else(progress: Progress) -> None:
+    """The handler runs in this thread, which has the lock of the log then."""
+
+    class Signalled(io.StringIO):
+        def write(self, text: str) -> int:
+            if "round" in text:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+
+    def stuck(number: int, frame: object) -> None:
+        raise AssertionError("the handler waits for its own thread")
+
+    before = signal.signal(signal.SIGALRM, stuck)
+    signal.alarm(10)
+    try:
+        log = EventLog("server", Signalled())
+        with drained(progress, log):
+            log.info("round", round=1)
+            assert progress.wait_for_drain(5)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_logs_are_lines_of_json_without_secrets() -> None:
     stream = io.StringIO()
     log = EventLog("server", stream)
@@ -216,3 +257,159 @@ def test_logs_are_lines_of_json_without_secrets() -> None:
     assert second["seats"] == ["a", HIDDEN]
     assert len(lines[1]) < 1000
     assert "abc" not in stream.getvalue()
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    EventLog("server", Full()).info("round", round=1)
+    closed = io.StringIO()
+    closed.close()
+    EventLog("server", closed).error("failed", text="why")
+
+
+def test_the_status_of_many_children_is_whole(progress: Progress) -> None:
+    for number in range(6000):
+        progress.seats[f"device{number}"] = SeatProgress(own=False)
+    control = Control(progress)
+    try:
+        shown = covey("ctl", "status", "--node", f"127.0.0.1:{control.port}", "--json")
+        assert len(json.loads(shown.out)[0]["seats"]) > 6000
+    finally:
+        control.close()
+
+
+def test_an_order_to_a_strange_seat_is_refused(control: Control) -> None:
+    for name in ("gerät", "a b", "x\ny", "../stop"):
+        refused = covey("ctl", "evict", name, "--node", f"127.0.0.1:{control.port}")
+        assert refused.code == 2
+        assert "its children: device0, device1" in refused.err
+    assert status_of(control, "POST", "*", {"X-Covey-Control": "1"}) == 404
+
+
+def planned(folder: Path, **ports: int) -> Path:
+    """A folder of node files with these control ports."""
+    for name, port in ports.items():
+        text = f'[node]\nname = "{name}"\nseats = ["{name}"]\nstate = "s"\ncontrol_port = {port}\n'
+        (folder / name).mkdir(parents=True)
+        (folder / name / "node.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_path: Path) -> None:
+    """On a machine with one node of a plan, the ports of the others are its own port too."""
+    plan = planned(tmp_path / "fleet", server=control.port, edge0=control.port, edge1=1)
+    paused = covey("ctl", "pause", "--plan", plan)
+    assert paused.code == 2
+    assert "edge0: paused" in paused.out
+    assert "server: paused" not in paused.out
+    assert "the control port of edge0, not of 'server'" in paused.err
+    assert "nothing listens on 127.0.0.1:1" in paused.err
+    shown = covey("ctl", "status", "--plan", plan)
+    assert shown.code == 0
+    states = {line.split()[0]: line for line in shown.out.splitlines()}
+    assert "paused" in states["edge0"]
+    assert "not running" in states["edge1"]
+    assert "nothing listens on the control port of edge1" in shown.out
+    stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "ended", edge1=1))
+    assert (stopped.code, stopped.out) == (0, "edge1: it is not running\n")
+
+
+def test_a_plan_finds_the_parent_of_a_seat(control: Control, tmp_path: Path) -> None:
+    plan = planned(tmp_path / "fleet", edge0=control.port, edge1=1)
+    assert "evicted device1" in covey("ctl", "evict", "device1", "--plan", plan).out
+    strange = covey("ctl", "evict", "device7", "--plan", plan)
+    assert (strange.code, "their children: device0, device1" in strange.err) == (2, True)
+    ended = planned(tmp_path / "ended", edge0=1, edge1=1)
+    nobody = covey("ctl", "admit", "device1", "--plan", ended)
+    assert (nobody.code, "is not running on this machine" in nobody.err) == (2, True)
+
+
+def test_the_screen_says_how_to_let_a_seat_in_again() -> None:
+    seats = [
+        {"seat": "device0", "state": "evicted", "bad_reason": None},
+        {"seat": "device1", "state": "evicted", "bad_reason": "a row with a NaN."},
+        {"seat": "device2", "state": "empty", "bad_reason": None},
+        {"seat": "device3", "state": "empty", "turned_away": "its certificate is revoked"},
+    ]
+    status = {"process": "edge0", "state": "working", "seats": seats, "control": "127.0.0.1:7"}
+    lines = waiting([status | {"waits_for": [seat["seat"] for seat in seats]}])
+    assert lines == [
+        "edge0 waits for device3, whose process it refuses: its certificate is revoked",
+        "edge0 waits for device2: no process has taken the seat yet.",
+        "edge0 waits for device0, which an operator evicted; end that: "
+        "covey ctl admit device0 --node 127.0.0.1:7",
+        "edge0 waits for device1, which is evicted: a row with a NaN.",
+        "  mend its node, then: covey ctl admit device1 --node 127.0.0.1:7",
+    ]
+
+
+def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Path) -> None:
+    plan = planned(tmp_path / "fleet", edge0=control.port)
+    file = plan / "edge0" / "node.toml"
+    file.write_text(
+        file.read_text(encoding="utf-8") + 'control_host = "localhost"\n', encoding="utf-8"
+    )
+    assert covey("ctl", "pause", "--plan", plan).code == 0
+    file.write_text("[node]\n", encoding="utf-8")
+    broken = covey("ctl", "status", "--plan", plan)
+    assert (broken.code, "node." in broken.err) == (2, True)
+
+
+def test_a_control_port_with_a_revoked_certificate_is_refused(
+    progress: Progress, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    authority = Authority.create(tmp_path / "certs")
+    identity = Identity(authority.issue("edge0"))
+    operator = authority.issue("operator")
+    stolen = shutil.copytree(identity.folder, tmp_path / "stolen")
+    control = Control(progress, host="0.0.0.0", identity=Identity(stolen))
+    authority.revoke("edge0")
+    try:
+        with pytest.raises(ConfigError, match="is revoked"):
+            call("POST", ("127.0.0.1", control.port), "/stop", operator)
+        assert not progress.draining
+    finally:
+        control.close()
+
+
+def test_a_control_port_of_ipv6(progress: Progress) -> None:
+    try:
+        control = Control(progress, host="::1")
+    except TransportError as error:  # this machine has none
+        pytest.skip(str(error))
+    try:
+        assert call("GET", ("::1", control.port), "/status")
+    finally:
+        control.close()
+
+
+def test_a_peer_that_sends_a_byte_now_and_then_is_cut(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "_SECONDS", 0.3)
+    until = time.monotonic() + 5
+    with socket.create_connection(("127.0.0.1", control.port), timeout=5) as peer:
+        with suppress(ConnectionError):
+            while time.monotonic() < until:
+                peer.sendall(b"G")
+                time.sleep(0.05)
+        assert time.monotonic() < until
+    assert call("GET", ("127.0.0.1", control.port), "/status")
+
+
+def test_the_screen_says_that_a_certificate_ends_soon(progress: Progress, tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "certs")
+    identity = Identity(authority.issue("edge0", days=3))
+    progress.certificate_left = identity.seconds_left
+    assert waiting([progress.as_dict()]) == [
+        "edge0: its certificate ends in 3.0 days; covey certs renew edge0"
+    ]
+    assert 'covey_certificate_left_seconds{process="edge0"} 259' in progress.prometheus()
+    authority.renew("edge0")
+    assert waiting([progress.as_dict()]) == []
+    (identity.folder / "certificate.pem").unlink()
+    assert progress.as_dict()["certificate_left"] is None

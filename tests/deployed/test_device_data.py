@@ -1,18 +1,21 @@
 """Data that stay with their devices: a census, own files, and a tree that trains on them."""
 
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import covey
 from covey.cli.config import Config, load
-from covey.cli.device_data import own_data
+from covey.cli.deployment import Deployment
+from covey.cli.device_data import beside, own_data, own_examples
 from covey.data import Part, Shards, census
 from covey.data.shards import SPLITS
 from covey.deployed.plan import Settings
-from covey.errors import DataError, ProgramError
+from covey.errors import ConfigError, DataError, ProgramError
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned, serving
 from tests.deployed.test_process import facts
@@ -168,7 +171,90 @@ def test_a_census_that_is_none_is_refused(config: Config, tmp_path: Path, name: 
         census(str(tmp_path / "facts"), classes=("hot", "ok"))
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"counts": {"train": 10**11, "validation": 1, "test": 1}}, "is no number of examples"),
+        ({"counts": {"train": 2**28, "validation": 1, "test": 1}}, "268435458 examples, more than"),
+        ({"shape": [2**39]}, "is no number of examples"),
+        ({"shape": [2**20] * 4}, "is too large"),
+    ],
+    ids=str,
+)
+def test_a_description_cannot_take_all_memory(
+    tmp_path: Path, facts: dict[str, object], words: str
+) -> None:
+    told = {"shape": [2], "counts": {"train": 4, "validation": 1, "test": 1}, "labels": 2}
+    (tmp_path / "device0.json").write_text(json.dumps(told | facts), encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        census(str(tmp_path), features=("heat", "speed"), classes=("hot", "ok"))
+    with pytest.raises(DataError):
+        census(str(tmp_path), features=("heat", "speed"))
+
+
+def test_the_simulator_refuses_examples_that_it_cannot_have(config: Config, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = command("run", tmp_path / "tree.toml", "--out", out)
+    assert result.code == 2
+    assert "covey deploy local" in result.err
+    assert not out.exists()
+
+
 def test_a_description_has_no_example(config: Config, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "facts" / "device0.json").read_text(encoding="utf-8"))
     assert set(told) == {"shape", "counts", "labels"}
     assert sum(told["counts"].values()) == 20
+
+
+def test_the_place_of_a_file_depends_on_no_folder(config: Config, tmp_path: Path) -> None:
+    deploy = (config.deploy or {}) | {"data": {"device": "{seat}.csv"}}
+    here = config.model_copy(update={"deploy": deploy})
+    with pytest.raises(ConfigError, match=r'device0 has "device0.csv"; .* whole path'):
+        Deployment.of(here)
+    local = Deployment.of(beside(here, tmp_path), local=True)
+    assert local.processes[-1].data == {"device2": str(tmp_path / "device2.csv")}
+
+
+NETS = """
+import torch
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)
+    )
+"""
+
+
+def test_statistics_of_norm_layers_stay_with_the_data(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "census_nets.py").write_text(NETS, encoding="utf-8")
+    norms = load(tmp_path / "tree.toml", ["model={name='census_nets:net'}"])
+    run = covey.Run(norms.experiment(0))
+    read = run.snapshot("global")
+    assert read.statistics is None
+    with pytest.raises(ConfigError, match="in the folder of a device"):
+        read.statistics_of([0], run.runtime.task.space)
+
+
+@pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts many processes")
+@pytest.mark.parametrize(
+    "changes",
+    [["model={name='census_nets:net'}"], ["algorithm={name='pfedgp'}", "model={name='mlp'}"]],
+    ids=["BatchNorm", "pFedGP"],
+)
+def test_devices_predict_with_what_stays_with_them(
+    config: Config, tmp_path: Path, changes: list[str]
+) -> None:
+    (tmp_path / "census_nets.py").write_text(NETS, encoding="utf-8")
+    out = tmp_path / "local"
+    local = command("deploy", "local", tmp_path / "tree.toml", *changes, "--out", out)
+    assert local.code == 0, local.err
+    device = covey.load(out / "device1" / "state" / "device1")
+    own = own_examples(device.config, tmp_path / "device1.csv", device.config.experiment(0).data, 1)
+    test = own.part("test").index
+    right = device.predict(own.x[test].numpy()) == np.asarray(("hot", "ok"))[own.y[test]]
+    scores = covey.load(out / "server" / "state" / "run").devices()
+    (told,) = [
+        one for one in scores if (one.device, one.model, one.part) == ("1", "personal", "test")
+    ]
+    assert right.mean() == pytest.approx(told.accuracy, abs=1e-9)

@@ -21,6 +21,7 @@ import covey
 from covey.cli import deploy_config, outcome, server_folder
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder
+from covey.cli.replay import run_folder
 from covey.cli.server_folder import REPLAY, ServerFolder
 from covey.deployed import node
 from covey.deployed.disk import Disk, set_fault
@@ -367,6 +368,20 @@ def test_a_replay_that_differs_is_told(absent: Path) -> None:
     assert "the rows 'personal' of devices" in result.out
     missing.write_text("{}\n", encoding="utf-8")
     assert command("replay", absent).code == 4
+
+
+def test_the_run_is_found_whatever_the_top_of_the_tree_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "cloud" / "state" / "run"
+    folder.mkdir(parents=True)
+    for name in ("replay.json", "checkpoint.safetensors"):
+        (folder / name).touch()
+    for given in (tmp_path, tmp_path / "cloud" / "state", folder):
+        assert run_folder(given) == folder
+    own = tmp_path / "plan" / "cloud"  # a plan says where its nodes have their disks
+    own.mkdir(parents=True)
+    text = f'[node]\nname = "cloud"\nseats = ["cloud"]\nstate = "{folder.parent}"\n'
+    (own / "node.toml").write_text(text, encoding="utf-8")
+    assert run_folder(tmp_path / "plan") == folder
 
 
 def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The gRPC transport over real sockets: order, retries, limits, renewal, and the end of a stream."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -19,7 +22,8 @@ from covey.deployed.frames import CHUNK
 from covey.deployed.grpc_options import check_plain, waits
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.transport import Answer, AskKey, Patience
+from covey.deployed.stored import AnswerFile, Stored
+from covey.deployed.transport import Answer, AskKey, Patience, Seat
 from covey.errors import ConfigError, TransportError
 from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
@@ -61,7 +65,7 @@ def test_a_process_with_several_seats_gets_common_bytes_once(tmp_path: Path) -> 
         common = bytes(2 * CHUNK)
         answers = tree.parent.ask(key(), common, {0: b"a", 1: b"b", 2: b"c"})
         assert tree.parent.sent_bytes - before < 2 * CHUNK + 1000
-        assert [answer.data[-2:] for answer in answers.values()] == [b"+a", b"+b", b"+c"]
+        assert [answer.read()[-2:] for answer in answers.values()] == [b"+a", b"+b", b"+c"]
 
 
 def test_long_messages_arrive_in_chunks(plain: Family) -> None:
@@ -70,6 +74,65 @@ def test_long_messages_arrive_in_chunks(plain: Family) -> None:
     common = bytes(range(256)) * (3 * CHUNK // 256)
     answers = plain.parent.ask(key(), common, {0: b"x"})
     assert answers[0].data == b"0:" + common + b"+x"
+
+
+def test_answers_of_many_children_wait_in_a_file(tmp_path: Path) -> None:
+    limits = replace(FAST, held=10, held_requests=0)
+    with family(tmp_path, secure=False, limits=limits, keeps=tmp_path) as tree:
+        tree.dial(0, 1)
+        tree.wait(0, 1)
+        answers = tree.parent.ask(key(), b"common", {0: b"a", 1: b"b"})
+        answered = [answers[seat] for seat in (0, 1)]
+        assert {type(answer.data) for answer in answered} == {bytes, Stored}  # one has room
+        assert [answer.read() for answer in answered] == [b"0:common+a", b"0:common+b"]
+        assert [len(answer.data) for answer in answered] == [10, 10]
+        assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> None:
+    began = []
+    let_on = threading.Event()
+
+    def check(seat: Seat, data: bytes) -> None:
+        began.append(seat)
+        let_on.wait(10)
+
+    with family(tmp_path, count=3, secure=False, limits=replace(FAST, unchecked=0)) as tree:
+        tree.dial(0, 1, 2)
+        tree.wait(0, 1, 2)
+        own = dict.fromkeys(range(3), bytes(100_000))
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(tree.parent.ask, key(), b"", own, check=check)
+            until(lambda: len(began) > 0)
+            time.sleep(0.3)
+            assert len(began) == 1
+            assert tree.parent.received_bytes < 200_000
+            let_on.set()
+            answers = asked.result()
+    assert sorted(began) == [0, 1, 2]
+    assert [answer.status for answer in answers.values()] == 3 * ["answered"]
+
+
+def test_answers_stay_in_memory_where_no_file_takes_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = replace(FAST, held=0, held_requests=0)
+    gone = tmp_path / "gone"
+    with family(tmp_path, secure=False, limits=limits, keeps=gone) as tree:
+        tree.dial(0, 1)
+        tree.wait(0, 1)
+        answers = tree.parent.ask(key(), b"common", {0: b"a", 1: b"b"})
+        assert [answers[seat].data for seat in (0, 1)] == [b"0:common+a", b"0:common+b"]
+    assert f"answers are held in memory, since {gone} takes none" in caplog.text
+
+
+def test_an_answer_that_was_cut_off_in_its_file_is_an_error(tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path)
+    stored = file.add(b"abc")
+    assert file._file is not None
+    os.truncate(file._file.fileno(), 1)
+    with pytest.raises(OSError, match=r"an answer of 3 bytes in .* ends after 1"):
+        stored.read()
 
 
 def test_an_empty_seat_is_waited_for(plain: Family) -> None:

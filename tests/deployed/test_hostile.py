@@ -130,6 +130,11 @@ def test_a_revoked_certificate(tree: Family, caplog: pytest.LogCaptureFixture) -
     tree.authority.revoke("device2")
     end = peer(tree, 2, hello("device2")).end()
     refused(caplog, end, "UNAUTHENTICATED", "is revoked")
+    assert "is revoked" in tree.parent.turned_away()[2]
+    tree.authority.issue("device2")
+    again = joined(tree, 2)
+    assert 2 not in tree.parent.turned_away()
+    again.close()
 
 
 def test_a_certificate_that_is_revoked_while_its_stream_is_open(

@@ -118,9 +118,19 @@ def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
         device.table()
     with pytest.raises(ConfigError, match="chosen rounds alone"):
         device.snapshot(which="last")
-    with pytest.raises(ConfigError, match="several nodes; give the folder of one"):
+    with pytest.raises(ConfigError, match="of a process; give the folder of a node in it"):
         covey.load(nodes.folder)
     assert command("show", nodes.folder / "device1").code == 2
+    report = command("report", nodes.folder / "device1")
+    assert (report.code, "give the run folder of the server" in report.err) == (2, True)
+
+
+def test_a_node_is_exported_by_the_name_of_its_seat(nodes: LocalTree) -> None:
+    place = nodes.folder / "device1"
+    out = nodes.folder / "seat.safetensors"
+    result = command("export", place, "--node", "device1", "--to", "safetensors", "--out", out)
+    assert result.code == 0, result.err
+    assert out.exists()
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(

@@ -37,11 +37,12 @@ class Edge:
         one.node(process.seats[0])
 
     def child(self, seat: int) -> GrpcPort:
+        parts = self.member.parts
         return GrpcPort(
             str(self.member.process.listen),
             "edge0",
             {f"device{seat}": seat},
-            fingerprint=fingerprint_of(self.member.parts.experiment),
+            fingerprint=fingerprint_of(parts.experiment, parts.start[0]),
             identity=None,
             limits=FAST,
         )
@@ -83,6 +84,11 @@ def test_a_seat_is_evicted_and_admitted_again(tmp_path: Path) -> None:
             again = people.serve(parent.child(0), {0: echo})  # as systemd would start it
             again.thread.join(5)
             assert "device0 is evicted" in str(again.errors[0])
+        with edge(tmp_path) as parent:  # started again: its disk remembers
+            after = people.serve(parent.child(0), {0: echo})
+            after.thread.join(5)
+            assert "device0 is evicted" in str(after.errors[0])
+            people.serve(parent.child(1), {1: echo})
             assert "admitted device0" in parent.ctl("admit", "device0").out
             people.serve(parent.child(0), {0: echo})
             until(lambda: parent.states() == {"device0": "waiting", "device1": "waiting"})

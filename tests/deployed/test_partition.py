@@ -100,18 +100,19 @@ def test_with_a_quorum_the_run_goes_on_without_a_subtree(
     machines: Machines, tmp_path: Path
 ) -> None:
     patience = "quorum = {server = 2}\ndeadline = {server = 3.0}"
-    with Fleet(tmp_path, machines, PERMFL, rounds=30, settings=FEEDBACK, deploy=patience) as fleet:
+    with Fleet(tmp_path, machines, PERMFL, rounds=50, settings=FEEDBACK, deploy=patience) as fleet:
         fleet.wait_rounds(3)
         machines.unplug("edge1")
         cut = time.time()
         figures = found(fleet, cut)
-        time.sleep(max(0.0, cut + CUT - time.time()))
+        fleet.go_on(cut + CUT, most=20)
         events = fleet.events("server", "round")
         during = [event["round"] for event in events if seconds_of(event) > cut]
         machines.plug("edge1")
         mended = time.time()
         wait_joined(fleet, "edge1")
         report(**figures, joined=time.time() - mended, rounds=len(during))
+        fleet.order("server", "resume")
         assert len(during) >= 5
         assert fleet.done() < fleet.rounds
         fleet.wait_end()
@@ -160,18 +161,19 @@ def test_the_replay_of_late_answers_is_the_run(
 def test_a_device_that_is_frozen_is_late_and_comes_back(machines: Machines, tmp_path: Path) -> None:
     """SIGSTOP, for less than the pings take and for more: the round goes on after its deadline."""
     patience = "quorum = {edge = 3}\ndeadline = {edge = 1.0}"
-    with Fleet(tmp_path, machines, PERMFL, rounds=40, settings=FEEDBACK, deploy=patience) as fleet:
+    with Fleet(tmp_path, machines, PERMFL, rounds=60, settings=FEEDBACK, deploy=patience) as fleet:
         for seconds in (4.0, 25.0):
             fleet.wait_rounds(fleet.done() + 2)
             process = fleet.processes["device6"]
             process.send_signal(signal.SIGSTOP)
             before = fleet.done()
-            time.sleep(seconds)
+            fleet.go_on(time.time() + seconds, most=12)
             assert fleet.done() > before
             process.send_signal(signal.SIGCONT)
             fleet.until(
                 lambda: fleet.seat_states("edge1")["device6"] != "empty", 60, "return of device6"
             )
+            fleet.order("server", "resume")
         fleet.wait_end()
         missing = fleet.missing()
         statuses = Counter(entry.status for entry in missing if entry.number == 6)

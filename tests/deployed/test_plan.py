@@ -14,6 +14,7 @@ from covey.cli import node_config
 from covey.cli.config import load
 from covey.deployed.certificates import Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
+from covey.deployed.plan_files import commands, compose
 from covey.deployed.seats import seats_of
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -26,6 +27,9 @@ DEPLOY = """
 address = {server = "server.example:8443", edge = "{seat}.example"}
 devices_per_process = 2
 """
+
+
+SMALL_TREE = ("data.devices=6", "tree.edges=2", "model.name=linear")
 
 
 def plan(**settings: Any) -> dict[str, Process]:
@@ -42,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 def small(file: Path, *words: object) -> Result:
     """`covey deploy plan` of a small tree, 1 + 2 + 6 nodes in 7 processes."""
-    return covey("deploy", "plan", file, "data.devices=6", "tree.edges=2", "model.name=linear", *words)  # fmt: skip
+    return covey("deploy", "plan", file, *SMALL_TREE, *words)
 
 
 def test_every_seat_but_the_top_has_a_parent_that_names_it() -> None:
@@ -93,6 +97,48 @@ def test_processes_of_one_machine_have_control_ports_of_their_own() -> None:
     processes = processes_of(TREE, Settings(address=address, control_port=9000))
     ports = {process.name: process.control_port for process in processes}
     assert (ports["server"], ports["edge0"], ports["edge1"]) == (9000, 9001, 9000)
+    processes = processes_of(TREE, Settings(address=address, control_port=1001))
+    ports = {process.name: process.control_port for process in processes}
+    assert (ports["server"], ports["edge0"], ports["edge1"]) == (1003, 1004, 1002)
+
+
+def test_who_dials_loopback_is_on_the_machine_of_its_parent() -> None:
+    address = {"server": "localhost:1001", "edge0": "127.0.0.1:1002", "edge1": "there:1001"}
+    processes = processes_of(TREE, Settings(address=address, control_port=9000))
+    ports = {process.name: process.control_port for process in processes}
+    on_this = [ports[name] for name in ("server", "edge0", "device0", "device1", "device2")]
+    assert on_this == [9000, 9001, 9002, 9003, 9004]
+    assert (ports["edge1"], ports["device3"]) == (9000, 9000)
+    lines = commands(processes, Path("out"))
+    assert "mkdir -p /etc/covey/device0 && cp -R out/device0/. /etc/covey/device0/" in lines
+    assert not any("localhost" in line for line in lines)
+    with pytest.raises(ConfigError, match=r"server and edge0 have the address 127.0.0.1:1"):
+        processes_of(TREE, Settings(address={"server": "localhost:1", "edge0": "127.0.0.1:1"}))
+
+
+def test_commands_go_to_the_addresses_of_the_file() -> None:
+    address = {"server": "10.0.0.7:8443", "edge0": "[fe80::1]:8443", "edge1": "there"}
+    processes = processes_of(TREE, Settings(address=address))
+    text = "\n".join(commands(processes, Path("out")))
+    assert " out/server/ root@10.0.0.7:/etc/covey/server/" in text
+    assert "ssh root@fe80::1 " in text
+    assert "'root@[fe80::1]:/etc/covey/edge0/'" in text
+    assert "ssh root@device0.example " in text
+
+
+def test_containers_dial_the_service_of_their_parent() -> None:
+    """Addresses may be numbers, or of one host: neither names one container."""
+    address = {"server": "10.0.0.7:8443", "edge0": "10.0.0.7:8444", "edge1": "[fe80::1]:7"}
+    text = compose(processes_of(TREE, Settings(address=address)), "covey")
+    words = {}
+    for name in ("server", "edge0", "edge1", "device0", "device4"):
+        command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition("restart:")[0]
+        words[name] = command.replace("- ", "").replace('"', "").split()
+    assert words["server"] == []
+    assert words["edge0"] == ["--parent", "server:8443"]
+    assert words["edge1"] == ["--parent", "server:8443", "--listen", "0.0.0.0:7"]
+    assert words["device0"] == ["--parent", "edge0:8444"]
+    assert words["device4"] == ["--parent", "edge1:7"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +160,14 @@ def test_processes_of_one_machine_have_control_ports_of_their_own() -> None:
         ({"processes": {"edge0": ["device0"]}}, "deploy.processes.edge0", "another name"),
         ({"processes": {"g": []}}, "deploy.processes.g", "leave the process out"),
         ({"processes": {"../g": ["device0"]}}, "'../g'", "lower-case"),
+        ({"processes": {"operator": ["device0"]}}, "'operator'", "rename it"),
+        ({"names": {"device": ["operator", *"abcd"]}}, "'operator'", "rename it"),
+        ({"names": {"device": ["a", "b", "a-1", "c", "d"]}, "devices_per_process": 2},
+         "'a-1'", "deploy.processes"),
+        ({"names": {"device": ["a" * 63, *"bcde"]}, "devices_per_process": 2}, "aaa-1", "63"),
+        ({"address": {"server": "a", "edge": "a:{seat}"}}, "deploy.address.edge0", "65535"),
+        ({"address": {"server": "a", "edge0": "a:2", "edge1": "b"}, "control_port": 65535},
+         "deploy.control_port = 65535", "smaller"),
     ],
     ids=str,
 )  # fmt: skip
@@ -129,6 +183,10 @@ def test_what_cannot_be_planned_is_refused_by_its_key(
 def test_addresses_of_ipv6_have_brackets() -> None:
     assert split_address("[fe80::1]:7", 1, "k") == ("fe80::1", 7)
     assert split_address("fe80::1", 9, "k") == ("fe80::1", 9)
+    assert split_address("[fe80::1]", 9, "k") == ("fe80::1", 9)
+    settings = Settings(address={"server": "[fe80::1]:7", "edge": "{seat}"})
+    listen = processes_of(TREE, settings)[0].listen
+    assert listen == "[::]:7"
 
 
 # The command
@@ -158,17 +216,68 @@ def test_the_folder_of_a_process_holds_what_its_machine_needs(file: Path, tmp_pa
 def test_units_and_the_compose_file_are_valid(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     out = tmp_path / "out"
-    assert small(file, "--out", out).code == 0
+    planned = small(file, "--out", out)
+    assert planned.code == 0
+    assert "device0-1.example stands for the machine of device0-1" in planned.out
     assert (out / "edge0" / "request.pem").exists()
+    local = covey("deploy", "local", file, *SMALL_TREE, "--out", out)
+    assert (local.code, "keys of covey deploy plan" in local.err) == (2, True)
     units = sorted(map(str, out.glob("*/*.service")))
     assert len(units) == 7
     if shutil.which("systemd-analyze"):
         done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+    command = _compose()
+    if command is not None:
+        words = [*command, "-f", str(out / "compose.yaml"), "config", "--quiet"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
     yaml = pytest.importorskip("yaml")
     compose = yaml.safe_load((out / "compose.yaml").read_text(encoding="utf-8"))
-    assert compose["services"]["edge1"]["networks"]["default"]["aliases"] == ["edge1.example"]
+    assert compose["services"]["edge1"]["command"][-2:] == ["--parent", "server:8443"]
     assert set(compose["volumes"]) == {f"{name}-state" for name in compose["services"]}
+
+
+def _compose() -> list[str] | None:
+    """The command of docker compose, or of its older form; None where there is neither."""
+    if shutil.which("docker"):
+        plugin = ["docker", "compose"]
+        if subprocess.run([*plugin, "version"], capture_output=True).returncode == 0:
+            return plugin
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    return None
+
+
+STUB = """#!/bin/sh
+# `covey certs`, which refuses what is there already
+case "$2" in
+  init) test ! -e "$4/ca.pem" && mkdir -p "$4" && touch "$4/ca.pem";;
+  issue) test ! -e "$5/$3" && mkdir "$5/$3" && touch "$5/$3/certificate.pem";;
+esac
+"""
+
+
+def test_the_commands_can_be_started_again(file: Path, tmp_path: Path) -> None:
+    """A machine may be off when they are started for the first time."""
+    pytest.importorskip("cryptography")
+    state = "deploy.state=/srv/covey"
+    assert small(file, "--out", tmp_path / "a plan", state).code == 0
+    tools = {"covey": STUB, "rsync": "exit 0\n", "ssh": f"test -e {tmp_path}/on\n"}
+    for name, text in tools.items():
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}", encoding="utf-8")
+        tool.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    script = ["sh", str(tmp_path / "a plan" / "commands.sh")]
+    off = subprocess.run(script, cwd=tmp_path, env=environment, check=False)
+    assert off.returncode == 1
+    (tmp_path / "on").touch()
+    subprocess.run(script, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "a plan" / "device2" / "certificate.pem").exists()
+    text = (tmp_path / "a plan" / "commands.sh").read_text(encoding="utf-8")
+    assert "install -d -o covey -m 700 /srv/covey/device2 && chown" in text
 
 
 def test_nothing_is_overwritten(file: Path, tmp_path: Path) -> None:
@@ -187,6 +296,8 @@ def test_nothing_is_overwritten(file: Path, tmp_path: Path) -> None:
         ('compare=["local"]', "compare"),
         ("deploy.adress.edge=a", "did you mean deploy.address"),
         ("deploy.durability=disk", "'process' or 'power'"),
+        ("deploy.state=/var/lib/../../etc", "without .. in it"),
+        ("deploy.state=state", "give a whole path"),
         ("deploy.quorum.edge=1.5", "deploy.quorum.edge = 1.5"),
         ("deploy.state=here", "deploy.state"),
     ],
@@ -228,3 +339,23 @@ def test_bounds_and_strikes_are_those_of_children() -> None:
         ConfigError, match=r"node.norm_bounds.device2: the children are device0, device1"
     ):
         node_config.read(table | {"norm_bounds": {"device2": 1.0}}).process(tree)
+
+
+def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
+    tree = Tree.grouped([2, 1])
+    address = {"server": "s", "edge": "{seat}"}
+    with pytest.raises(ConfigError, match=r'"drop": edge0 waits for all; give deploy.quorum.edge'):
+        processes_of(tree, Settings(address=address, diverged="drop"))
+    settings = Settings(address=address, diverged="drop", quorum={"edge": 1}, deadline={"edge": 9})
+    planned = {one.name: one for one in processes_of(tree, settings)}
+    assert {name: one.diverged for name, one in planned.items() if one.listen} == {
+        "server": "end",
+        "edge0": "drop",
+        "edge1": "drop",
+    }
+    table = planned["edge0"].as_dict()
+    assert node_config.read(table).process(tree) == planned["edge0"]
+    top = planned["server"].as_dict()
+    for changed in ({**table, "quorum": None, "deadline": None}, {**top, "diverged": "drop"}):
+        with pytest.raises(ConfigError, match="is for a parent of devices with a quorum"):
+            node_config.read({**changed, "diverged": "drop"}).process(tree)

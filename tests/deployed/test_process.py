@@ -1,5 +1,6 @@
 """Processes of a deployed tree over sockets, and the commands that start them."""
 
+import io
 import json
 import os
 import signal
@@ -8,17 +9,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from rich.console import Console
 
 import covey
+from covey.cli import deploy_local, node_config
 from covey.cli.config import load
-from covey.deployed.local import free_ports, last_words
-from covey.deployed.plan import Settings
+from covey.cli.deploy_local import StartWords
+from covey.deployed.certificates import Authority, Identity
+from covey.deployed.events import EventLog
+from covey.deployed.local import LOG, LocalProcesses, free_ports, last_words
+from covey.deployed.plan import Settings, processes_of
+from covey.deployed.plan_files import complete_certificates, write
 from covey.deployed.process import Member
+from covey.errors import ConfigError
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
-from tests.cli.command import BASE, SMALL, spawn
+from covey.tree import Tree
+from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 from tests.deployed.forked import start_by_forks
 from tests.deployed.members import ADDRESS, member, planned, serving
@@ -108,12 +118,53 @@ def test_a_node_says_what_it_lacks(words: list[str], error: str, tmp_path: Path)
     result = command("node", *words, *given)
     assert result.code == 2
     assert error in result.err
+    assert not (tmp_path / "state").exists()  # nothing was begun
 
 
 def test_a_node_without_a_certificate_is_refused(tmp_path: Path) -> None:
     result = command("node", "--name", "device0", "--certs", tmp_path)
     assert result.code == 2
     assert "certificate.pem" in result.err
+
+
+def test_a_node_with_the_certificate_of_another_is_refused(tmp_path: Path) -> None:
+    folder = Authority.create(tmp_path / "certs").issue("device1")
+    result = command("node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
+    assert result.code == 2
+    assert "certificate.pem is of device1; give --certs the folder of device0" in result.err
+
+
+def test_a_node_waits_for_its_clock_or_a_renewal(tmp_path: Path) -> None:
+    """Code 6: systemd starts it again, which it does not after an invalid file (code 2)."""
+    folder = Authority.create(tmp_path / "certs").issue("device0", days=-1)
+    result = command("node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
+    assert result.code == 6
+    assert "ended at" in result.err
+    assert "the clock of this machine says" in result.err.replace("\n", " ")
+
+
+def test_a_state_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(load(BASE, [*LOCAL[1:]]).text(), encoding="utf-8")
+    words = ["--name", "device0", "--parent", "localhost:1", "--experiment", file, "--insecure"]
+    words += ["--control-port", free_ports(1)[0]]
+    result = command("node", *words, "--state", file / "state")
+    assert result.code == 4
+    assert f"cannot write {file}/state/device0: " in result.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"deadline": 3.0}, "give both"),
+        ({"quorum": 1}, "give both"),
+        ({"deadline": 3.0, "quorum": 3}, "node.quorum = 3: there are 2 children"),
+    ],
+)
+def test_a_node_file_with_half_a_quorum_is_refused(settings: dict[str, Any], error: str) -> None:
+    table = {"name": "edge0", "seats": ["edge0"], "state": "s", "parent": "a:1", "listen": "b:1"}
+    with pytest.raises(ConfigError, match=error):
+        node_config.read(table | settings).process(Tree.grouped([2, 1]))
 
 
 def test_the_last_words_of_a_process(tmp_path: Path) -> None:
@@ -124,6 +175,33 @@ def test_the_last_words_of_a_process(tmp_path: Path) -> None:
     assert last_words(log) == "why"
     log.write_text("Segmentation fault\n\n", encoding="utf-8")
     assert last_words(log) == "Segmentation fault"
+
+
+def test_a_killed_command_leaves_no_half_set_of_certificates(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    processes = processes_of(Tree.grouped([2]), Settings(address=ADDRESS))
+    write(processes, {}, tmp_path / "local", "covey")
+    for gone in ("server/certificate.pem", "device1/certificate.pem", "issued.json", "ca.pem"):
+        complete_certificates(processes, tmp_path / "local")
+        (tmp_path / "local" / gone).unlink()
+    complete_certificates(processes, tmp_path / "local")
+    before = contents(tmp_path / "local")
+    complete_certificates(processes, tmp_path / "local")
+    assert contents(tmp_path / "local") == before
+    for process in processes:
+        identity = Identity(tmp_path / "local" / process.name)
+        assert identity.check().seats == (process.name,)
+        assert identity.authority() == before["ca.pem"]
+
+
+def test_more_processes_than_the_machine_holds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy_local, "_PROCESS_BYTES", 10**12)
+    refused = command("deploy", "local", *SMALL, "--out", tmp_path / "local")
+    assert refused.code == 2
+    assert "deploy.devices_per_process=" in refused.err
+    assert not (tmp_path / "local").exists()
 
 
 def test_free_ports_differ() -> None:
@@ -190,15 +268,29 @@ def test_a_process_that_fails_stops_all_with_its_message(tmp_path: Path) -> None
 
 
 @SLOW
-def test_ctrl_c_stops_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_all(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "local"
     started = spawn("deploy", "local", *LOCAL, "rounds=100000", "--out", out)
     _until_rounds(out)
-    started.send_signal(signal.SIGINT)
+    started.send_signal(number)
     _, error = started.communicate(timeout=120)
     assert started.returncode == 130
     assert "all processes are stopped" in error
     assert not _alive(out)
+
+
+@SLOW
+def test_no_node_outlives_who_watches_it(tmp_path: Path) -> None:
+    out = tmp_path / "local"
+    started = spawn("deploy", "local", *LOCAL, "rounds=100000", "--out", out)
+    _until_rounds(out)
+    started.kill()
+    started.communicate(timeout=120)
+    until = time.monotonic() + 60
+    while _alive(out):
+        assert time.monotonic() < until, "nodes without their starter"
+        time.sleep(1)
 
 
 def _until_rounds(out: Path) -> list[dict[str, Any]]:
@@ -231,3 +323,25 @@ def _commands() -> Iterator[tuple[int, list[str]]]:
         except OSError:
             continue
         yield int(path.parent.name), words
+
+
+def test_the_screen_says_how_many_processes_have_started(tmp_path: Path) -> None:
+    """They take seconds each, and more where many share a machine."""
+    names = ["server", "device0"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOG).write_bytes(b"")
+    said = io.StringIO()
+    words = StartWords(Console(file=said), LocalProcesses(tmp_path, names))
+    words.look()
+    assert said.getvalue() == ""  # it is too soon
+    for started in names:
+        with (tmp_path / started / LOG).open("w", encoding="utf-8") as file:
+            EventLog(started, file).info("started", seats=[started])
+        with patch("covey.cli.deploy_local._START_WORDS", 0.0):
+            words = StartWords(Console(file=said), LocalProcesses(tmp_path, names))
+            words.look()
+            words.look()
+    lines = [line.partition(" after")[0] for line in said.getvalue().splitlines()]
+    some = "1 of 2 processes have started"
+    assert lines == [some, some, "2 of 2 processes have started"]

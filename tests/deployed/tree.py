@@ -65,6 +65,8 @@ class Family:
     secure: bool = True
     limits: Limits = FAST
     admission: Any = None
+    keeps: Path | None = None
+    """Where answers may wait."""
     served: list[Served] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Family:
             identity=self.parent_identity,
             limits=self.limits,
             admission=self.admission,
+            folder=self.keeps,
         )
 
     def identity(self, name: str) -> Identity | None:

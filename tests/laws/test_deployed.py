@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import covey
+from covey.deployed import tree_runtime
 from covey.deployed.disk import set_fault
 from covey.deployed.local_transport import SeatLost
 from covey.deployed.local_tree import LocalTree
@@ -387,9 +388,13 @@ def test_several_seeds_are_refused(tree: LocalTree) -> None:
 # Checkpoints
 
 
+@pytest.mark.parametrize("rows", [tree_runtime.ROWS, 1])
 @pytest.mark.parametrize("name", ["SFedHP", "PFedBayes"] if ALL else ["SFedHP"])
-def test_a_run_moves_between_runtimes(name: str, folder: Path, tree: LocalTree) -> None:
-    """From the simulator to a deployed tree and back."""
+def test_a_run_moves_between_runtimes(
+    name: str, rows: int, folder: Path, tree: LocalTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the simulator to a deployed tree and back, with all rows at once or one by one."""
+    monkeypatch.setattr(tree_runtime, "ROWS", rows)
     case = CASES[name]
     changes: dict[str, Any] = {"rounds": 4, "score_every": 1, "codec": FEEDBACK}
     first = covey.run(experiment(case, **changes))
@@ -403,3 +408,43 @@ def test_a_run_moves_between_runtimes(name: str, folder: Path, tree: LocalTree) 
     assert differences(state(plain), state(rest)) == []
     deployed = drained(second)
     assert differences(state(plain), state(deployed)) == []
+
+
+def test_many_rows_come_in_several_messages(
+    tree: LocalTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer is longer than the rows of as many nodes as the limit holds."""
+    run = drained(covey.run(experiment(CASES["SFedHP"], score_every=1), runtime=tree))
+    together = list(run.runtime.freeze(0))
+    size = max(frozen.rows[0].nbytes for frozen in together)
+    lengths: list[int] = []
+    for (tier, number), node in tree.nodes.items():
+        if tier != "server":
+            transport = tree.transport_above(tier, number)
+            transport.take(number, measured(node.answer, lengths))
+    list(run.runtime.freeze(0))
+    longest = max(lengths)
+    lengths.clear()
+    monkeypatch.setattr(tree_runtime, "ROWS", 4 * size)
+    apart = list(run.runtime.freeze(0))
+    assert 2 * max(lengths) < longest
+    assert len(together) == len(apart)
+    for one, other in zip(together, apart, strict=True):
+        assert (one.tier, one.name) == (other.tier, other.name)
+        assert torch.equal(one.rows, other.rows)
+        assert list(one.entries) == list(other.entries)
+    lengths.clear()
+    ids, _, rows = run.runtime.read("device", "personal", "present", 0)
+    assert len(ids) == len(rows) == run.runtime.tree.size("device")
+    assert 2 * max(lengths) < longest
+
+
+def measured(handler: Handler, lengths: list[int]) -> Handler:
+    """The same handler, which notes how long its answers are."""
+
+    def answer(key: AskKey, common: bytes, own: bytes) -> bytes:
+        out = handler(key, common, own)
+        lengths.append(len(out))
+        return out
+
+    return answer
