@@ -113,6 +113,8 @@ class Control:
     def obey(self, order: str, seat: str | None) -> str:
         """Carry out an order; return what was done."""
         if order == "pause":
+            if self.progress.draining:
+                raise ConfigError(f"{self.progress.process} is draining, and cannot be paused.")
             self.progress.pause()
             return "paused: what is under way ends, nothing new begins"
         if order == "resume":

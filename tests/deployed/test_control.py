@@ -456,3 +456,37 @@ def test_a_control_port_without_a_valid_certificate_listens_nowhere(
         Control(progress, host="0.0.0.0", port=port, identity=identity)
     socket.create_server(("0.0.0.0", port)).close()  # while the error is still looked at
     del raised
+
+
+def test_a_seat_that_comes_during_a_look_breaks_nothing(progress: Progress) -> None:
+    """The control port answers while a process still makes its nodes."""
+
+    class Slow(SeatProgress):
+        """A seat during whose look another thread adds seats."""
+
+        @property
+        def awaited(self) -> bool:
+            thread.start()
+            thread.join(0.1)
+            return False
+
+    def add() -> None:
+        progress.handler("late", lambda key, common, own: b"")
+        progress.transport({7: "later"}, Children())
+
+    thread = threading.Thread(target=add)
+    progress.seats["device0"] = Slow(own=False)
+    assert "late" not in str(progress.as_dict())
+    thread.join()
+    assert {"late", "later"} <= set(progress.seats)
+
+
+def test_a_draining_node_is_not_paused(control: Control) -> None:
+    """It would wait in the middle of its end."""
+    place = ("127.0.0.1", control.port)
+    call("POST", place, "/stop")
+    with pytest.raises(ConfigError, match="is draining"):
+        call("POST", place, "/pause")
+    control.progress.pause()
+    control.progress.gate()
+    assert control.progress.state == "draining"
