@@ -22,7 +22,7 @@ from covey import native
 from covey.deployed import checked_facts, parcel
 from covey.deployed.checked_facts import Rehearsed, Subtree, field_of
 from covey.deployed.node_rows import NodeRow, Part
-from covey.deployed.transport import AskKey, Seat
+from covey.deployed.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
 from covey.kernel.store import ColumnKey
@@ -39,6 +39,10 @@ _OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, Not
 """What no bytes of a child can cause: the child is not to blame."""
 
 
+class _Dropped(CoveyError):
+    """The training of a child diverged, and the round is to go on without it."""
+
+
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
@@ -53,6 +57,8 @@ class ChildCheck(ABC):
         """
         try:
             self._check(seat, data)
+        except _Dropped as error:
+            return Diverged(error)
         except CoveyError as error:
             return str(error)
         except _OWN_FAULTS:
@@ -91,7 +97,7 @@ class ReplyCheck(ChildCheck):
     bounds: Mapping[Seat, float] = field(default_factory=dict)
     """The largest norm of a row in training, by seat; others have no bound."""
     drops_diverged: bool = False
-    """Whether an answer is bad if it says that the training diverged."""
+    """Whether an answer is dropped if it says that the training diverged."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -119,7 +125,7 @@ class ReplyCheck(ChildCheck):
         """Refuse an answer that says that the training diverged, where that is to be dropped."""
         if self.drops_diverged and kind == DivergedError.__name__:
             self.failed.discard(seat)
-            raise DecodeError(f"its training diverged: {shown(text)}")
+            raise _Dropped(f"its training diverged: {shown(text)}")
 
     def _check_message(self, seat: Seat, packed: Packed, schema: Schema) -> None:
         """Refuse another schema, more than one row, and values that are not finite."""

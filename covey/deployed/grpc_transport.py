@@ -41,9 +41,18 @@ from covey.deployed.grpc_options import (
 from covey.deployed.memory import give_back_free
 from covey.deployed.owed import Owed
 from covey.deployed.stored import AnswerFile, Stored
-from covey.deployed.transport import Admission, Answer, AskKey, Blob, Check, Patience, Seat
+from covey.deployed.transport import (
+    Admission,
+    Answer,
+    AskKey,
+    Blob,
+    Check,
+    Diverged,
+    Patience,
+    Seat,
+)
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
-from covey.errors import CoveyError, DecodeError, TransportError
+from covey.errors import CoveyError, DecodeError, DivergedError, TransportError
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
@@ -67,6 +76,8 @@ class _Ask:
     answers: dict[Seat, bytes | Stored] = field(default_factory=dict)
     bad: set[Seat] = field(default_factory=set)
     """The seats whose answer was refused, and who are not asked again yet."""
+    diverged: dict[Seat, Diverged] = field(default_factory=dict)
+    """Those of them whose training diverged, and who are not asked again."""
     sent: set[Seat] = field(default_factory=set)
     error: Exception | None = None
     """Of this parent, while it checked an answer."""
@@ -88,11 +99,30 @@ class _Ask:
 
     def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
         """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
-        if patience is None or waited >= patience.seconds:
-            return sorted(self.bad)
-        if len(self.own) - len(self.bad) >= patience.quorum:
+        in_time = patience is not None and waited < patience.seconds
+        if in_time and len(self.own) - len(self.bad) >= self.quorum(patience):
             return []
-        return sorted(self.bad)
+        return sorted(self.bad - self.diverged.keys())
+
+    def quorum(self, patience: Patience | None) -> int:
+        """How many answers are enough."""
+        if patience is None:
+            return len(self.own)
+        return patience.quorum
+
+    def believe(self, seat: Seat, data: bytes | Stored) -> None:
+        """A seat has given a good answer."""
+        self.answers.setdefault(seat, data)
+        self.bad.discard(seat)
+        self.diverged.pop(seat, None)
+
+    def refuse(self, seat: Seat, reason: str) -> None:
+        """A seat has given a bad answer; one that came before it counts still."""
+        if seat in self.answers:
+            return
+        self.bad.add(seat)
+        if isinstance(reason, Diverged):
+            self.diverged[seat] = reason
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
@@ -207,6 +237,7 @@ class GrpcTransport:
             self._revoked = identity.revoked()
         strikes = self._limits.strikes
         self.doorkeeper = Doorkeeper(dict(seats), fingerprint, admission, strikes, evicted)
+        self._names = {seat: name for name, seat in seats.items()}
         self._remember = remember
         self._remembering = threading.Lock()
         self.refused: Counter[str] = Counter()
@@ -431,6 +462,7 @@ class GrpcTransport:
                 raise TransportError(f"{ask.key}: the transport is closed.")
             if ask.error is not None:
                 raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
+            self._check_diverged(ask, patience)
             waited = time.monotonic() - began
             for seat in ask.wanted_again(patience, waited):
                 self._ask_again(ask, seat)
@@ -444,6 +476,14 @@ class GrpcTransport:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await ask.changed.wait()
+
+    def _check_diverged(self, ask: _Ask, patience: Patience | None) -> None:
+        """Raise what a seat says of its training where the others are too few for a quorum."""
+        if len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
+            return
+        seat = min(ask.diverged)
+        fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
+        raise DivergedError(f"{self._names[seat]}: {ask.diverged[seat]}; {fix}.")
 
     def _gone(self, ask: _Ask, patience: Patience | None) -> set[Seat]:
         """The seats of an ask that have been empty for as long as patience lasts."""
@@ -464,10 +504,9 @@ class GrpcTransport:
 
     def _note_waiting(self, ask: _Ask, waited: float) -> None:
         """Log which seats an ask waits for."""
-        names = {seat: name for name, seat in self.doorkeeper.seats.items()}
         missing = ask.missing()
-        empty = [names[seat] for seat in missing if seat not in self._streams]
-        shown = ", ".join(names[seat] for seat in missing[:_SHOWN])
+        empty = [self._names[seat] for seat in missing if seat not in self._streams]
+        shown = ", ".join(self._names[seat] for seat in missing[:_SHOWN])
         text = f"{len(missing)} of {len(ask.own)} seats have not answered {ask.key}: {shown}"
         seconds = round(waited, 1)
         say(logging.WARNING, "waiting", text, seconds=seconds, empty=empty[:_SHOWN])
@@ -538,8 +577,10 @@ class GrpcTransport:
         self._knocking[serial] += 1
         try:
             hello = await self._hello(context)
-            seats = self.doorkeeper.check(hello, certificate)
+            self.doorkeeper.check(hello, certificate)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
+            # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
+            seats = self.doorkeeper.check(hello, certificate)
         finally:
             self._knocking[serial] -= 1
         stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
@@ -731,12 +772,12 @@ class GrpcTransport:
         try:
             reason = await self._reason(ask, seat, data)
             if reason is None:
-                ask.answers.setdefault(seat, await self._moved(ask, data))
+                ask.believe(seat, await self._moved(ask, data))
                 del data
                 await self._trim(ask, size)
             else:
+                ask.refuse(seat, reason)
                 self._drop(stream, ask, seat, reason)
-                ask.bad.add(seat)
         except Exception as error:  # a bug: whoever asks gets it, since no answer will come
             ask.error = error
         finally:
@@ -774,12 +815,12 @@ class GrpcTransport:
         return ask.check(seat, data)
 
     def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
-        """Count a bad answer; evict the sender of too many."""
+        """Count a bad answer; evict the sender of too many, unless its training diverged."""
         self.refused["bad"] += 1
-        name = next(name for name, number in stream.seats.items() if number == seat)
+        name = self._names[seat]
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
-        if self._strike(stream, reason):
+        if not isinstance(reason, Diverged) and self._strike(stream, reason):
             stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
             self._leave(stream)
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from covey.deployed.transport import Answer, AskKey, Blob, Check, Handler, Patience, Seat
-from covey.errors import TransportError
+from covey.deployed.transport import Answer, AskKey, Blob, Check, Diverged, Handler, Patience, Seat
+from covey.errors import DivergedError, TransportError
 from covey.runtimes.envelope import Pieces
 
 STRIKES = 3
@@ -72,6 +72,8 @@ class _Ask:
                 self.answers[seat] = Answer("answered", data)
             elif not self.closed and self.enough_others:
                 self.answers[seat] = Answer("bad")
+            elif isinstance(reason, Diverged):
+                self.error = DivergedError(f"seat {seat}: {reason}; the others are no quorum.")
             self.changed.notify_all()
         return reason
 
@@ -152,13 +154,14 @@ class _Worker:
                 return
             if reason is not None:
                 self._refused(reason)
-            if reason is None or job.settled:
+            if reason is None or isinstance(reason, Diverged) or job.settled:
                 return
 
     def _refused(self, reason: str) -> None:
         """Count a bad answer; the seat is empty after too many, until another takes it."""
         self.bad.append(reason)
-        if len(self.bad) % STRIKES == 0:
+        lies = [text for text in self.bad if not isinstance(text, Diverged)]
+        if not isinstance(reason, Diverged) and len(lies) % STRIKES == 0:
             self.leave()
 
 
@@ -242,6 +245,8 @@ class LocalTransport:
             while len(ask.answers) < ask.count:
                 if self._closed:
                     raise TransportError("the transport was closed before all had answered.")
+                if isinstance(ask.error, DivergedError):
+                    raise ask.error
                 if ask.error is not None:
                     raise TransportError(f"a seat failed: {ask.error!r}.") from ask.error
                 left = None

@@ -18,7 +18,9 @@ A transport owes seven things.
    owed in both cases.
 7. An answer that `check` refuses is dropped, and counted against its sender, who is evicted after a
    limit. The ask goes on without the seat where enough others can answer. Else the seat is asked
-   again, also after somebody else has taken it.
+   again, also after somebody else has taken it. A `Diverged` answer counts against nobody, and is
+   not asked for again: the same training would diverge again. Where the other seats are too few for
+   a quorum, the ask raises a DivergedError.
 
 A transport need not wait for a seat that has been empty for as long as patience lasts, where enough
 others have answered.
@@ -42,6 +44,12 @@ Seat = int
 AskLane = Literal["train", "score", "order"]
 """Training, scoring, or an order such as "commit", which runs no program of an algorithm."""
 Status = Literal["answered", "late", "absent", "bad"]
+
+
+class Diverged(str):
+    """Why an answer is refused: its sender says that its training diverged."""
+
+
 Check = Callable[[Seat, bytes], str | None]
 """Says why the answer of a seat is refused; None: it is good.
 

@@ -267,6 +267,31 @@ def test_an_error_of_the_parent_is_its_own(tmp_path: Path, events: Any) -> None:
         assert not served.errors
 
 
+class Slow:
+    """Looks at disks until it is told to end."""
+
+    def __init__(self) -> None:
+        self.looks = threading.Event()
+        self.end = threading.Event()
+
+    def refusal(self, seat: int, last_key: str | None) -> str | None:
+        self.looks.set()
+        self.end.wait(10)
+        return None
+
+
+def test_a_seat_that_is_evicted_while_it_is_taken_stays_empty(tmp_path: Path) -> None:
+    admission = Slow()
+    with family(tmp_path, count=2, secure=False, admission=admission) as tree:
+        served = tree.dial(0)
+        assert admission.looks.wait(10)
+        tree.parent.evict("device0")
+        admission.end.set()
+        served.thread.join(10)
+        assert "device0 is evicted" in str(served.errors[0])
+        assert tree.parent.members() == set()
+
+
 def test_a_check_that_fails_ends_its_ask(plain: Family) -> None:
     """No answer would ever be believed."""
 
