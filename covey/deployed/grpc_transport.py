@@ -89,6 +89,15 @@ class _Ask:
         """The seats without an answer."""
         return [seat for seat in self.own if seat not in self.answers]
 
+    def fitting(self, seats: list[Seat], limit: int) -> list[Seat]:
+        """The first of these seats whose requests fit into one message; one in any case."""
+        size = len(self.common)
+        for position, seat in enumerate(seats):
+            size += len(self.own[seat])
+            if position and size > limit:
+                return seats[:position]
+        return seats
+
     def ended(self, patience: Patience | None, waited: float, gone: set[Seat]) -> bool:
         """Whether nothing more is waited for; `gone` are seats that have long been empty."""
         if len(self.answers) == len(self.own):
@@ -179,8 +188,8 @@ class _Stream:
         self.pending[ask] = [*self.pending.get(ask, []), seat]
         self.wake.set()
 
-    def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
-        """The next ask with the seats that it can be sent to now.
+    def take(self, window: int, limit: int) -> tuple[_Ask, list[Seat]] | None:
+        """The next ask with the seats that it can be sent to now, in a message within a limit.
 
         A seat gets requests in the order of the asks, and no more than `window` without an answer.
         """
@@ -190,6 +199,7 @@ class _Stream:
             ready = [seat for seat in free if self.unanswered[seat] < window]
             waiting.update(seats)
             if ready:
+                ready = ask.fitting(ready, limit)
                 self._remove(ask, ready)
                 self.unanswered.update(ready)
                 return ask, ready
@@ -281,6 +291,10 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
+        size = len(common) + max(map(len, own.values()), default=0)
+        if size > self._limits.message:
+            limit = self._limits.message
+            raise TransportError(f"{key}: a request of {size} bytes, more than {limit}.")
         file = None
         if self._folder is not None:
             file = AnswerFile(self._folder)
@@ -668,7 +682,7 @@ class GrpcTransport:
         """Send requests as they come."""
         while True:
             stream.wake.clear()
-            batch = stream.take(self._limits.window)
+            batch = stream.take(self._limits.window, self._limits.message)
             if batch is None:
                 await stream.wake.wait()
                 continue

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,34 @@ def test_a_seat_that_is_evicted_while_it_is_taken_stays_empty(tmp_path: Path) ->
         served.thread.join(10)
         assert "device0 is evicted" in str(served.errors[0])
         assert tree.parent.members() == set()
+
+
+def test_a_request_above_the_limit_is_an_error_and_several_are_several_messages(
+    tmp_path: Path,
+) -> None:
+    limits = replace(FAST, message=1000)
+    with family(tmp_path, count=3, secure=False, limits=limits) as tree:
+        tree.dial(0, 1)
+        tree.dial(2)
+        tree.wait(0, 1, 2)
+        with pytest.raises(TransportError, match="a request of 1001 bytes, more than 1000"):
+            tree.parent.ask(key(), bytes(600), {0: b"", 2: bytes(401)})
+        answers = tree.parent.ask(key(1), bytes(300), {0: bytes(500), 1: bytes(500)})
+        assert [len(answer.data) for answer in answers.values()] == [803, 803]
+        assert tree.served[0].port.joined == 1
+
+
+def test_an_answer_above_the_limit_ends_its_process_and_evicts_nobody(tmp_path: Path) -> None:
+    limits = replace(FAST, message=1000)
+    with family(tmp_path, count=2, secure=False, limits=limits) as tree:
+        served = tree.dial(0, handler=lambda *_: bytes(1001))
+        tree.dial(1)
+        tree.wait(0, 1)
+        own = {0: b"", 1: b""}
+        assert tree.parent.ask(key(), b"", own, Patience(0.5, 1))[0].status == "late"
+        served.thread.join(10)
+        assert "with 1001 bytes, more than 1000" in str(served.errors[0])
+        assert not tree.parent.evicted()
 
 
 def test_a_check_that_fails_ends_its_ask(plain: Family) -> None:
