@@ -39,6 +39,14 @@ _OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, Not
 """What no bytes of a child can cause: the child is not to blame."""
 
 
+_FACTS = 2**20
+"""Bytes of the facts of one node in an answer, which are far fewer."""
+_FIGURE = 32
+"""Bytes of a number as a text."""
+_PLACED = 8
+"""Bytes of a number of a row beside its value, where a codec sends its position."""
+
+
 class _Dropped(CoveyError):
     """The training of a child diverged, and the round is to go on without it."""
 
@@ -71,6 +79,11 @@ class ChildCheck(ABC):
     def _check(self, seat: Seat, data: bytes) -> None:
         """Raise an error that says what is wrong with the answer of a seat."""
 
+    @property
+    @abstractmethod
+    def most(self) -> int | None:
+        """Bytes of the longest answer that an honest child gives; None: there is no such bound."""
+
     def _says_error(self, seat: Seat, header: Any) -> bool:
         """Whether an answer is an error of the child, which ends the round everywhere."""
         failure = field_of(header, "error")
@@ -101,6 +114,12 @@ class ReplyCheck(ChildCheck):
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    @property
+    def most(self) -> int:
+        """Bytes of all rows and of the facts of a subtree, each more than they can have."""
+        rows = sum(schema.width * (schema.dtype.itemsize + _PLACED) for schema in self.schemas)
+        return rows + _most_facts(self.subtrees, self.rehearsed)
 
     def _check(self, seat: Seat, data: bytes) -> None:
         header, messages = open_sealed(data)
@@ -163,6 +182,13 @@ class OrderCheck(ChildCheck):
     def __post_init__(self) -> None:
         super().__init__()
 
+    @property
+    def most(self) -> int | None:
+        """Bytes of the facts of a subtree; rows that come back may be many."""
+        if self.name in _WITH_ROWS:
+            return None
+        return _most_facts(self.subtrees)
+
     def _check(self, seat: Seat, data: bytes) -> None:
         header, rows = parcel.unpack(data)
         if self._says_error(seat, header):
@@ -206,3 +232,12 @@ class OrderCheck(ChildCheck):
                 raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
         if row.is_floating_point() and not native.finite(row):
             raise DecodeError(f"the row {shown(kept.name)} is not finite.")
+
+
+def _most_facts(subtrees: Mapping[Seat, Subtree], rehearsed: Rehearsed | None = None) -> int:
+    """More bytes than the facts of any of these subtrees have."""
+    figures = 0
+    if rehearsed is not None:
+        figures = sum(rehearsed.widths.values())
+    nodes = [sum(map(len, subtree.values())) for subtree in subtrees.values()]
+    return (1 + max(nodes, default=0)) * (_FACTS + _FIGURE * figures)

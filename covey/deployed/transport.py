@@ -169,12 +169,13 @@ class Transport(Protocol):
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers.
 
         There is an entry for every seat. Without `patience` all seats are waited for, however long
-        it takes. Threads may call `check` at the same time. A transport that is closed meanwhile
-        raises a TransportError.
+        it takes. Threads may call `check` at the same time. An answer of more than `most` bytes is
+        refused before it is received. A transport that is closed meanwhile raises a TransportError.
         """
         ...
 

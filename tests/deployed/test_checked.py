@@ -230,7 +230,7 @@ def test_a_device_that_diverged_ends_the_round_where_others_are_no_quorum(folder
     for (tier, _), node in local.nodes.items():
         node.drops_diverged = tier == "edge"
     next(run)
-    with pytest.raises(DivergedError, match="seat 5: its training diverged: .*no quorum"):
+    with pytest.raises(DivergedError, match=r"seat 5: its training diverged: .*no quorum"):
         next(run)
     local.close()
 

@@ -18,7 +18,8 @@ import covey
 from covey.cli import deploy_local, node_config
 from covey.cli.config import load
 from covey.cli.deploy_local import StartWords
-from covey.deployed import assemble, parcel, process
+from covey.deployed import assemble, parcel
+from covey.deployed import process as process_module
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.events import EventLog
 from covey.deployed.local import LOG, LocalProcesses, free_ports, last_words
@@ -191,9 +192,9 @@ def test_a_model_above_the_limit_of_a_message_is_refused_before_work(
 
 
 def test_an_answer_above_the_limit_is_an_error_in_its_place() -> None:
-    with patch.object(process, "MAX_VALUE", 3):
-        long = process._short(lambda *_: b"four")
-        assert process._short(lambda *_: b"two")(key(), b"", b"") == b"two"
+    with patch.object(process_module, "MAX_VALUE", 3):
+        long = process_module._short(lambda *_: b"four")
+        assert process_module._short(lambda *_: b"two")(key(), b"", b"") == b"two"
         header, _ = open_sealed(long(key(), b"", b""))
         assert header["error"][1] == "the answer to algorithm.device has 4 bytes, more than 3."
         assert parcel.unpack(long(key(1, "order"), b"", b""))[0] == header

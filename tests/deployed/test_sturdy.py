@@ -321,12 +321,12 @@ def test_an_answer_above_the_limit_ends_its_process_and_evicts_nobody(tmp_path: 
         assert not tree.parent.evicted()
 
 
+def broken_check(seat: int, data: bytes) -> str | None:
+    raise RuntimeError("a bug in the check")
+
+
 def test_a_check_that_fails_ends_its_ask(plain: Family) -> None:
     """No answer would ever be believed."""
-
-    def broken_check(seat: int, data: bytes) -> str | None:
-        raise RuntimeError("a bug in the check")
-
     plain.dial(0)
     plain.wait(0)
     with pytest.raises(TransportError, match="a bug in the check"):
@@ -341,8 +341,10 @@ def test_a_seat_in_this_process_that_fails_ends_its_ask() -> None:
     local = LocalTransport()
     local.take(0, failing)
     local.take(1, echo)
-    with pytest.raises(TransportError, match="a seat failed: RuntimeError"):
+    with pytest.raises(TransportError, match="the seat 0 failed: RuntimeError"):
         local.ask(key(), b"", {0: b"", 1: b""})
+    with pytest.raises(TransportError, match="the check of the answer of the seat 1 failed: Runt"):
+        local.ask(key(), b"", {1: b""}, check=broken_check)
     local.take(0, echo)  # its thread lives on
     assert local.ask(key(1), b"", {0: b""})[0].status == "answered"
     local.close()
