@@ -630,6 +630,9 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     others = OrderCheck("read", {**arguments, "part": ["device", 0, 3]}, {1: SUBTREE}, templates)
     assert "device 3, which was not asked for" in str(others(1, parcel.pack(FINE, [ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
+    assert reads.most is None
+    assert held.most is not None
+    assert held.most < 2**23  # it has no rows
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
     for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
         assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None
