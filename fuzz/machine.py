@@ -288,6 +288,7 @@ class Children:
         own: Mapping[int, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> dict[int, Answer]:
         """An ask, in which anything may happen to every seat."""
         assert check is not None

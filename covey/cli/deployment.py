@@ -20,6 +20,7 @@ from covey.cli.own_code import own_modules
 from covey.data.census import read as read_census
 from covey.data.census import text as census_text
 from covey.deployed import plan_files
+from covey.deployed.assemble import check
 from covey.deployed.plan import Process, processes_of
 from covey.runs.experiment import Experiment
 from covey.tree import Tree
@@ -52,6 +53,7 @@ class Deployment:
         config = deployable(config)
         check_quorum(read(config.deploy or {}), config.learner())
         experiment = config.experiment(config.seed)
+        check([experiment])
         tree = tree_of(experiment)
         config = with_names(config, tree.tiers[-1])
         deploy = read(config.deploy or {})

@@ -11,8 +11,10 @@ import torch
 from covey.data import Shards
 from covey.deployed.checked_facts import Subtree, subtrees
 from covey.deployed.disk import Disk
+from covey.deployed.frames import MAX_MESSAGE
 from covey.deployed.node import Node
 from covey.deployed.transport import Patience, Seat, Transport
+from covey.engine.layout import ParameterLayout
 from covey.engine.population import Population
 from covey.errors import ConfigError
 from covey.runs.build import Parts, task_of
@@ -23,6 +25,13 @@ from covey.runtimes.loopback import examples_under
 from covey.runtimes.place import Place, TrainingPlace
 from covey.runtimes.training_tree import TrainingTree, training_tree
 from covey.tree import Tree
+
+MAX_VALUE = min(MAX_MESSAGE, 10**9)
+"""Bytes of one message, and of one value on a disk: the default limit of sqlite."""
+_BESIDE = 2**24
+"""Bytes of facts beside the models of a value."""
+_MODELS = 3
+"""Models in one value at least: the server writes where its run stands, with the best versions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +137,17 @@ def check(experiments: Sequence[Experiment]) -> None:
         reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
     if reason is not None:
         raise ConfigError(f"a deployed tree: {reason}.")
+    width = ParameterLayout(first.model, private=first.private).width
+    check_size(width * first.dtype.itemsize, _MODELS)
+
+
+def check_size(model: int, count: int) -> None:
+    """Refuse models of so many bytes where one message or value would hold too many of them."""
+    most = (MAX_VALUE - _BESIDE) // count
+    if model <= most:
+        return
+    fix = "use a smaller model, or freeze a part of it (adapters)"
+    raise ConfigError(
+        f"a deployed tree: a model of {model / 1e6:.0f} MB is above {most / 1e6:.0f} MB: {count} "
+        f"of them lie in one message or value on a disk, which has {MAX_VALUE / 1e6:.0f} MB; {fix}."
+    )

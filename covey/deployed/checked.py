@@ -22,7 +22,7 @@ from covey import native
 from covey.deployed import checked_facts, parcel
 from covey.deployed.checked_facts import Rehearsed, Subtree, field_of
 from covey.deployed.node_rows import NodeRow, Part
-from covey.deployed.transport import AskKey, Seat
+from covey.deployed.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
 from covey.kernel.store import ColumnKey
@@ -39,6 +39,18 @@ _OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, Not
 """What no bytes of a child can cause: the child is not to blame."""
 
 
+_FACTS = 2**20
+"""Bytes of the facts of one node in an answer, which are far fewer."""
+_FIGURE = 32
+"""Bytes of a number as a text."""
+_PLACED = 8
+"""Bytes of a number of a row beside its value, where a codec sends its position."""
+
+
+class _Dropped(CoveyError):
+    """The training of a child diverged, and the round is to go on without it."""
+
+
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
@@ -53,6 +65,8 @@ class ChildCheck(ABC):
         """
         try:
             self._check(seat, data)
+        except _Dropped as error:
+            return Diverged(error)
         except CoveyError as error:
             return str(error)
         except _OWN_FAULTS:
@@ -64,6 +78,11 @@ class ChildCheck(ABC):
     @abstractmethod
     def _check(self, seat: Seat, data: bytes) -> None:
         """Raise an error that says what is wrong with the answer of a seat."""
+
+    @property
+    @abstractmethod
+    def most(self) -> int | None:
+        """Bytes of the longest answer that an honest child gives; None: there is no such bound."""
 
     def _says_error(self, seat: Seat, header: Any) -> bool:
         """Whether an answer is an error of the child, which ends the round everywhere."""
@@ -91,10 +110,16 @@ class ReplyCheck(ChildCheck):
     bounds: Mapping[Seat, float] = field(default_factory=dict)
     """The largest norm of a row in training, by seat; others have no bound."""
     drops_diverged: bool = False
-    """Whether an answer is bad if it says that the training diverged."""
+    """Whether an answer is dropped if it says that the training diverged."""
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    @property
+    def most(self) -> int:
+        """Bytes of all rows and of the facts of a subtree, each more than they can have."""
+        rows = sum(schema.width * (schema.dtype.itemsize + _PLACED) for schema in self.schemas)
+        return rows + _most_facts(self.subtrees, self.rehearsed)
 
     def _check(self, seat: Seat, data: bytes) -> None:
         header, messages = open_sealed(data)
@@ -119,7 +144,7 @@ class ReplyCheck(ChildCheck):
         """Refuse an answer that says that the training diverged, where that is to be dropped."""
         if self.drops_diverged and kind == DivergedError.__name__:
             self.failed.discard(seat)
-            raise DecodeError(f"its training diverged: {shown(text)}")
+            raise _Dropped(f"its training diverged: {shown(text)}")
 
     def _check_message(self, seat: Seat, packed: Packed, schema: Schema) -> None:
         """Refuse another schema, more than one row, and values that are not finite."""
@@ -156,6 +181,13 @@ class OrderCheck(ChildCheck):
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    @property
+    def most(self) -> int | None:
+        """Bytes of the facts of a subtree; rows that come back may be many."""
+        if self.name in _WITH_ROWS:
+            return None
+        return _most_facts(self.subtrees)
 
     def _check(self, seat: Seat, data: bytes) -> None:
         header, rows = parcel.unpack(data)
@@ -200,3 +232,12 @@ class OrderCheck(ChildCheck):
                 raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
         if row.is_floating_point() and not native.finite(row):
             raise DecodeError(f"the row {shown(kept.name)} is not finite.")
+
+
+def _most_facts(subtrees: Mapping[Seat, Subtree], rehearsed: Rehearsed | None = None) -> int:
+    """More bytes than the facts of any of these subtrees have."""
+    figures = 0
+    if rehearsed is not None:
+        figures = sum(rehearsed.widths.values())
+    nodes = [sum(map(len, subtree.values())) for subtree in subtrees.values()]
+    return (1 + max(nodes, default=0)) * (_FACTS + _FIGURE * figures)

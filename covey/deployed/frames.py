@@ -6,7 +6,7 @@ keeps a single byte, and keeps only bytes that have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -83,11 +83,18 @@ class Assembler:
     """The bytes of a blob that has begun and not ended; it hands them over without a copy."""
     _missing: int = 0
     _keeps: bool = True
+    _sink: Callable[[bytes], None] | None = None
+    """Who gets the bytes that are not kept."""
 
     @property
     def head(self) -> Head | None:
         """The head of the message that has begun and not ended."""
         return self._head
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many bytes each blob of that message has."""
+        return self._sizes
 
     def skip_to(self, number: int) -> None:
         """Expect the message of this number next."""
@@ -99,6 +106,16 @@ class Assembler:
         self._blobs = [b""] * len(self._blobs)
         if self._begun is not None:
             self._begun = BytesIO()
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        """Hand the bytes of the message that has begun to somebody else, who keeps them.
+
+        It is for a message with one blob, of which nobody could tell several apart.
+        """
+        if self._begun is not None:
+            sink(self._begun.getvalue())
+        self.discard()
+        self._sink = sink
 
     @property
     def within(self) -> bool:
@@ -163,6 +180,8 @@ class Assembler:
         if not piece or len(piece) > self._missing:
             raise DecodeError(f"a piece of {len(piece)} bytes where {self._missing} are missing.")
         self._missing -= len(piece)
+        if self._sink is not None:
+            self._sink(piece)
         if not self._keeps:
             piece = b""
         if self._begun is None and self._missing == 0:
@@ -191,4 +210,5 @@ class Assembler:
         message = Message(self._head, tuple(self._blobs), self._keeps)
         self._head = None
         self._blobs = []
+        self._sink = None
         return message

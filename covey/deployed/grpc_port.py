@@ -351,6 +351,10 @@ class GrpcPort:
             finally:
                 self._busy -= 1
             work.known.discard(key)
+            if len(data) > self._limits.message:
+                limit = self._limits.message
+                text = f"the seat {work.seat} answers {key} with {len(data)} bytes"
+                raise TransportError(f"{text}, more than {limit}.")
             session = self._session
             if session is not None and (work.seat, key) in session.asked:
                 session.asked.discard((work.seat, key))

@@ -11,8 +11,8 @@ import math
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,15 +40,25 @@ from covey.deployed.grpc_options import (
 )
 from covey.deployed.memory import give_back_free
 from covey.deployed.owed import Owed
-from covey.deployed.stored import AnswerFile, Stored
-from covey.deployed.transport import Admission, Answer, AskKey, Blob, Check, Patience, Seat
+from covey.deployed.stored import AnswerFile, Arrival, ArrivalFile, Stored
+from covey.deployed.transport import (
+    Admission,
+    Answer,
+    AskKey,
+    Blob,
+    Check,
+    Diverged,
+    Patience,
+    Seat,
+)
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
-from covey.errors import CoveyError, DecodeError, TransportError
+from covey.errors import CoveyError, DecodeError, DivergedError, TransportError
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
+_PASSING = ("ALREADY_EXISTS", "UNAVAILABLE", "RESOURCE_EXHAUSTED")  # what passes by itself
 _SHOWN = 5  # names in a line of the log
 
 
@@ -60,23 +70,45 @@ class _Ask:
     common: Blob
     own: Mapping[Seat, bytes]
     check: Check | None = None
+    most: int | None = None
+    """Bytes of the longest answer that is taken; None: of any message."""
     file: AnswerFile | None = None
     """Where answers wait that are not to be held in memory; None: all are held."""
     held: int = 0
-    """Bytes of the answers that are held in memory."""
+    """Bytes of the answers that are held in memory, and of those that arrive there."""
     answers: dict[Seat, bytes | Stored] = field(default_factory=dict)
     bad: set[Seat] = field(default_factory=set)
     """The seats whose answer was refused, and who are not asked again yet."""
+    diverged: dict[Seat, Diverged] = field(default_factory=dict)
+    """Those of them whose training diverged, and who are not asked again."""
     sent: set[Seat] = field(default_factory=set)
     error: Exception | None = None
     """Of this parent, while it checked an answer."""
     untrimmed: int = 0
     """Bytes of the answers that came since free memory was last given back."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+    """Whether nobody waits for answers any more."""
+
+    def end(self) -> None:
+        """Keep what an order needs for those who still owe it, and nothing else."""
+        self.over = True
+        self.own = {seat: self.own[seat] for seat in self.missing()}
+        self.answers = {}
+        self.file = None
 
     def missing(self) -> list[Seat]:
         """The seats without an answer."""
         return [seat for seat in self.own if seat not in self.answers]
+
+    def fitting(self, seats: list[Seat], limit: int) -> list[Seat]:
+        """The first of these seats whose requests fit into one message; one in any case."""
+        size = len(self.common)
+        for position, seat in enumerate(seats):
+            size += len(self.own[seat])
+            if position and size > limit:
+                return seats[:position]
+        return seats
 
     def ended(self, patience: Patience | None, waited: float, gone: set[Seat]) -> bool:
         """Whether nothing more is waited for; `gone` are seats that have long been empty."""
@@ -88,11 +120,32 @@ class _Ask:
 
     def wanted_again(self, patience: Patience | None, waited: float) -> list[Seat]:
         """The seats with a bad answer, where others cannot be a quorum, or were not in time."""
-        if patience is None or waited >= patience.seconds:
-            return sorted(self.bad)
-        if len(self.own) - len(self.bad) >= patience.quorum:
+        in_time = patience is not None and waited < patience.seconds
+        if in_time and len(self.own) - len(self.bad) >= self.quorum(patience):
             return []
-        return sorted(self.bad)
+        return sorted(self.bad - self.diverged.keys())
+
+    def quorum(self, patience: Patience | None) -> int:
+        """How many answers are enough."""
+        if patience is None:
+            return len(self.own)
+        return patience.quorum
+
+    def believe(self, seat: Seat, data: bytes | Stored) -> None:
+        """A seat has given a good answer."""
+        if self.over:
+            data = b""
+        self.answers.setdefault(seat, data)
+        self.bad.discard(seat)
+        self.diverged.pop(seat, None)
+
+    def refuse(self, seat: Seat, reason: str) -> None:
+        """A seat has given a bad answer; one that came before it counts still."""
+        if seat in self.answers:
+            return
+        self.bad.add(seat)
+        if isinstance(reason, Diverged):
+            self.diverged[seat] = reason
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
@@ -120,7 +173,8 @@ class _Stream:
     number: int = 0
     """Of the last message that was sent."""
     pending: dict[_Ask, list[Seat]] = field(default_factory=dict)
-    unanswered: Counter[Seat] = field(default_factory=Counter)
+    unanswered: dict[Seat, set[AskKey]] = field(default_factory=lambda: defaultdict(set))
+    """The keys that were sent and not answered: a key that is sent twice has one answer."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     end: asyncio.Event = field(default_factory=asyncio.Event)
     reason: Refusal | None = None
@@ -149,21 +203,38 @@ class _Stream:
         self.pending[ask] = [*self.pending.get(ask, []), seat]
         self.wake.set()
 
-    def take(self, window: int) -> tuple[_Ask, list[Seat]] | None:
-        """The next ask with the seats that it can be sent to now.
+    def forget(self, ask: _Ask) -> None:
+        """An ask is over: only those are sent an order who still owe it."""
+        if ask not in self.pending:
+            return
+        owing = [seat for seat in self.pending[ask] if seat in ask.own]
+        if owing and ask.key.lane == "order":
+            self.pending[ask] = owing  # before the requests that came since
+        else:
+            del self.pending[ask]
+
+    def take(self, window: int, limit: int) -> tuple[_Ask, list[Seat]] | None:
+        """The next ask with the seats that it can be sent to now, in a message within a limit.
 
         A seat gets requests in the order of the asks, and no more than `window` without an answer.
         """
         waiting: set[Seat] = set()
         for ask, seats in self.pending.items():
             free = [seat for seat in seats if seat not in waiting]
-            ready = [seat for seat in free if self.unanswered[seat] < window]
+            ready = [seat for seat in free if self._has_room(seat, ask.key, window)]
             waiting.update(seats)
             if ready:
+                ready = ask.fitting(ready, limit)
                 self._remove(ask, ready)
-                self.unanswered.update(ready)
+                for seat in ready:
+                    self.unanswered[seat].add(ask.key)
                 return ask, ready
         return None
+
+    def _has_room(self, seat: Seat, key: AskKey, window: int) -> bool:
+        """Whether a request can be sent to a seat now."""
+        keys = self.unanswered[seat]
+        return key in keys or len(keys) < window
 
     def _remove(self, ask: _Ask, seats: list[Seat]) -> None:
         left = [seat for seat in self.pending[ask] if seat not in seats]
@@ -171,6 +242,39 @@ class _Stream:
             self.pending[ask] = left
         else:
             del self.pending[ask]
+
+
+@dataclass(eq=False)
+class _Incoming:
+    """The reply that a stream receives in several frames."""
+
+    wanted: bool = True
+    late: bool = False
+    """Whether its ask has ended before it began."""
+    ask: _Ask | None = None
+    reserved: int = 0
+    """Bytes of its ask's memory that are kept free for it."""
+    arrival: Arrival | None = None
+    """Where its bytes go; None: to memory."""
+    _pieces: list[bytes] = field(default_factory=list)
+
+    def add(self, piece: bytes) -> None:
+        """Take bytes that are to be written."""
+        self._pieces.append(piece)
+
+    async def write(self) -> None:
+        """Write the bytes that came since."""
+        pieces = self._pieces
+        if self.arrival is not None and pieces:
+            self._pieces = []
+            await asyncio.to_thread(self.arrival.write, pieces)
+
+    def end(self) -> None:
+        """Forget a reply of which the rest will not come."""
+        if self.ask is not None:
+            self.ask.held -= self.reserved
+        if self.arrival is not None:
+            self.arrival.end()
 
 
 class GrpcTransport:
@@ -198,6 +302,9 @@ class GrpcTransport:
         """
         self._folder = folder
         self._limits = limits or Limits()
+        self._arrivals: ArrivalFile | None = None
+        if folder is not None:
+            self._arrivals = ArrivalFile(folder, self._limits.message)
         self._identity = identity
         self._revoked: frozenset[int] = frozenset()
         if identity is None:
@@ -207,6 +314,7 @@ class GrpcTransport:
             self._revoked = identity.revoked()
         strikes = self._limits.strikes
         self.doorkeeper = Doorkeeper(dict(seats), fingerprint, admission, strikes, evicted)
+        self._names = {seat: name for name, seat in seats.items()}
         self._remember = remember
         self._remembering = threading.Lock()
         self.refused: Counter[str] = Counter()
@@ -222,6 +330,8 @@ class GrpcTransport:
         self._unchecked = 0
         """Bytes of the answers that are not checked and put away yet."""
         self._checked = asyncio.Event()
+        self._reading = asyncio.Lock()
+        """Held while an answer that has arrived in a file is in memory to be checked."""
         self._tasks: set[asyncio.Future[None]] = set()
         """Work that nobody waits for: checks of answers, and notes of who is evicted."""
         self._empty_since: dict[Seat, float] = {}
@@ -241,6 +351,7 @@ class GrpcTransport:
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
         try:
@@ -250,10 +361,14 @@ class GrpcTransport:
         unknown = set(own) - set(self.doorkeeper.seats.values())
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
+        size = len(common) + max(map(len, own.values()), default=0)
+        if size > self._limits.message:
+            limit = self._limits.message
+            raise TransportError(f"{key}: a request of {size} bytes, more than {limit}.")
         file = None
         if self._folder is not None:
             file = AnswerFile(self._folder)
-        return self._do(self._ask(_Ask(key, common, own, check, file), patience))
+        return self._do(self._ask(_Ask(key, common, own, check, most, file), patience))
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that these seats have not followed."""
@@ -403,15 +518,15 @@ class GrpcTransport:
             stream.queue(ask)
         try:
             await self._answered(ask, patience)
+            return ask.result()
         finally:
             del self._asks[key]
+            ask.end()
             if key.lane == "order":
                 self._orders[key] = ask
                 self._forget_followed()
-            else:
-                for stream in self._open_streams():
-                    stream.pending.pop(ask, None)
-        return ask.result()
+            for stream in self._open_streams():
+                stream.forget(ask)
 
     async def _owe(self, order: _Ask) -> None:
         self._orders[order.key] = order
@@ -431,6 +546,7 @@ class GrpcTransport:
                 raise TransportError(f"{ask.key}: the transport is closed.")
             if ask.error is not None:
                 raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
+            self._check_diverged(ask, patience)
             waited = time.monotonic() - began
             for seat in ask.wanted_again(patience, waited):
                 self._ask_again(ask, seat)
@@ -444,6 +560,14 @@ class GrpcTransport:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await ask.changed.wait()
+
+    def _check_diverged(self, ask: _Ask, patience: Patience | None) -> None:
+        """Raise what a seat says of its training where the others are too few for a quorum."""
+        if len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
+            return
+        seat = min(ask.diverged)
+        fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
+        raise DivergedError(f"{self._names[seat]}: {ask.diverged[seat]}; {fix}.")
 
     def _gone(self, ask: _Ask, patience: Patience | None) -> set[Seat]:
         """The seats of an ask that have been empty for as long as patience lasts."""
@@ -464,10 +588,9 @@ class GrpcTransport:
 
     def _note_waiting(self, ask: _Ask, waited: float) -> None:
         """Log which seats an ask waits for."""
-        names = {seat: name for name, seat in self.doorkeeper.seats.items()}
         missing = ask.missing()
-        empty = [names[seat] for seat in missing if seat not in self._streams]
-        shown = ", ".join(names[seat] for seat in missing[:_SHOWN])
+        empty = [self._names[seat] for seat in missing if seat not in self._streams]
+        shown = ", ".join(self._names[seat] for seat in missing[:_SHOWN])
         text = f"{len(missing)} of {len(ask.own)} seats have not answered {ask.key}: {shown}"
         seconds = round(waited, 1)
         say(logging.WARNING, "waiting", text, seconds=seconds, empty=empty[:_SHOWN])
@@ -493,7 +616,7 @@ class GrpcTransport:
             names = refusal.seats
             if certificate is not None:
                 names = certificate.seats
-            self.doorkeeper.turn_away(names, str(refusal))
+            self._turn_away(names, refusal)
             await self._refuse(context, peer, refusal)
             return
         except Exception as error:
@@ -507,6 +630,13 @@ class GrpcTransport:
             LOG.info("left: %s", stream)
         if stream.reason is not None:
             await self._refuse(context, str(stream), stream.reason)
+
+    def _turn_away(self, names: Sequence[str], refusal: Refusal) -> None:
+        """Remember why seats stay empty; a process that may take its seat later says nothing."""
+        if refusal.code in _PASSING:
+            return
+        taken = {self._names[seat] for seat in self._streams}
+        self.doorkeeper.turn_away(set(names) - taken, str(refusal))
 
     async def _refuse(self, context: Any, peer: str, refusal: Refusal) -> None:
         """End a stream with a reason, which is logged."""
@@ -538,8 +668,10 @@ class GrpcTransport:
         self._knocking[serial] += 1
         try:
             hello = await self._hello(context)
-            seats = self.doorkeeper.check(hello, certificate)
+            self.doorkeeper.check(hello, certificate)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
+            # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
+            seats = self.doorkeeper.check(hello, certificate)
         finally:
             self._knocking[serial] -= 1
         stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
@@ -627,7 +759,7 @@ class GrpcTransport:
         """Send requests as they come."""
         while True:
             stream.wake.clear()
-            batch = stream.take(self._limits.window)
+            batch = stream.take(self._limits.window, self._limits.message)
             if batch is None:
                 await stream.wake.wait()
                 continue
@@ -650,19 +782,29 @@ class GrpcTransport:
         end = grpc().aio.EOF
         assembler = Assembler(limit=self._limits.message)
         assembler.skip_to(2)  # the hello was the first message
-        while True:
-            limit = self._limits.stall_seconds if assembler.within else None
-            try:
-                async with asyncio.timeout(limit):
-                    data = await context.read()
-            except TimeoutError:
-                raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
-            if data is end:
-                return
-            self.received_bytes += len(data)
-            self._take(stream, assembler, data)
-            del data  # before the next frame is waited for
-            await self._wait_for_checks()
+        incoming = _Incoming()
+        try:
+            while True:
+                limit = self._limits.stall_seconds if assembler.within else None
+                try:
+                    async with asyncio.timeout(limit):
+                        data = await context.read()
+                except TimeoutError:
+                    raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
+                if data is end:
+                    return
+                self.received_bytes += len(data)
+                message = self._take(stream, assembler, incoming, data)
+                del data  # before the next frame is waited for
+                await incoming.write()
+                if message is not None:
+                    received = incoming
+                    incoming = _Incoming()
+                    self._receive(stream, received, message)
+                    del received, message
+                await self._wait_for_checks()
+        finally:
+            incoming.end()
 
     async def _wait_for_checks(self) -> None:
         """Read no more while many answers wait to be checked and put away."""
@@ -670,25 +812,83 @@ class GrpcTransport:
             self._checked.clear()
             await self._checked.wait()
 
-    def _take(self, stream: _Stream, assembler: Assembler, data: bytes) -> None:
-        """Take one frame; a reply that nobody wants is dropped, and counted if it is a lie."""
+    def _take(
+        self, stream: _Stream, assembler: Assembler, incoming: _Incoming, data: bytes
+    ) -> Message | None:
+        """Take one frame; return the message that it ends.
+
+        A reply that nobody wants is dropped, and counted if it is a lie.
+        """
         begins = not assembler.within
         try:
             message = assembler.take(data)
             head = assembler.head if message is None else message.head
-            wanted = not begins or self._wanted(stream, head)
-            if not wanted and message is None:
-                assembler.discard()
-            if wanted and message is not None and message.kept and isinstance(head, Reply):
-                self._answer(stream, head, message.blobs[0])
+            if begins:
+                incoming.wanted = self._wanted(stream, head)
+            if begins and message is None:
+                self._place(incoming, assembler, head)
         except DecodeError as error:
             self._strike(stream, str(error))
             raise Refusal("INVALID_ARGUMENT", str(error)) from None
+        return message
 
     def _wanted(self, stream: _Stream, head: Head | None) -> bool:
         """Whether a reply is the answer to a key that was asked of its seat."""
         lie = self._owed.lie(head, stream.seats.values())
-        return lie is None or self._lie(stream, lie)
+        if lie is not None:
+            return self._lie(stream, lie)
+        assert isinstance(head, Reply)
+        ask = self._asks.get(head.key.asked())
+        if ask is not None and ask.most is not None and head.size > ask.most:
+            text = f"an answer of {head.size} bytes to {ask.key}"
+            raise DecodeError(f"{text}, more than {ask.most}.")
+        return True
+
+    def _place(self, incoming: _Incoming, assembler: Assembler, head: Head | None) -> None:
+        """Decide where the bytes of a reply go that comes in several frames.
+
+        They go to memory as long as its ask has room there, so that it never has more, however slow
+        or hostile some children are. No child waits for another one.
+        """
+        ask = None
+        if incoming.wanted and isinstance(head, Reply):
+            ask = self._asks.get(head.key.asked())
+        if ask is None:
+            incoming.late = True
+            assembler.discard()
+            return
+        (size,) = assembler.sizes
+        if self._arrivals is not None and ask.held + size > self._room(ask):
+            try:
+                incoming.arrival = self._arrivals.begin()
+            except OSError as error:
+                self._note_unwritten(error)
+            else:
+                assembler.divert(incoming.add)
+                return
+        incoming.ask = ask
+        incoming.reserved = size
+        ask.held += size
+
+    def _receive(self, stream: _Stream, incoming: _Incoming, message: Message) -> None:
+        """Take a reply that is complete."""
+        head = message.head
+        if not incoming.wanted or not isinstance(head, Reply):
+            return
+        key = head.key.asked()
+        self._owed.settle(head.seat, key)
+        stream.unanswered[head.seat].discard(key)
+        stream.wake.set()
+        ask = self._asks.get(key)
+        if ask is None or incoming.late:
+            incoming.end()
+            self._note_late(stream, head.seat, key)
+        elif incoming.arrival is not None:
+            self._begin(self._check_arrived(stream, ask, head.seat, incoming.arrival))
+        else:
+            data = message.blobs[0]
+            self._unchecked += len(data)
+            self._begin(self._check(stream, ask, head.seat, data, incoming.reserved))
 
     def _lie(self, stream: _Stream, text: str) -> bool:
         """Drop a message and count it; evict the sender of too many."""
@@ -707,56 +907,80 @@ class GrpcTransport:
             self._begin(self._remember_evicted())
         return evicted
 
-    def _answer(self, stream: _Stream, head: Reply, data: bytes) -> None:
-        """Hand an answer to its ask, if that still waits."""
-        key = head.key.asked()
-        self._owed.settle(head.seat, key)
-        if stream.unanswered[head.seat]:
-            stream.unanswered[head.seat] -= 1
-        stream.wake.set()
-        ask = self._asks.get(key)
-        if ask is not None:
-            self._unchecked += len(data)
-            self._begin(self._check(stream, ask, head.seat, data))
-            return
+    def _note_late(self, stream: _Stream, seat: Seat, key: AskKey) -> None:
+        """An answer has come after its ask; the seat owes an order no more."""
         LOG.info("late: %s to %s", stream, key)
         order = self._orders.get(key)
         if order is not None:
-            order.answers.setdefault(head.seat, b"")
+            order.answers.setdefault(seat, b"")
             self._forget_followed()
 
-    async def _check(self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes) -> None:
-        """Believe an answer, or drop it: a long one is checked by another thread."""
+    async def _check_arrived(
+        self, stream: _Stream, ask: _Ask, seat: Seat, arrival: Arrival
+    ) -> None:
+        """Check an answer that has arrived in a file; one such answer at a time is in memory."""
+        async with self._reading:
+            try:
+                data = await asyncio.to_thread(arrival.read)
+            except Exception as error:
+                ask.error = error
+                ask.changed.set()
+                return
+            finally:
+                if arrival.error is not None:
+                    self._note_unwritten(arrival.error)
+                arrival.end()
+            self._unchecked += len(data)
+            await self._check(stream, ask, seat, data, 0)
+
+    async def _check(
+        self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes, reserved: int
+    ) -> None:
+        """Believe an answer, or drop it: a long one is checked by another thread.
+
+        So much of the memory of its ask is `reserved` for it until it is put away.
+        """
         size = len(data)
         try:
-            reason = await self._reason(ask, seat, data)
+            try:
+                reason = await self._reason(ask, seat, data)
+            finally:
+                ask.held -= reserved
             if reason is None:
-                ask.answers.setdefault(seat, await self._moved(ask, data))
+                ask.believe(seat, await self._moved(ask, data))
                 del data
                 await self._trim(ask, size)
             else:
+                ask.refuse(seat, reason)
                 self._drop(stream, ask, seat, reason)
-                ask.bad.add(seat)
         except Exception as error:  # a bug: whoever asks gets it, since no answer will come
             ask.error = error
         finally:
             self._unchecked -= size
             self._checked.set()
         ask.changed.set()
+        if ask.over:
+            self._forget_followed()
 
     async def _moved(self, ask: _Ask, data: bytes) -> bytes | Stored:
         """An answer; it goes to a file where others fill the memory that answers may take."""
-        limits = self._limits
-        room = max(limits.held, limits.held_requests * len(ask.common))
-        if ask.file is not None and ask.held + len(data) > room:
+        if ask.file is not None and ask.held + len(data) > self._room(ask):
             try:
                 return await asyncio.to_thread(ask.file.add, data)
             except OSError as error:  # such as of a full disk
-                text = f"answers are held in memory, since {self._folder} takes none: {error}"
-                if self._unwritten.add(text):
-                    say(logging.WARNING, "answers_held", text, count=self._unwritten.count)
+                self._note_unwritten(error)
         ask.held += len(data)
         return data
+
+    def _room(self, ask: _Ask) -> int:
+        """The bytes of memory that answers to an ask may take."""
+        limits = self._limits
+        return max(limits.held, limits.held_requests * len(ask.common))
+
+    def _note_unwritten(self, error: OSError) -> None:
+        text = f"answers are held in memory, since {self._folder} takes none: {error}"
+        if self._unwritten.add(text):
+            say(logging.WARNING, "answers_held", text, count=self._unwritten.count)
 
     async def _trim(self, ask: _Ask, size: int) -> None:
         """Give back the memory in which gRPC has put answers together, after some of them."""
@@ -774,12 +998,12 @@ class GrpcTransport:
         return ask.check(seat, data)
 
     def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
-        """Count a bad answer; evict the sender of too many."""
+        """Count a bad answer; evict the sender of too many, unless its training diverged."""
         self.refused["bad"] += 1
-        name = next(name for name, number in stream.seats.items() if number == seat)
+        name = self._names[seat]
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
-        if self._strike(stream, reason):
+        if not isinstance(reason, Diverged) and self._strike(stream, reason):
             stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
             self._leave(stream)
 

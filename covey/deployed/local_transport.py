@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from covey.deployed.transport import Answer, AskKey, Blob, Check, Handler, Patience, Seat
-from covey.errors import TransportError
+from covey.deployed.transport import Answer, AskKey, Blob, Check, Diverged, Handler, Patience, Seat
+from covey.errors import DivergedError, TransportError
 from covey.runtimes.envelope import Pieces
 
 STRIKES = 3
@@ -50,28 +50,37 @@ class _Ask:
     """Of the seats that are asked."""
     patience: Patience | None = None
     check: Check | None = None
+    most: int | None = None
+    """Bytes of the longest answer that is taken."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     answers: dict[Seat, Answer] = field(default_factory=dict)
     closed: bool = False
     error: BaseException | None = None
-    """Of a handler, which owes answers and not errors."""
+    """Of a handler, which owes answers and not errors; or of the check."""
+    failed: str = ""
+    """Whose error it is."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, failed: str, error: BaseException) -> None:
         """No answer will come of a seat."""
         with self.changed:
+            self.failed = failed
             self.error = error
             self.changed.notify_all()
 
     def put(self, seat: Seat, data: bytes) -> str | None:
         """Take an answer, or return why it is refused."""
         reason = None
-        if self.check is not None:
+        if self.most is not None and len(data) > self.most:
+            reason = f"an answer of {len(data)} bytes, more than {self.most}."
+        elif self.check is not None:
             reason = self.check(seat, data)
         with self.changed:
             if not self.closed and reason is None:
                 self.answers[seat] = Answer("answered", data)
             elif not self.closed and self.enough_others:
                 self.answers[seat] = Answer("bad")
+            elif isinstance(reason, Diverged):
+                self.error = DivergedError(f"seat {seat}: {reason}; the others are no quorum.")
             self.changed.notify_all()
         return reason
 
@@ -140,25 +149,28 @@ class _Worker:
                 if job.dropped:
                     return
                 job.begun = True
+            failed = f"the seat {job.seat}"
             try:
                 data = handler(job.key, job.common, job.own)
+                failed = f"the check of the answer of the seat {job.seat}"
                 reason = job.ask.put(job.seat, data)
             except SeatLost:
                 self.leave()
                 self._lost()
                 continue
             except BaseException as error:
-                job.ask.fail(error)
+                job.ask.fail(failed, error)
                 return
             if reason is not None:
                 self._refused(reason)
-            if reason is None or job.settled:
+            if reason is None or isinstance(reason, Diverged) or job.settled:
                 return
 
     def _refused(self, reason: str) -> None:
         """Count a bad answer; the seat is empty after too many, until another takes it."""
         self.bad.append(reason)
-        if len(self.bad) % STRIKES == 0:
+        lies = [text for text in self.bad if not isinstance(text, Diverged)]
+        if not isinstance(reason, Diverged) and len(lies) % STRIKES == 0:
             self.leave()
 
 
@@ -207,9 +219,10 @@ class LocalTransport:
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> dict[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
-        ask = _Ask(len(own), patience, check)
+        ask = _Ask(len(own), patience, check, most)
         whole = common.joined() if isinstance(common, Pieces) else common
         jobs = [_Job(key, whole, request, ask, seat) for seat, request in own.items()]
         self._asks.add(ask)
@@ -242,8 +255,10 @@ class LocalTransport:
             while len(ask.answers) < ask.count:
                 if self._closed:
                     raise TransportError("the transport was closed before all had answered.")
+                if isinstance(ask.error, DivergedError):
+                    raise ask.error
                 if ask.error is not None:
-                    raise TransportError(f"a seat failed: {ask.error!r}.") from ask.error
+                    raise TransportError(f"{ask.failed} failed: {ask.error!r}.") from ask.error
                 left = None
                 if patience is not None and ask.good >= patience.quorum:
                     left = began + patience.seconds - time.monotonic()

@@ -310,7 +310,9 @@ class Node(Station):
         self._journal()
         self._trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
-        answers = dict(self._reach().ask(key, common, own, self._patience(len(own)), check))
+        answers = dict(
+            self._reach().ask(key, common, own, self._patience(len(own)), check, check.most)
+        )
         fault("answers-received")
         self._trim(sum(len(answer.data) for answer in answers.values()))
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
@@ -633,7 +635,7 @@ class Node(Station):
         )
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
-        answers = self._reach().ask(key, common, own, patience, check)
+        answers = self._reach().ask(key, common, own, patience, check, check.most)
         self._note_owed_orders(name, key, own, answers)
         return out + self._rows_of_orders(name, answers)
 

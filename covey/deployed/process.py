@@ -14,7 +14,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from covey.data import Shards
-from covey.deployed.assemble import Told, check, node_of, told
+from covey.deployed import parcel
+from covey.deployed.assemble import MAX_VALUE, Told, check, check_size, node_of, told
 from covey.deployed.certificates import Identity
 from covey.deployed.control import Control, drained
 from covey.deployed.disk import Disk, arm_fault
@@ -28,14 +29,17 @@ from covey.deployed.progress import Progress
 from covey.deployed.seats import NamedSeat
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.socket_bytes import counted
-from covey.deployed.transport import Handler, Port, Seat, Transport
-from covey.deployed.tree_runtime import TreeRuntime
+from covey.deployed.transport import AskKey, Handler, Port, Seat, Transport
+from covey.deployed.tree_runtime import VERSIONS, TreeRuntime
+from covey.errors import TransportError
 from covey.links.spec import wires
+from covey.runs import models
 from covey.runs.build import Parts, module_of, training_data
 from covey.runs.experiment import Experiment
 from covey.runs.fingerprint import program_fingerprint
 from covey.runs.record import Round
 from covey.runs.run import Run
+from covey.runtimes.envelope import seal
 
 DISK = "node.sqlite"
 
@@ -103,6 +107,30 @@ def _module_of(experiment: Experiment) -> nn.Module:
     if all(tensor.dtype == experiment.dtype for tensor in tensors):
         return module
     return module_of(experiment)
+
+
+def _check_values(run: Run, model: int) -> None:
+    """Refuse models of so many bytes that no checkpoint can have them, before anybody trains."""
+    best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
+    check_size(model, 1 + best)
+    for template in run.runtime.kept().values():
+        check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
+
+
+def _short(answer: Handler) -> Handler:
+    """A handler that answers with an error in place of bytes that cannot be sent."""
+
+    def answered(key: AskKey, common: bytes, own: bytes) -> bytes:
+        data = answer(key, common, own)
+        if len(data) <= MAX_VALUE:
+            return data
+        text = f"the answer to {key.program} has {len(data)} bytes, more than {MAX_VALUE}."
+        failure = {"error": [TransportError.__name__, text]}
+        if key.lane == "order":
+            return parcel.pack(failure)
+        return seal(failure, [])
+
+    return answered
 
 
 def fingerprint_of(experiment: Experiment, initial: Tensor) -> str:
@@ -213,7 +241,7 @@ class Member:
         port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, node.answer)
+            handlers[seat.number] = self.progress.handler(seat.name, _short(node.answer))
         closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
         closer.start()
         self.progress.dials(lambda: port.connected)
@@ -232,6 +260,7 @@ class Member:
     def run(self) -> Run:
         """The server's run; where its disk has one, the rest of it."""
         run = server_run(self.parts.experiment, _Server(self))
+        _check_values(run, self.parts.start.nbytes)
         self.progress.start()
         return run
 

@@ -347,6 +347,7 @@ class WatchedTransport:
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> Mapping[Seat, Answer]:
         """Ask as the transport below does; bad answers are counted."""
         if key.lane != "order":
@@ -356,7 +357,7 @@ class WatchedTransport:
         watched = None
         if check is not None:
             watched = self._watched(check)
-        answers = self._inner.ask(key, common, own, patience, watched)
+        answers = self._inner.ask(key, common, own, patience, watched, most)
         self._progress.heard(self._names, key, answers, began)
         self.members()
         return answers

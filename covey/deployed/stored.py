@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import IO
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,47 @@ class Stored:
         return self.size
 
 
+class NamelessFile:
+    """A file without a name in a folder; it is gone when nobody has it any more.
+
+    Threads read and write it by turns, since not every system has reads and writes at a position.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.stream = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._alone = threading.Lock()
+        weakref.finalize(self, self.stream.close)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Write bytes at a position."""
+        rest = memoryview(data)
+        with self._alone:
+            self.stream.seek(start)
+            while rest:
+                rest = rest[self.stream.write(rest) :]
+
+    def read(self, start: int, size: int) -> bytes:
+        """The bytes at a position."""
+        pieces = []
+        position = 0
+        with self._alone:
+            self.stream.seek(start)
+            while position < size:
+                piece = self.stream.read(size - position)
+                if not piece:
+                    text = f"an answer of {size} bytes in {self._folder} ends after {position}"
+                    raise OSError(text)
+                pieces.append(piece)
+                position += len(piece)
+        return b"".join(pieces)
+
+    def clear(self) -> None:
+        """Give the space on the disk back."""
+        with self._alone:
+            self.stream.truncate(0)
+
+
 class AnswerFile:
     """A file without a name in a folder; it is gone when nobody reads it any more.
 
@@ -35,7 +77,7 @@ class AnswerFile:
     def __init__(self, folder: Path) -> None:
         """The file is made when it gets its first bytes."""
         self._folder = folder
-        self._file: IO[bytes] | None = None
+        self._file: NamelessFile | None = None
         self._end = 0
         self._alone = threading.Lock()
 
@@ -44,28 +86,101 @@ class AnswerFile:
         size = len(data)
         with self._alone:
             if self._file is None:
-                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-                weakref.finalize(self, file.close)
-                self._file = file
+                self._file = NamelessFile(self._folder)
             start = self._end
-            written = 0
-            self._file.seek(start)
-            while written < size:
-                written += self._file.write(memoryview(data)[written:])
+            self._file.write(start, data)
             self._end = start + size
-        return Stored(size, partial(self._read, start, size))
+        return Stored(size, partial(self._file.read, start, size))
 
-    def _read(self, start: int, size: int) -> bytes:
-        assert self._file is not None
-        pieces = []
-        position = 0
+
+class Arrival:
+    """An answer that arrives piece by piece, in its place of an `ArrivalFile`."""
+
+    def __init__(self, file: NamelessFile, start: int, leave: Callable[[], None]) -> None:
+        """`leave` gives the place back."""
+        self._file = file
+        self._start = start
+        self._leave = leave
+        self._written = 0
+        self._held: BytesIO | None = None
+        self._ended = False
+        self._alone = threading.Lock()
+        self.error: OSError | None = None
+        """Why the bytes are held in memory, such as of a full disk."""
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Add bytes; those of an answer that has ended are dropped."""
         with self._alone:
-            self._file.seek(start)
-            while position < size:
-                piece = self._file.read(size - position)
-                if not piece:
-                    text = f"an answer of {size} bytes in {self._folder} ends after {position}"
-                    raise OSError(text)
-                pieces.append(piece)
-                position += len(piece)
-        return b"".join(pieces)
+            for piece in pieces:
+                if not self._ended:
+                    self._add(piece)
+
+    def _add(self, piece: bytes) -> None:
+        if self._held is None:
+            try:
+                self._file.write(self._start + self._written, piece)
+                self._written += len(piece)
+                return
+            except OSError as error:
+                self.error = error
+                self._held = BytesIO()
+                self._held.write(self._stored())
+        self._held.write(piece)
+
+    def read(self) -> bytes:
+        """All bytes so far."""
+        with self._alone:
+            if self._held is not None:
+                return self._held.getvalue()
+            return self._stored()
+
+    def _stored(self) -> bytes:
+        return self._file.read(self._start, self._written)
+
+    def end(self) -> None:
+        """Forget the bytes; another answer may have the place."""
+        with self._alone:  # a thread may still write a piece
+            if not self._ended:
+                self._ended = True
+                self._held = None
+                self._leave()
+
+
+class ArrivalFile:
+    """A file without a name for answers of which not all bytes are there.
+
+    Each has a place in it, which is used again. So an answer that never ends takes no more of the
+    disk than any other, however often it begins.
+
+    >>> file = ArrivalFile(Path(), longest=100)
+    >>> arrival = file.begin()
+    >>> arrival.write([b"ab", b"c"])
+    >>> arrival.read()
+    b'abc'
+    >>> arrival.end()
+    """
+
+    def __init__(self, folder: Path, longest: int) -> None:
+        """`longest` are the bytes of an answer; the file is made when the first one begins."""
+        self._folder = folder
+        self._longest = longest
+        self._file: NamelessFile | None = None
+        self._places: set[int] = set()
+        self._alone = threading.Lock()
+
+    def begin(self) -> Arrival:
+        """A place for one more answer; an OSError where there can be no file."""
+        with self._alone:
+            if self._file is None:
+                self._file = NamelessFile(self._folder)
+            place = next(number for number in itertools.count() if number not in self._places)
+            self._places.add(place)
+        start = place * self._longest
+        leave = partial(self._end, place)
+        return Arrival(self._file, start, leave)
+
+    def _end(self, place: int) -> None:
+        with self._alone:
+            self._places.discard(place)
+            if not self._places and self._file is not None:
+                self._file.clear()

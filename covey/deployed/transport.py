@@ -18,7 +18,9 @@ A transport owes seven things.
    owed in both cases.
 7. An answer that `check` refuses is dropped, and counted against its sender, who is evicted after a
    limit. The ask goes on without the seat where enough others can answer. Else the seat is asked
-   again, also after somebody else has taken it.
+   again, also after somebody else has taken it. A `Diverged` answer counts against nobody, and is
+   not asked for again: the same training would diverge again. Where the other seats are too few for
+   a quorum, the ask raises a DivergedError.
 
 A transport need not wait for a seat that has been empty for as long as patience lasts, where enough
 others have answered.
@@ -42,6 +44,12 @@ Seat = int
 AskLane = Literal["train", "score", "order"]
 """Training, scoring, or an order such as "commit", which runs no program of an algorithm."""
 Status = Literal["answered", "late", "absent", "bad"]
+
+
+class Diverged(str):
+    """Why an answer is refused: its sender says that its training diverged."""
+
+
 Check = Callable[[Seat, bytes], str | None]
 """Says why the answer of a seat is refused; None: it is good.
 
@@ -161,12 +169,13 @@ class Transport(Protocol):
         own: Mapping[Seat, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> Mapping[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers.
 
         There is an entry for every seat. Without `patience` all seats are waited for, however long
-        it takes. Threads may call `check` at the same time. A transport that is closed meanwhile
-        raises a TransportError.
+        it takes. Threads may call `check` at the same time. An answer of more than `most` bytes is
+        refused before it is received. A transport that is closed meanwhile raises a TransportError.
         """
         ...
 

@@ -37,7 +37,7 @@ Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
 
 ROWS = 2**28
 """Bytes of the rows of many nodes that come in one message; more come in several."""
-_VERSIONS = 4
+VERSIONS = 4
 """How many versions of a row a node is taken to hold."""
 
 
@@ -163,12 +163,12 @@ class TreeRuntime(Runtime):
         total = 0
         for (tier, _), template in self.kept().items():
             total += self.tree.size(tier) * _row_bytes(template)
-        return _VERSIONS * total
+        return VERSIONS * total
 
     def _versions(self, tier: str, name: str) -> list[NodeRow]:
         """All versions of one name, of all nodes of a tier."""
         found = []
-        for part in self._parts(tier, _VERSIONS * _row_bytes(self.kept()[tier, name])):
+        for part in self._parts(tier, VERSIONS * _row_bytes(self.kept()[tier, name])):
             found += self._order("freeze", {"name": name, **part}, deepest=tier)
         return found
 

@@ -128,6 +128,38 @@ def test_an_order_is_owed_by_who_was_away(plain: Family) -> None:
     assert handled[3:] == ["train 8"]
 
 
+def test_an_order_that_is_owed_and_asked_takes_one_place_of_the_window(plain: Family) -> None:
+    gate = threading.Event()
+    handled: list[str] = []
+    order = key(1, "order")
+    plain.parent.owe(order, {0: b""})
+    asking = threading.Thread(target=plain.parent.ask, args=(order, b"", {0: b""}))
+    asking.start()
+    until(lambda: order in plain.parent._asks)
+    plain.dial(0, handler=noted(handled, gate))
+    plain.wait(0)
+    sent = plain.parent._owed._sent
+    until(lambda: 0 in sent and sent[0][order] == 2)
+    gate.set()
+    asking.join()
+    assert set(handled) == {"order 1"}
+    assert not plain.parent._streams[0].unanswered[0]
+
+
+def test_an_owed_order_keeps_what_is_owed_alone(plain: Family) -> None:
+    """The requests of seats that have followed it, and all answers, are forgotten."""
+    plain.dial(1)
+    plain.wait(1)
+    order = key(1, "order")
+    answers = plain.parent.ask(order, b"", {0: b"first", 1: b"second"}, PATIENCE)
+    assert answers[1].data == b"1:+second"
+    owed = plain.parent._orders[order]
+    assert owed.own == {0: b"first"}
+    assert owed.answers == {}
+    plain.dial(0)
+    until(lambda: not plain.parent._orders)
+
+
 def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
     gate = threading.Event()
     handled: list[str] = []

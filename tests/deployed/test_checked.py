@@ -6,7 +6,9 @@ import math
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +28,7 @@ from covey.deployed.node_rows import NodeRow
 from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
 from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Handler, Patience
+from covey.deployed.transport import AskKey, Diverged, Handler, Patience
 from covey.errors import DecodeError, DivergedError, TransportError
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Facts
@@ -219,6 +221,65 @@ def test_a_device_that_diverged_is_dropped_where_that_is_said(folder: Path) -> N
     local.close()
     again = drained(replay(experiment(case), missing))
     assert differences(rows_of(again), rows) == []
+
+
+def test_a_device_that_diverged_ends_the_round_where_others_are_no_quorum(folder: Path) -> None:
+    case = Case("Failing", Failing(how="diverged"))
+    local = LocalTree(folder, patience={"edge": Patience(20.0, 8)})
+    run = server_run(experiment(case), local)
+    for (tier, _), node in local.nodes.items():
+        node.drops_diverged = tier == "edge"
+    next(run)
+    with pytest.raises(DivergedError, match=r"seat 5: its training diverged: .*no quorum"):
+        next(run)
+    local.close()
+
+
+def diverged(seat: int, data: bytes) -> str | None:
+    """A check that takes some bytes for a training that diverged."""
+    return Diverged("its training diverged") if data == b"diverged" else None
+
+
+@pytest.mark.parametrize("sockets", [True, False])
+def test_devices_that_diverge_are_not_evicted_and_end_the_ask_without_a_quorum(
+    folder: Path, sockets: bool
+) -> None:
+    """None of them is asked again, and each may diverge in many rounds."""
+    asked: Counter[int] = Counter()
+    saying: set[int] = set()
+
+    def handler(seat: int) -> Handler:
+        def handle(*_: Any) -> bytes:
+            asked[seat] += 1
+            return b"diverged" if seat in saying else b"good"
+
+        return handle
+
+    with ExitStack() as stack:
+        transport: Any = LocalTransport()
+        if sockets:
+            pytest.importorskip("grpc")
+            tree = stack.enter_context(family(folder, count=3, secure=False))
+            transport = tree.parent
+            for seat in range(3):
+                tree.dial(seat, handler=handler(seat))
+            tree.wait(0, 1, 2)
+        else:
+            for seat in range(3):
+                transport.take(seat, handler(seat))
+            stack.callback(transport.close)
+        own = dict.fromkeys(range(3), b"")
+        saying.add(1)
+        for number in range(4):
+            answers = transport.ask(key(number), b"", own, Patience(20, 2), diverged)
+            assert [answers[seat].status for seat in own] == ["answered", "bad", "answered"]
+        saying.update({0, 1, 2})
+        with pytest.raises(DivergedError, match="its training diverged; the others are no quorum"):
+            transport.ask(key(4), b"", own, Patience(20, 2), diverged)
+        saying.clear()
+        answers = transport.ask(key(5), b"", own, None, diverged)
+        assert {answer.status for answer in answers.values()} == {"answered"}
+        assert max(asked.values()) <= 6
 
 
 def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
@@ -569,6 +630,9 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     others = OrderCheck("read", {**arguments, "part": ["device", 0, 3]}, {1: SUBTREE}, templates)
     assert "device 3, which was not asked for" in str(others(1, parcel.pack(FINE, [ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
+    assert reads.most is None
+    assert held.most is not None
+    assert held.most < 2**23  # it has no rows
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
     for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
         assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None

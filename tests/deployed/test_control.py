@@ -44,6 +44,7 @@ class Children:
         own: Mapping[int, bytes],
         patience: Patience | None = None,
         check: Check | None = None,
+        most: int | None = None,
     ) -> Mapping[int, Answer]:
         return {0: Answer("answered", b"four"), 1: Answer("absent")}
 

@@ -6,25 +6,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
+from covey.deployed import grpc_transport
 from covey.deployed.certificates import Identity
-from covey.deployed.frames import CHUNK
+from covey.deployed.frames import CHUNK, Assembler, Message
 from covey.deployed.grpc_options import check_plain, waits
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.stored import AnswerFile, Stored
+from covey.deployed.stored import AnswerFile, ArrivalFile, NamelessFile, Stored
 from covey.deployed.transport import Answer, AskKey, Patience, Seat
+from covey.deployed.wire import Key, Reply
 from covey.errors import ConfigError, TransportError
+from tests.deployed.hostile import Peer, frame, hello
 from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
 
@@ -89,6 +94,134 @@ def test_answers_of_many_children_wait_in_a_file(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
+class Counted(Assembler):
+    """Counts the bytes that all parents' ends hold of messages that have not ended."""
+
+    kept_by: ClassVar[dict[int, int]] = {}
+    peak: ClassVar[int] = 0
+
+    def take(self, data: bytes) -> Message | None:
+        message = super().take(data)
+        self.kept_by[id(self)] = self.kept
+        Counted.peak = max(Counted.peak, sum(self.kept_by.values()))
+        return message
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        super().divert(sink)
+        self.kept_by[id(self)] = self.kept
+
+
+def test_answers_that_arrive_at_once_go_to_a_file_while_they_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four have room in memory; of the others the first frame is there at most."""
+    monkeypatch.setattr(grpc_transport, "Assembler", Counted)
+    barrier = threading.Barrier(4)
+    checked = []
+
+    def handler(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        barrier.wait(10)
+        return own * (4 * CHUNK)
+
+    def check(seat: Seat, data: bytes) -> str | None:
+        checked.append(data == b"%d" % seat * (4 * CHUNK))
+        return None
+
+    limits = replace(FAST, held=8 * CHUNK, held_requests=0)
+    with family(tmp_path, count=4, secure=False, limits=limits, keeps=tmp_path) as tree:
+        for seat in range(4):
+            tree.dial(seat, handler=handler)
+        tree.wait(0, 1, 2, 3)
+        Counted.peak = 0
+        own = {seat: b"%d" % seat for seat in range(4)}
+        for number in range(2):
+            answers = tree.parent.ask(key(number), b"", own, check=check)
+            kinds = Counter(type(answer.data) for answer in answers.values())
+            assert kinds == {bytes: 2, Stored: 2}
+            assert [answers[seat].read() for seat in own] == [
+                own[seat] * (4 * CHUNK) for seat in own
+            ]
+        assert CHUNK <= Counted.peak <= (8 + 4) * CHUNK
+        assert checked == [True] * 8
+        arrivals = tree.parent._arrivals
+        assert arrivals is not None
+        assert arrivals._file is not None
+        assert not arrivals._places
+        assert os.fstat(arrivals._file.stream.fileno()).st_size == 0
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> None:
+    """It has taken all room of the ask; its place is free again when its stream has ended."""
+    limits = replace(FAST, held=3 * CHUNK, held_requests=0, stall_seconds=2)
+    with family(tmp_path, count=3, limits=limits, keeps=tmp_path) as tree:
+        slow = Peer(tree.parent.address, tree.identity("device0")).send(hello("device0"))
+        slow.read()
+        begun = threading.Event()
+
+        def handler(*_: object) -> bytes:
+            begun.wait(10)
+            return bytes(3 * CHUNK)
+
+        for seat in (1, 2):
+            tree.dial(seat, handler=handler)
+        tree.wait(0, 1, 2)
+        own = dict.fromkeys(range(3), b"")
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(tree.parent.ask, key(), b"", own, Patience(1.0, 2))
+            slow.read()
+            slow.send(frame(2, Reply(Key.of(key()), 0, 3 * CHUNK), bytes(CHUNK)))
+            ask = tree.parent._asks[key()]
+            until(lambda: ask.held == 3 * CHUNK)
+            begun.set()
+            answers = asked.result()
+            slow.close()
+        assert [answers[seat].status for seat in own] == ["late", "answered", "answered"]
+        assert [answers[seat].read() for seat in (1, 2)] == [bytes(3 * CHUNK)] * 2
+        until(lambda: ask.held == 0)
+
+
+def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with family(tmp_path, secure=False, limits=replace(FAST, strikes=2)) as tree:
+        tree.dial(0, handler=lambda *_: bytes(6 * CHUNK))
+        tree.dial(1, handler=lambda *_: bytes(CHUNK))
+        tree.wait(0, 1)
+        own = {0: b"", 1: b""}
+        answers = tree.parent.ask(key(), b"", own, Patience(1.0, 1), most=CHUNK)
+        assert answers[1].status == "answered"
+        until(lambda: tree.parent.evicted() == {0})
+        assert tree.parent.received_bytes < 4 * CHUNK
+        text = f"an answer of {6 * CHUNK} bytes to {key()}, more than {CHUNK}"
+        assert text in caplog.text
+
+
+def test_an_answer_that_arrives_is_held_where_its_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ArrivalFile(tmp_path, longest=10)
+    first = file.begin()
+    second = file.begin()
+    second.write([b"ab"])
+
+    def full(*_: object) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(NamelessFile, "write", full)
+    second.write([b"cd"])
+    second.write([b"e"])
+    monkeypatch.undo()
+    first.write([b"xyz"])
+    assert (first.read(), second.read()) == (b"xyz", b"abcde")
+    assert "no space" in str(second.error)
+    second.end()
+    second.write([b"late"])  # by a thread that had begun
+    third = file.begin()
+    third.write([b"3"])
+    assert (first.read(), third.read()) == (b"xyz", b"3")
+
+
 def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> None:
     began = []
     let_on = threading.Event()
@@ -130,7 +263,7 @@ def test_an_answer_that_was_cut_off_in_its_file_is_an_error(tmp_path: Path) -> N
     file = AnswerFile(tmp_path)
     stored = file.add(b"abc")
     assert file._file is not None
-    os.truncate(file._file.fileno(), 1)
+    file._file.stream.truncate(1)
     with pytest.raises(OSError, match=r"an answer of 3 bytes in .* ends after 1"):
         stored.read()
 
@@ -332,6 +465,7 @@ def test_a_second_process_on_a_seat_is_refused(
     until(lambda: "device0 is taken by" in caplog.text)
     assert tree.parent.ask(key(), b"", {0: b""})[0].status == "answered"
     assert second.port.joined == 0
+    assert not tree.parent.turned_away()  # the seat is not empty because of it
     first.end()
     until(lambda: second.port.joined == 1)
     assert tree.parent.refused["ALREADY_EXISTS"] >= 1

@@ -18,6 +18,8 @@ import covey
 from covey.cli import deploy_local, node_config
 from covey.cli.config import load
 from covey.cli.deploy_local import StartWords
+from covey.deployed import assemble, parcel
+from covey.deployed import process as process_module
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.events import EventLog
 from covey.deployed.local import LOG, LocalProcesses, free_ports, last_words
@@ -27,11 +29,13 @@ from covey.deployed.process import Member
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
+from covey.runtimes.envelope import open_sealed
 from covey.tree import Tree
 from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 from tests.deployed.forked import start_by_forks
 from tests.deployed.members import ADDRESS, member, planned, serving
+from tests.deployed.tree import key
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
@@ -165,6 +169,35 @@ def test_a_node_file_with_half_a_quorum_is_refused(settings: dict[str, Any], err
     table = {"name": "edge0", "seats": ["edge0"], "state": "s", "parent": "a:1", "listen": "b:1"}
     with pytest.raises(ConfigError, match=error):
         node_config.read(table | settings).process(Tree.grouped([2, 1]))
+
+
+def test_a_model_above_the_limit_of_a_message_is_refused_before_work(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    """Before processes start; and by the server, which alone knows what nodes keep."""
+    size = experiment.initial().nbytes
+    beside = assemble._BESIDE
+    with patch.object(assemble, "MAX_VALUE", beside + 3 * size - 1):
+        with pytest.raises(ConfigError, match=r"a model of 0 MB is above 0 MB: 3 of them .*"):
+            member(planned(experiment, tmp_path, Settings(address=ADDRESS))[0], experiment)
+        result = command("deploy", "local", BASE, *LOCAL[1:], "--out", tmp_path / "out")
+        assert result.code == 2
+        assert "lie in one message or value on a disk" in result.err
+        assert not (tmp_path / "out").exists()
+    with patch.object(assemble, "MAX_VALUE", beside + 3 * size):
+        server = member(planned(experiment, tmp_path, Settings(address=ADDRESS))[0], experiment)
+        with pytest.raises(ConfigError, match="9 of them lie in one message"):
+            server.run()
+        server.close()
+
+
+def test_an_answer_above_the_limit_is_an_error_in_its_place() -> None:
+    with patch.object(process_module, "MAX_VALUE", 3):
+        long = process_module._short(lambda *_: b"four")
+        assert process_module._short(lambda *_: b"two")(key(), b"", b"") == b"two"
+        header, _ = open_sealed(long(key(), b"", b""))
+        assert header["error"][1] == "the answer to algorithm.device has 4 bytes, more than 3."
+        assert parcel.unpack(long(key(1, "order"), b"", b""))[0] == header
 
 
 def test_the_last_words_of_a_process(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,12 +268,65 @@ def test_an_error_of_the_parent_is_its_own(tmp_path: Path, events: Any) -> None:
         assert not served.errors
 
 
+class Slow:
+    """Looks at disks until it is told to end."""
+
+    def __init__(self) -> None:
+        self.looks = threading.Event()
+        self.end = threading.Event()
+
+    def refusal(self, seat: int, last_key: str | None) -> str | None:
+        self.looks.set()
+        self.end.wait(10)
+        return None
+
+
+def test_a_seat_that_is_evicted_while_it_is_taken_stays_empty(tmp_path: Path) -> None:
+    admission = Slow()
+    with family(tmp_path, count=2, secure=False, admission=admission) as tree:
+        served = tree.dial(0)
+        assert admission.looks.wait(10)
+        tree.parent.evict("device0")
+        admission.end.set()
+        served.thread.join(10)
+        assert "device0 is evicted" in str(served.errors[0])
+        assert tree.parent.members() == set()
+
+
+def test_a_request_above_the_limit_is_an_error_and_several_are_several_messages(
+    tmp_path: Path,
+) -> None:
+    limits = replace(FAST, message=1000)
+    with family(tmp_path, count=3, secure=False, limits=limits) as tree:
+        tree.dial(0, 1)
+        tree.dial(2)
+        tree.wait(0, 1, 2)
+        with pytest.raises(TransportError, match="a request of 1001 bytes, more than 1000"):
+            tree.parent.ask(key(), bytes(600), {0: b"", 2: bytes(401)})
+        answers = tree.parent.ask(key(1), bytes(300), {0: bytes(500), 1: bytes(500)})
+        assert [len(answer.data) for answer in answers.values()] == [803, 803]
+        assert tree.served[0].port.joined == 1
+
+
+def test_an_answer_above_the_limit_ends_its_process_and_evicts_nobody(tmp_path: Path) -> None:
+    limits = replace(FAST, message=1000)
+    with family(tmp_path, count=2, secure=False, limits=limits) as tree:
+        served = tree.dial(0, handler=lambda *_: bytes(1001))
+        tree.dial(1)
+        tree.wait(0, 1)
+        own = {0: b"", 1: b""}
+        assert tree.parent.ask(key(), b"", own, Patience(0.5, 1))[0].status == "late"
+        served.thread.join(10)
+        assert "with 1001 bytes, more than 1000" in str(served.errors[0])
+        assert not tree.parent.evicted()
+
+
+def broken_check(seat: int, data: bytes) -> str | None:
+    raise RuntimeError("a bug in the check")
+
+
 def test_a_check_that_fails_ends_its_ask(plain: Family) -> None:
     """No answer would ever be believed."""
-
-    def broken_check(seat: int, data: bytes) -> str | None:
-        raise RuntimeError("a bug in the check")
-
     plain.dial(0)
     plain.wait(0)
     with pytest.raises(TransportError, match="a bug in the check"):
@@ -287,8 +341,10 @@ def test_a_seat_in_this_process_that_fails_ends_its_ask() -> None:
     local = LocalTransport()
     local.take(0, failing)
     local.take(1, echo)
-    with pytest.raises(TransportError, match="a seat failed: RuntimeError"):
+    with pytest.raises(TransportError, match="the seat 0 failed: RuntimeError"):
         local.ask(key(), b"", {0: b"", 1: b""})
+    with pytest.raises(TransportError, match="the check of the answer of the seat 1 failed: Runt"):
+        local.ask(key(), b"", {1: b""}, check=broken_check)
     local.take(0, echo)  # its thread lives on
     assert local.ask(key(1), b"", {0: b""})[0].status == "answered"
     local.close()
