@@ -37,6 +37,8 @@ Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
 
 ROWS = 2**28
 """Bytes of the rows of many nodes that come in one message; more come in several."""
+_CHOICE = "choice"
+"""The fact that tells (round, attempt, whether there was a quorum) of the last held rows."""
 _VERSIONS = 4
 """How many versions of a row a node is taken to hold."""
 
@@ -60,6 +62,31 @@ class TreeRuntime(Runtime):
         rollbacks = disk.fact("rollbacks") or []
         self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
         disk.note(run=run)
+        if self._choice_interrupted():
+            self.rollback()
+
+    def _choice_interrupted(self) -> bool:
+        """Whether a kill has left nodes with held rows that a repeated round may not choose.
+
+        With a quorum other nodes may answer when the round is run again. Then its models and scores
+        differ. Without one, all answer as before, and the orders to hold rows are the same.
+        """
+        noted = self.server.database.fact(_CHOICE)
+        if noted is None:
+            return False
+        round, attempt, quorum = noted
+        not_good = round >= self.epoch.before and attempt == self.epoch.attempt
+        return not_good and (quorum or self.server.patience is not None)
+
+    def _note_choice(self) -> None:
+        """Let the disk know, before nodes do, that rows are held in the round under way."""
+        if self._played is None:
+            return
+        quorum = self.server.patience is not None
+        choice = [self._played, self.epoch.attempt, quorum]
+        disk = self.server.database
+        if disk.fact(_CHOICE) != choice:
+            disk.note(**{_CHOICE: choice})
 
     def _set_epoch(self, epoch: Epoch) -> None:
         self.server.epoch = epoch
@@ -139,10 +166,12 @@ class TreeRuntime(Runtime):
         They replace the rows that were held under this label.
         """
         if columns:
+            self._note_choice()
             self._order("hold", {"label": label, "columns": [list(key) for key in columns]})
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing under this label any more."""
+        self._note_choice()
         self._order("release", {"label": label})
 
     def freeze(self, copy: int) -> Iterator[Frozen]:

@@ -20,11 +20,12 @@ from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
 from covey.deployed.owed_orders import OwedOrders
 from covey.deployed.progress import Progress
-from covey.deployed.server_run import server_run
+from covey.deployed.replay import replay
+from covey.deployed.server_run import missing_of, server_run
 from covey.deployed.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.wire import Key, Reply, Welcome
 from tests.deployed.tree import Family, family, key, until
-from tests.laws.cases import CASES, experiment
+from tests.laws.cases import CASES, differences, experiment, state
 from tests.laws.test_deployed import slow
 
 PATIENCE = Patience(seconds=0.01, quorum=1)
@@ -241,11 +242,11 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     next(run)
     (before,) = local.nodes["device", 2].own_rows("personal", "present")
     local.transport_above("device", 2).leave(2)
+    run.runtime.commit()
     run.runtime.hold("best", 0, [("device", "personal")])
     run.runtime.hold("second", 0, [("device", "personal")])
     assert not local.nodes["device", 2].own_rows("personal", "best")
     again = server_run(one, local)  # all nodes are made anew, from their disks
-    next(again)  # the first round once more, from what is written
     next(again)
     device = local.nodes["device", 2]
     (present,) = device.own_rows("personal", "present")
@@ -259,6 +260,35 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     again.runtime.commit()
     assert not OwedOrders(local.nodes["server", 0].database).facts()["owed orders"]
     local.close()
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: int) -> None:
+    """A device is away when rows are held, and back when the killed server runs the round again.
+
+    With its answer the server may choose otherwise. All hold what the run has chosen then.
+    """
+    local = LocalTree(tmp_path)
+    one = experiment(CASES["PFedMe"], score_every=1, rounds=3, seed=seed)
+    run = server_run(one, local)
+    next(run)
+    local.patience["server"] = Patience(0.05, 7)
+    local.nodes["server", 0].patience = local.patience["server"]
+    local.transport_above("device", 2).leave(2)
+    next(run)
+    assert local.nodes["server", 0].database.fact("owed orders")
+    again = server_run(one, local)  # the round was not good
+    next(again)
+    again.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    for node in local.nodes.values():
+        node.patience = None  # for those who look at the rows
+    deployed = state(again)
+    local.close()
+    repeated = replay(one, missing)
+    next(repeated)
+    next(repeated)
+    assert differences(state(repeated), deployed) == []
 
 
 def test_owed_orders_are_the_last_ones(tmp_path: Path) -> None:
