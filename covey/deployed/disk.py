@@ -46,6 +46,10 @@ _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, thei
 FORMAT = "covey-node-2"
 _DIGITS = 18  # of the number of a change, which sqlite holds in 64 bits
 _CHILDREN = "children"
+OWED = "owed"
+"""The fact that lists (key, who was missing) of asks that a child has not answered."""
+GOOD_OWED = "good owed"
+"""The same after the last good round, to which a rollback returns."""
 OWED_ORDERS = "owed orders"
 """The fact that lists (key, request, children) of orders that were not followed."""
 _TABLES = (
@@ -318,7 +322,7 @@ class Disk:
             _put(connection, rows, good=True)
             _note(connection, {"number": number})
 
-    def commit(self) -> None:
+    def commit(self, **facts: Any) -> None:
         """Pending rows are good."""
         with self._transaction("inside-round-commit") as connection:
             connection.execute(
@@ -330,7 +334,7 @@ class Disk:
             for number, name, label, *form in connection.execute(text).fetchall():
                 move(connection, "rows", number, [name, label, 1, *form])
             connection.execute("DELETE FROM trained")
-            _note(connection, {"pending": None})
+            _note(connection, {**facts, "pending": None})
 
     def rollback(self, **facts: Any) -> None:
         """Back to the good rows; what was asked and answered since then is forgotten."""
@@ -554,16 +558,18 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
     for seat, number in received:
         if seat in moved:
             connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], number])
-    owed = []
-    for key, (round, lane, path, tier, seat, status) in _listed(connection, "owed"):
-        if seat in moved:
-            owed.append([key, [round, lane, path, tier, moved[seat], status]])
+    for name in (OWED, GOOD_OWED):
+        owed = []
+        for key, (round, lane, path, tier, seat, status) in _listed(connection, name):
+            if seat in moved:
+                owed.append([key, [round, lane, path, tier, moved[seat], status]])
+        _note(connection, {name: owed})
     orders = []
     for key, request, seats in _listed(connection, OWED_ORDERS):
         owing = [moved[seat] for seat in seats if seat in moved]
         if owing:
             orders.append([key, request, owing])
-    _note(connection, {"owed": owed, OWED_ORDERS: orders})
+    _note(connection, {OWED_ORDERS: orders})
     connection.execute("DELETE FROM journal")
 
 

@@ -19,7 +19,7 @@ from covey import native
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
-from covey.deployed.disk import Disk, fault, number_in
+from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault, number_in
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
@@ -187,7 +187,7 @@ class Node(Station):
         store = DiskStore(self._sizes(), place=self.place, disk=self.database, copies=self.top)
         store.load()
         self._owed = {}
-        for key, values in self.database.fact("owed") or []:
+        for key, values in self.database.fact(OWED) or []:
             entry = Missing(*values)
             self._owed.setdefault(entry.number, []).append((key, entry))
         self.store = store
@@ -439,7 +439,7 @@ class Node(Station):
         facts: dict[str, Any] = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            "owed": self._owed_facts(),
+            OWED: self._owed_facts(),
             "epoch": [self.epoch.before, self.epoch.attempt],
         }
         if key.lane == "train":
@@ -532,11 +532,11 @@ class Node(Station):
         round, _ = pending
         if epoch.undone(*pending):
             fault("between-rounds")
-            self.database.rollback()
+            self.database.rollback(**{OWED: self.database.fact(GOOD_OWED) or []})
             self.forget()
         elif round < epoch.before:
             fault("between-rounds")
-            self.database.commit()
+            self.database.commit(**{GOOD_OWED: self.database.fact(OWED) or []})
 
     # Rows
 
@@ -577,7 +577,7 @@ class Node(Station):
         facts = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            "owed": self._owed_facts(),
+            OWED: self._owed_facts(),
             "run": self.epoch.run,
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),

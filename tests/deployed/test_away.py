@@ -29,6 +29,7 @@ from tests.laws.cases import CASES, differences, experiment, state
 from tests.laws.test_deployed import slow
 
 PATIENCE = Patience(seconds=0.01, quorum=1)
+FEEDBACK = {"name": "int8", "update": True, "feedback": True}
 
 
 @pytest.fixture
@@ -288,6 +289,43 @@ def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: in
     repeated = replay(one, missing)
     next(repeated)
     next(repeated)
+    assert differences(state(repeated), deployed) == []
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_round_that_is_run_again_knows_who_was_missing(tmp_path: Path, between: bool) -> None:
+    """A device had an ask and lost it. The round is rolled back, or the next one (`between`).
+
+    An edge wrote that the device was late, and learns that it was absent when it answers again.
+    """
+    local = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
+    one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
+    run = server_run(one, local)
+    next(run)
+    gate = threading.Event()
+
+    def lost(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        gate.wait(10)
+        return b""  # to nobody: the tree is made anew by then
+
+    local.transport_above("device", 2).take(2, lost)
+    next(run)
+    if between:
+        run.runtime.commit()
+        run = server_run(one, local)
+        gate.set()
+        next(run)
+    run.runtime.rollback()
+    again = server_run(one, local)
+    gate.set()
+    next(again)
+    again.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    deployed = state(again)
+    local.close()
+    repeated = replay(one, missing)
+    while repeated.round < again.round:
+        next(repeated)
     assert differences(state(repeated), deployed) == []
 
 
