@@ -225,23 +225,39 @@ class Disk:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """Nobody else uses the file; an error of the database names it."""
         with self._alone:
-            return self._connection.execute(text, values).fetchall()
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                fix = "mend the disk, and start the node again"
+                raise CheckpointError(f"cannot read {self.path}: {error}; {fix}.") from error
+
+    def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._reading() as connection:
+            return connection.execute(text, values).fetchall()
+
+    def _first(self, text: str, values: Sequence[Any] = ()) -> Any:
+        """The first row that a query selects; None where it selects none."""
+        selected = self._query(text, values)
+        if not selected:
+            return None
+        return selected[0]
 
     def shrink(self) -> None:
         """Let go of the pages of the file that are held in memory."""
-        with self._alone:
-            self._connection.execute("PRAGMA shrink_memory")
+        self._query("PRAGMA shrink_memory")
 
     # Facts
 
     def fact(self, name: str) -> Any:
         """A fact that JSON can hold; None where there is none."""
-        selected = self._query("SELECT value FROM facts WHERE name = ?", [name])
-        if not selected:
+        selected = self._first("SELECT value FROM facts WHERE name = ?", [name])
+        if selected is None:
             return None
-        return json.loads(selected[0][0])
+        return json.loads(selected[0])
 
     def note(self, **facts: Any) -> None:
         """Write facts that JSON can hold."""
@@ -294,10 +310,14 @@ class Disk:
             "SELECT rowid, dtype, shape FROM rows WHERE name = ? AND label = ? "
             "ORDER BY good LIMIT 1"
         )
-        with self._alone:
-            number, dtype, shape = self._query(text, [name, label])[0]
+        with self._reading() as connection:
+            selected = self._first(text, [name, label])
+            if selected is None:
+                fix = "restore the disk, or start a new run"
+                raise CheckpointError(f"{self.path} has lost the row {name!r} ({label}); {fix}.")
+            number, dtype, shape = selected
             out = torch.empty(json.loads(shape), dtype=dtype_of(dtype))
-            read(self._connection, "rows", number, as_bytes(out))
+            read(connection, "rows", number, as_bytes(out))
         return out
 
     def rows(self, tier: str, number: int) -> list[NodeRow]:
@@ -350,14 +370,16 @@ class Disk:
     def answer(self, key: AskKey) -> bytes | None:
         """The answer to this ask, where it was the last one of its lane; else None."""
         text = "SELECT rowid, length(data) FROM answers WHERE lane = ? AND key = ?"
-        with self._alone:
-            for number, size in self._query(text, [key.lane, str(key)]):
-                return whole(self._connection, "answers", number, size)
-        return None
+        with self._reading() as connection:
+            selected = self._first(text, [key.lane, str(key)])
+            if selected is None:
+                return None
+            number, size = selected
+            return whole(connection, "answers", number, size)
 
     def trained(self, key: AskKey) -> bool:
         """Whether this training has ended here in a round that is not good yet."""
-        return bool(self._query("SELECT 1 FROM trained WHERE key = ?", [str(key)]))
+        return self._first("SELECT 1 FROM trained WHERE key = ?", [str(key)]) is not None
 
     def end_ask(
         self,
@@ -411,10 +433,15 @@ class Disk:
     def journalled_of(self, key: AskKey, seat: Seat) -> bytes:
         """What one child answered to an ask that was journalled."""
         text = "SELECT rowid, length(data) FROM journal WHERE key = ? AND seat = ?"
-        with self._alone:
-            for number, size in self._query(text, [str(key), seat]):
-                return whole(self._connection, "journal", number, size)
-        raise CheckpointError(f"{self.path}: the journal has no answer of {seat} to {key}.")
+        with self._reading() as connection:
+            selected = self._first(text, [str(key), seat])
+            if selected is None:
+                fix = "restore the disk, or start a new run"
+                raise CheckpointError(
+                    f"{self.path}: the journal has no answer of {seat} to {key}; {fix}."
+                )
+            number, size = selected
+            return whole(connection, "journal", number, size)
 
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
@@ -423,10 +450,10 @@ class Disk:
 
     def received(self, seat: Seat) -> int:
         """The number of the last change that a child has told; 0: none."""
-        selected = self._query("SELECT number FROM received WHERE seat = ?", [seat])
-        if not selected:
+        selected = self._first("SELECT number FROM received WHERE seat = ?", [seat])
+        if selected is None:
             return 0
-        number: int = selected[0][0]
+        number: int = selected[0]
         return number
 
     def seat_children(self, children: Mapping[str, Seat]) -> None:
@@ -456,8 +483,11 @@ class Disk:
 
     def copy(self, path: Path) -> None:
         """Write the whole disk to a new file."""
-        with self._alone, closing(sqlite3.connect(path)) as other:
-            self._connection.backup(other)
+        try:
+            with self._alone, closing(sqlite3.connect(path)) as other:
+                self._connection.backup(other)
+        except sqlite3.Error as error:
+            raise CheckpointError(f"cannot copy {self.path} to {path}: {error}.") from error
 
     def end_round(
         self,
@@ -499,10 +529,10 @@ class Disk:
     @property
     def state(self) -> bytes | None:
         """Where the run stood after the last good round; None before the first."""
-        selected = self._query("SELECT value FROM facts WHERE name = 'run state'")
-        if not selected:
+        selected = self._first("SELECT value FROM facts WHERE name = 'run state'")
+        if selected is None:
             return None
-        state: bytes = selected[0][0]
+        state: bytes = selected[0]
         return state
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:

@@ -35,7 +35,14 @@ from covey.deployed.transport import (
     Transport,
     digest,
 )
-from covey.errors import CoveyError, DecodeError, DivergedError, ProgramError, TransportError
+from covey.errors import (
+    CheckpointError,
+    CoveyError,
+    DecodeError,
+    DivergedError,
+    ProgramError,
+    TransportError,
+)
 from covey.kernel.call import Call
 from covey.kernel.replies import Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
@@ -391,13 +398,24 @@ class Node(Station):
                     return self._followed(key, common, own)
                 return self._answered(key, common, own)
             except CoveyError as error:
-                failure = [type(error).__name__, str(error)]
+                failure = [type(error).__name__, self._with_place(error)]
+            except (OSError, MemoryError) as error:
+                reason = str(error) or type(error).__name__
+                fix = "mend its machine, and start the server again"
+                failure = ["TransportError", f"{self.place} cannot go on: {reason}; {fix}."]
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
+
+    def _with_place(self, error: CoveyError) -> str:
+        """What an error says; one of this node's disk says whose it is."""
+        text = str(error)
+        if isinstance(error, CheckpointError) and str(self.database.path) in text:
+            text = f"{self.place}: {text}"
+        return text
 
     def _trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""
