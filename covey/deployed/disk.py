@@ -456,6 +456,24 @@ class Disk:
         number: int = selected[0]
         return number
 
+    def behind(self, seat: Seat, last_key: str | None, heard: int = 0) -> str | None:
+        """Why a child's disk with this last key lacks what the child has told; None: it does not.
+
+        `heard` is the number of the last change that the child has told and nobody has written.
+        """
+        received = max(self.received(seat), heard)
+        if number_in(last_key) >= received:
+            return None
+        return (
+            f"its disk is behind its parent's journal ({last_key or 'empty'}): its parent knows of "
+            f"its change {received}; restore its disk, or start a new run."
+        )
+
+    def names_of_children(self) -> dict[Seat, str]:
+        """The names that `seat_children` was told; none before it was told any."""
+        names: dict[str, Seat] = self.fact(_CHILDREN) or {}
+        return {seat: name for name, seat in names.items()}
+
     def seat_children(self, children: Mapping[str, Seat]) -> None:
         """These are the children from now on, by name.
 

@@ -19,7 +19,7 @@ from covey import native
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
-from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault, number_in
+from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
@@ -573,10 +573,11 @@ class Node(Station):
         tier = self.place.tier
         number = self.place.number
         assert isinstance(self.store, DiskStore)
-        found = self.store.peek(tier, name, label)
-        if found is None:
+        version = self.store.peek(tier, name, label)
+        if version is None:
             return NodeRow(tier, number, name, label, 0, None)
-        return NodeRow(tier, number, name, label, *found)
+        round, row = version
+        return NodeRow(tier, number, name, label, round, row)
 
     @property
     def _only(self) -> slice:
@@ -785,10 +786,10 @@ class Node(Station):
             with torch.no_grad():
                 own_models.write(self, arguments, rows)
         elif name == "hold":
-            self._hold_own(arguments["label"], arguments["columns"])
+            self._hold_version(arguments["label"], arguments["columns"])
             self._keep_changes(round)
         else:
-            self._release_own(arguments["label"])
+            self._release_version(arguments["label"])
             self._keep_changes(round)
         return []
 
@@ -801,7 +802,7 @@ class Node(Station):
             self.database.keep(changed, round=round, attempt=self.epoch.attempt)
         self._written()
 
-    def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
+    def _hold_version(self, label: str, columns: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.store, DiskStore)
         for tier, name in columns:
             column = self.store.columns.get((tier, name))
@@ -809,7 +810,7 @@ class Node(Station):
                 column.hold(label, self._only)
                 self.store.touched.add((name, label))
 
-    def _release_own(self, label: str) -> None:
+    def _release_version(self, label: str) -> None:
         assert isinstance(self.store, DiskStore)
         for (tier, name), column in self.store.columns.items():
             if tier == self.place.tier and label in column.held:
@@ -855,23 +856,20 @@ class Node(Station):
         return out
 
     def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
-        here = (self.place.tier, self.place.number)
-        mine = [kept for kept in rows if (kept.tier, kept.number) == here]
-        self.database.replace(mine)
+        own_id = (self.place.tier, self.place.number)
+        own_rows = [kept for kept in rows if (kept.tier, kept.number) == own_id]
+        self.database.replace(own_rows)
         self.forget()
 
     # Joining
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
-        received = max(self.database.received(seat), self._heard.get(seat, 0))
-        if number_in(last_key) >= received:
+        reason = self.database.behind(seat, last_key, self._heard.get(seat, 0))
+        if reason is None:
             return None
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
-        return (
-            f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
-            f"{self.place} knows of its change {received}; restore its disk, or start a new run."
-        )
+        return f"{tier} {seat}: {reason}"
 
 
 def _messages_of(answer: Answer) -> list[Packed]:

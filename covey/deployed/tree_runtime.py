@@ -112,10 +112,19 @@ class TreeRuntime(Runtime):
         """Refuse scores without those of a single device: a child left them out."""
         expected = self.server.reports_of(self.tree.tiers[-1])
         if expected and expected.isdisjoint(played.reports[0]):
+            fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
             raise TransportError(
-                f"round {round + 1}: nobody has told the scores of any device; a child of the "
-                "server is broken or hostile."
+                f"round {round + 1}: nobody has told the scores of any device, though these have "
+                f"answered: {some(self._answered())}; {fix}."
             )
+
+    def _answered(self) -> list[str]:
+        """The names of the server's children that have answered the last play."""
+        below = self.tree.tiers[1]
+        names = self.server.database.names_of_children()
+        missing = {entry.number for entry in self.server.missing if entry.tier == below}
+        seats = [seat for seat in self.server.seats if seat not in missing]
+        return [names.get(seat, f"{below}{seat}") for seat in seats]
 
     def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
         """Traffic in the order of the simulator: down from the top, then up to it."""
@@ -154,11 +163,11 @@ class TreeRuntime(Runtime):
         """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         arguments = {"name": name, "label": label}
-        found = []
+        rows = []
         for part in self._parts(tier, _row_bytes(template)):
-            found += self._order("read", {**arguments, **part}, deepest=tier)
-        mine = [kept for kept in found if kept.tier == tier]
-        return _stacked(mine, template)
+            rows += self._order("read", {**arguments, **part}, deepest=tier)
+        rows_of_tier = [kept for kept in rows if kept.tier == tier]
+        return _stacked(rows_of_tier, template)
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that nodes keep now in these (tier, name).
@@ -181,11 +190,11 @@ class TreeRuntime(Runtime):
         if self._versions_bytes() <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
-            found = together
-            if found is None:
-                found = self._versions(tier, name)
-            mine = [kept for kept in found if (kept.tier, kept.name) == (tier, name)]
-            yield _frozen(tier, name, mine, templates[tier, name])
+            versions = together
+            if versions is None:
+                versions = self._versions(tier, name)
+            of_name = [kept for kept in versions if (kept.tier, kept.name) == (tier, name)]
+            yield _frozen(tier, name, of_name, templates[tier, name])
 
     def _versions_bytes(self) -> int:
         """The bytes of all versions of all rows of all nodes, about."""
@@ -196,10 +205,10 @@ class TreeRuntime(Runtime):
 
     def _versions(self, tier: str, name: str) -> list[NodeRow]:
         """All versions of one name, of all nodes of a tier."""
-        found = []
+        versions = []
         for part in self._parts(tier, _VERSIONS * _row_bytes(self.kept()[tier, name])):
-            found += self._order("freeze", {"name": name, **part}, deepest=tier)
-        return found
+            versions += self._order("freeze", {"name": name, **part}, deepest=tier)
+        return versions
 
     def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
         """What lets an order bring the rows of a tier in messages that are not too long.
@@ -271,10 +280,10 @@ class TreeRuntime(Runtime):
         if self._ending:
             arguments = {**arguments, ENDING: True}
         self.server.unreached.clear()
-        found = self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        rows_back = self.server.order(name, arguments, rows, round=round, deepest=deepest)
         if self._ending:
             self._unreached |= {(tier, number) for tier, number in self.server.unreached}
-        return found
+        return rows_back
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -135,7 +135,11 @@ def test_what_cannot_be_read_names_the_file(tmp_path: Path) -> None:
     ("error", "kind", "text"),
     [
         (sqlite3.OperationalError("disk I/O error"), CheckpointError, "device 2: cannot read .*;"),
-        (OSError(5, "Input/output error"), TransportError, r"device 2 cannot go on: \[Errno 5\] .*;"),
+        (
+            OSError(5, "Input/output error"),
+            TransportError,
+            r"device 2 cannot go on: \[Errno 5\] .*;",
+        ),
         (MemoryError(), TransportError, "device 2 cannot go on: MemoryError;"),
     ],
 )
