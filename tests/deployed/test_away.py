@@ -292,6 +292,33 @@ def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: in
     assert differences(state(repeated), deployed) == []
 
 
+@pytest.mark.parametrize(("before", "after"), [(False, False), (False, True), (True, False)])
+def test_a_choice_is_undone_once_where_others_may_answer(
+    tmp_path: Path, before: bool, after: bool
+) -> None:
+    """The server had a quorum before it was killed, or has one after."""
+    one = experiment(CASES["PFedMe"], score_every=1, rounds=3)
+    quorum = {"server": Patience(9.0, 7)}
+    local = LocalTree(tmp_path)
+    if before:
+        local.patience = quorum
+    next(server_run(one, local))
+    local.patience = {}
+    if after:
+        local.patience = quorum
+    rollbacks: tuple[int, ...] = ()
+    if before or after:
+        rollbacks = (0,)
+    for _ in range(2):
+        run = server_run(one, local)
+        assert local.nodes["server", 0].epoch.rollbacks == rollbacks
+    next(run)
+    run.runtime.commit()
+    server_run(one, local)
+    assert local.nodes["server", 0].epoch.rollbacks == rollbacks
+    local.close()
+
+
 @pytest.mark.parametrize("between", [False, True])
 def test_a_round_that_is_run_again_knows_who_was_missing(tmp_path: Path, between: bool) -> None:
     """A device had an ask and lost it. The round is rolled back, or the next one (`between`).
