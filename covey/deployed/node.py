@@ -157,9 +157,10 @@ class Node(Station):
         """The key of the ask that this node answers."""
         self._rehearsed = Rehearsed(self.tree.links)
         self._ended: list[Any] = []
-        """(key, who was missing in it) of the last trainings that ended before the ask under way.
+        """(key, who was missing in trainings) of the last asks that ended before the one under way.
 
         A parent that had given up waiting for such an answer learns from it what has happened.
+        Scores are among them where a child told with its scores what it had trained.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
         """The keys of the last asks that each child did not answer since it last answered one.
@@ -273,9 +274,9 @@ class Node(Station):
         """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
-            if entry.lane != "train":
-                continue
-            if key in missing_by_key:
+            if entry.lane != "train":  # an answer with scores may correct earlier trainings
+                self.missing += [Missing(*values) for values in missing_by_key.get(key, [])]
+            elif key in missing_by_key:
                 if entry.status != "late":
                     self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
@@ -460,8 +461,10 @@ class Node(Station):
             OWED: self._owed_facts(),
             "epoch": [self.epoch.before, self.epoch.attempt],
         }
-        if key.lane == "train":
-            facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
+        trainings = [entry for entry in self.missing if entry.lane == "train"]
+        if key.lane == "train" or trainings:
+            ended = [str(key), [list(astuple(entry)) for entry in trainings]]
+            facts["ended"] = [*self._ended, ended][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply

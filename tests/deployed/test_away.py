@@ -356,6 +356,48 @@ def test_a_round_that_is_run_again_knows_who_was_missing(tmp_path: Path, between
     assert differences(state(repeated), deployed) == []
 
 
+def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
+    """A device says with its scores that it lost an ask; the scores of its edge come too late."""
+    quorum = {"server": Patience(0.3, 2), "edge": Patience(0.05, 1)}
+    local = LocalTree(tmp_path, patience=quorum)
+    one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
+    run = server_run(one, local)
+    next(run)
+    edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
+    device = local.nodes["device", edge.seats[0]]
+    gate = threading.Event()
+
+    def forgetful(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        if asked.lane == "train":
+            time.sleep(0.1)
+            return b""
+        return device.answer(asked, common, own)
+
+    def late(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        answer = edge.answer(asked, common, own)
+        if asked.lane == "score":
+            gate.wait(10)
+        return answer
+
+    above = local.transport_above("device", device.place.number)
+    above.take(device.place.number, forgetful)
+    local.transport_above("edge", edge.place.number).take(edge.place.number, late)
+    next(run)
+    gate.set()
+    above.take(device.place.number, device.answer)
+    next(run)
+    run.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    for node in local.nodes.values():
+        node.patience = None  # for those who look at the rows
+    deployed = state(run)
+    local.close()
+    repeated = replay(one, missing)
+    while repeated.round < run.round:
+        next(repeated)
+    assert differences(state(repeated), deployed) == []
+
+
 def test_owed_orders_are_the_last_ones(tmp_path: Path) -> None:
     """Children with the same request share it; what a child has followed is forgotten."""
     disk = Disk(tmp_path / "node.sqlite")
