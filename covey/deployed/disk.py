@@ -46,6 +46,10 @@ _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, thei
 FORMAT = "covey-node-2"
 _DIGITS = 18  # of the number of a change, which sqlite holds in 64 bits
 _CHILDREN = "children"
+OWED = "owed"
+"""The fact that lists (key, who was missing) of asks that a child has not answered."""
+GOOD_OWED = "good owed"
+"""The same after the last good round, to which a rollback returns."""
 OWED_ORDERS = "owed orders"
 """The fact that lists (key, request, children) of orders that were not followed."""
 _TABLES = (
@@ -221,23 +225,39 @@ class Disk:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """Nobody else uses the file; an error of the database names it."""
         with self._alone:
-            return self._connection.execute(text, values).fetchall()
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                fix = "mend the disk, and start the node again"
+                raise CheckpointError(f"cannot read {self.path}: {error}; {fix}.") from error
+
+    def _query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._reading() as connection:
+            return connection.execute(text, values).fetchall()
+
+    def _first(self, text: str, values: Sequence[Any] = ()) -> Any:
+        """The first row that a query selects; None where it selects none."""
+        selected = self._query(text, values)
+        if not selected:
+            return None
+        return selected[0]
 
     def shrink(self) -> None:
         """Let go of the pages of the file that are held in memory."""
-        with self._alone:
-            self._connection.execute("PRAGMA shrink_memory")
+        self._query("PRAGMA shrink_memory")
 
     # Facts
 
     def fact(self, name: str) -> Any:
         """A fact that JSON can hold; None where there is none."""
-        selected = self._query("SELECT value FROM facts WHERE name = ?", [name])
-        if not selected:
+        selected = self._first("SELECT value FROM facts WHERE name = ?", [name])
+        if selected is None:
             return None
-        return json.loads(selected[0][0])
+        return json.loads(selected[0])
 
     def note(self, **facts: Any) -> None:
         """Write facts that JSON can hold."""
@@ -290,10 +310,14 @@ class Disk:
             "SELECT rowid, dtype, shape FROM rows WHERE name = ? AND label = ? "
             "ORDER BY good LIMIT 1"
         )
-        with self._alone:
-            number, dtype, shape = self._query(text, [name, label])[0]
+        with self._reading() as connection:
+            selected = self._first(text, [name, label])
+            if selected is None:
+                fix = "restore the disk, or start a new run"
+                raise CheckpointError(f"{self.path} has lost the row {name!r} ({label}); {fix}.")
+            number, dtype, shape = selected
             out = torch.empty(json.loads(shape), dtype=dtype_of(dtype))
-            read(self._connection, "rows", number, as_bytes(out))
+            read(connection, "rows", number, as_bytes(out))
         return out
 
     def rows(self, tier: str, number: int) -> list[NodeRow]:
@@ -318,7 +342,7 @@ class Disk:
             _put(connection, rows, good=True)
             _note(connection, {"number": number})
 
-    def commit(self) -> None:
+    def commit(self, **facts: Any) -> None:
         """Pending rows are good."""
         with self._transaction("inside-round-commit") as connection:
             connection.execute(
@@ -330,7 +354,7 @@ class Disk:
             for number, name, label, *form in connection.execute(text).fetchall():
                 move(connection, "rows", number, [name, label, 1, *form])
             connection.execute("DELETE FROM trained")
-            _note(connection, {"pending": None})
+            _note(connection, {**facts, "pending": None})
 
     def rollback(self, **facts: Any) -> None:
         """Back to the good rows; what was asked and answered since then is forgotten."""
@@ -346,14 +370,16 @@ class Disk:
     def answer(self, key: AskKey) -> bytes | None:
         """The answer to this ask, where it was the last one of its lane; else None."""
         text = "SELECT rowid, length(data) FROM answers WHERE lane = ? AND key = ?"
-        with self._alone:
-            for number, size in self._query(text, [key.lane, str(key)]):
-                return whole(self._connection, "answers", number, size)
-        return None
+        with self._reading() as connection:
+            selected = self._first(text, [key.lane, str(key)])
+            if selected is None:
+                return None
+            number, size = selected
+            return whole(connection, "answers", number, size)
 
     def trained(self, key: AskKey) -> bool:
         """Whether this training has ended here in a round that is not good yet."""
-        return bool(self._query("SELECT 1 FROM trained WHERE key = ?", [str(key)]))
+        return self._first("SELECT 1 FROM trained WHERE key = ?", [str(key)]) is not None
 
     def end_ask(
         self,
@@ -407,10 +433,15 @@ class Disk:
     def journalled_of(self, key: AskKey, seat: Seat) -> bytes:
         """What one child answered to an ask that was journalled."""
         text = "SELECT rowid, length(data) FROM journal WHERE key = ? AND seat = ?"
-        with self._alone:
-            for number, size in self._query(text, [str(key), seat]):
-                return whole(self._connection, "journal", number, size)
-        raise CheckpointError(f"{self.path}: the journal has no answer of {seat} to {key}.")
+        with self._reading() as connection:
+            selected = self._first(text, [str(key), seat])
+            if selected is None:
+                fix = "restore the disk, or start a new run"
+                raise CheckpointError(
+                    f"{self.path}: the journal has no answer of {seat} to {key}; {fix}."
+                )
+            number, size = selected
+            return whole(connection, "journal", number, size)
 
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
@@ -419,11 +450,29 @@ class Disk:
 
     def received(self, seat: Seat) -> int:
         """The number of the last change that a child has told; 0: none."""
-        selected = self._query("SELECT number FROM received WHERE seat = ?", [seat])
-        if not selected:
+        selected = self._first("SELECT number FROM received WHERE seat = ?", [seat])
+        if selected is None:
             return 0
-        number: int = selected[0][0]
+        number: int = selected[0]
         return number
+
+    def behind(self, seat: Seat, last_key: str | None, heard: int = 0) -> str | None:
+        """Why a child's disk with this last key lacks what the child has told; None: it does not.
+
+        `heard` is the number of the last change that the child has told and nobody has written.
+        """
+        received = max(self.received(seat), heard)
+        if number_in(last_key) >= received:
+            return None
+        return (
+            f"its disk is behind its parent's journal ({last_key or 'empty'}): its parent knows of "
+            f"its change {received}; restore its disk, or start a new run."
+        )
+
+    def names_of_children(self) -> dict[Seat, str]:
+        """The names that `seat_children` was told; none before it was told any."""
+        names: dict[str, Seat] = self.fact(_CHILDREN) or {}
+        return {seat: name for name, seat in names.items()}
 
     def seat_children(self, children: Mapping[str, Seat]) -> None:
         """These are the children from now on, by name.
@@ -452,8 +501,11 @@ class Disk:
 
     def copy(self, path: Path) -> None:
         """Write the whole disk to a new file."""
-        with self._alone, closing(sqlite3.connect(path)) as other:
-            self._connection.backup(other)
+        try:
+            with self._alone, closing(sqlite3.connect(path)) as other:
+                self._connection.backup(other)
+        except sqlite3.Error as error:
+            raise CheckpointError(f"cannot copy {self.path} to {path}: {error}.") from error
 
     def end_round(
         self,
@@ -495,10 +547,10 @@ class Disk:
     @property
     def state(self) -> bytes | None:
         """Where the run stood after the last good round; None before the first."""
-        selected = self._query("SELECT value FROM facts WHERE name = 'run state'")
-        if not selected:
+        selected = self._first("SELECT value FROM facts WHERE name = 'run state'")
+        if selected is None:
             return None
-        state: bytes = selected[0][0]
+        state: bytes = selected[0]
         return state
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
@@ -554,16 +606,18 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
     for seat, number in received:
         if seat in moved:
             connection.execute("INSERT INTO received VALUES (?, ?)", [moved[seat], number])
-    owed = []
-    for key, (round, lane, path, tier, seat, status) in _listed(connection, "owed"):
-        if seat in moved:
-            owed.append([key, [round, lane, path, tier, moved[seat], status]])
+    for name in (OWED, GOOD_OWED):
+        owed = []
+        for key, (round, lane, path, tier, seat, status) in _listed(connection, name):
+            if seat in moved:
+                owed.append([key, [round, lane, path, tier, moved[seat], status]])
+        _note(connection, {name: owed})
     orders = []
     for key, request, seats in _listed(connection, OWED_ORDERS):
         owing = [moved[seat] for seat in seats if seat in moved]
         if owing:
             orders.append([key, request, owing])
-    _note(connection, {"owed": owed, OWED_ORDERS: orders})
+    _note(connection, {OWED_ORDERS: orders})
     connection.execute("DELETE FROM journal")
 
 

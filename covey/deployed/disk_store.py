@@ -102,7 +102,7 @@ class DiskColumn(Column):
         self.rows = DiskSegments(template, nodes, read, copies=copies)
         self.segments = self.rows
 
-    def found(self, rounds: Mapping[str, int]) -> None:
+    def load_versions(self, rounds: Mapping[str, int]) -> None:
         """The disk has these versions: the round of each label."""
         ids = torch.tensor([self._number])
         for label, round in rounds.items():
@@ -183,7 +183,7 @@ class DiskStore(OwnStore):
             template = torch.zeros((0, *first.shape), dtype=dtype_of(first.dtype))
             column = self.opened(self.place.tier, name, template)
             assert isinstance(column, DiskColumn)
-            column.found({kept.label: kept.round for kept in versions})
+            column.load_versions({kept.label: kept.round for kept in versions})
 
     def peek(self, tier: str, name: str, label: str) -> tuple[int, Tensor] | None:
         """(round, row) of a version, which is only to be read; None where there is none."""

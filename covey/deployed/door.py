@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covey.deployed.disk import Disk, number_in
+from covey.deployed.disk import Disk
 from covey.deployed.transport import Admission, Seat
 
 _EVICTED = "evicted"
@@ -19,11 +19,7 @@ class Door:
         """Why a seat cannot be taken with a disk whose last written key is this; None: it can."""
         if self.node is not None:
             return self.node.refusal(seat, last_key)
-        received = self._disk.received(seat)
-        if number_in(last_key) >= received:
-            return None
-        fix = "restore its disk, or start a new run"
-        return f"its disk is behind its parent's journal, which has its change {received}; {fix}."
+        return self._disk.behind(seat, last_key)
 
     @property
     def evicted(self) -> frozenset[str]:

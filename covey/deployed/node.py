@@ -19,7 +19,7 @@ from covey import native
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
 from covey.deployed.checked_facts import Rehearsed, Subtree
-from covey.deployed.disk import Disk, fault, number_in
+from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
@@ -35,7 +35,14 @@ from covey.deployed.transport import (
     Transport,
     digest,
 )
-from covey.errors import CoveyError, DecodeError, DivergedError, ProgramError, TransportError
+from covey.errors import (
+    CheckpointError,
+    CoveyError,
+    DecodeError,
+    DivergedError,
+    ProgramError,
+    TransportError,
+)
 from covey.kernel.call import Call
 from covey.kernel.replies import Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
@@ -150,9 +157,10 @@ class Node(Station):
         """The key of the ask that this node answers."""
         self._rehearsed = Rehearsed(self.tree.links)
         self._ended: list[Any] = []
-        """(key, who was missing in it) of the last trainings that ended before the ask under way.
+        """(key, who was missing in trainings) of the last asks that ended before the one under way.
 
         A parent that had given up waiting for such an answer learns from it what has happened.
+        Scores are among them where a child told with its scores what it had trained.
         """
         self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
         """The keys of the last asks that each child did not answer since it last answered one.
@@ -187,7 +195,7 @@ class Node(Station):
         store = DiskStore(self._sizes(), place=self.place, disk=self.database, copies=self.top)
         store.load()
         self._owed = {}
-        for key, values in self.database.fact("owed") or []:
+        for key, values in self.database.fact(OWED) or []:
             entry = Missing(*values)
             self._owed.setdefault(entry.number, []).append((key, entry))
         self.store = store
@@ -266,9 +274,9 @@ class Node(Station):
         """
         missing_by_key = dict(ended)
         for key, entry in self._owed.pop(child, []):
-            if entry.lane != "train":
-                continue
-            if key in missing_by_key:
+            if entry.lane != "train":  # an answer with scores may correct earlier trainings
+                self.missing += [Missing(*values) for values in missing_by_key.get(key, [])]
+            elif key in missing_by_key:
                 if entry.status != "late":
                     self.missing.append(replace(entry, status="late"))
                 self.missing += [Missing(*values) for values in missing_by_key[key]]
@@ -393,13 +401,24 @@ class Node(Station):
                     return self._followed(key, common, own)
                 return self._answered(key, common, own)
             except CoveyError as error:
-                failure = [type(error).__name__, str(error)]
+                failure = [type(error).__name__, self._with_place(error)]
+            except (OSError, MemoryError) as error:
+                reason = str(error) or type(error).__name__
+                fix = "mend its machine, and start the server again"
+                failure = ["TransportError", f"{self.place} cannot go on: {reason}; {fix}."]
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
+
+    def _with_place(self, error: CoveyError) -> str:
+        """What an error says; one of this node's disk says whose it is."""
+        text = str(error)
+        if isinstance(error, CheckpointError) and str(self.database.path) in text:
+            text = f"{self.place}: {text}"
+        return text
 
     def _trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""
@@ -441,11 +460,13 @@ class Node(Station):
         facts: dict[str, Any] = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            "owed": self._owed_facts(),
+            OWED: self._owed_facts(),
             "epoch": [self.epoch.before, self.epoch.attempt],
         }
-        if key.lane == "train":
-            facts["ended"] = [*self._ended, [str(key), self._missing_facts()]][-_ENDED:]
+        trainings = [entry for entry in self.missing if entry.lane == "train"]
+        if key.lane == "train" or trainings:
+            ended = [str(key), [list(astuple(entry)) for entry in trainings]]
+            facts["ended"] = [*self._ended, ended][-_ENDED:]
         self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply
@@ -534,11 +555,11 @@ class Node(Station):
         round, _ = pending
         if epoch.undone(*pending):
             fault("between-rounds")
-            self.database.rollback()
+            self.database.rollback(**{OWED: self.database.fact(GOOD_OWED) or []})
             self.forget()
         elif round < epoch.before:
             fault("between-rounds")
-            self.database.commit()
+            self.database.commit(**{GOOD_OWED: self.database.fact(OWED) or []})
 
     # Rows
 
@@ -557,10 +578,11 @@ class Node(Station):
         tier = self.place.tier
         number = self.place.number
         assert isinstance(self.store, DiskStore)
-        found = self.store.peek(tier, name, label)
-        if found is None:
+        version = self.store.peek(tier, name, label)
+        if version is None:
             return NodeRow(tier, number, name, label, 0, None)
-        return NodeRow(tier, number, name, label, *found)
+        round, row = version
+        return NodeRow(tier, number, name, label, round, row)
 
     @property
     def _only(self) -> slice:
@@ -579,7 +601,7 @@ class Node(Station):
         facts = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            "owed": self._owed_facts(),
+            OWED: self._owed_facts(),
             "run": self.epoch.run,
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
@@ -769,10 +791,10 @@ class Node(Station):
             with torch.no_grad():
                 own_models.write(self, arguments, rows)
         elif name == "hold":
-            self._hold_own(arguments["label"], arguments["columns"])
+            self._hold_version(arguments["label"], arguments["columns"])
             self._keep_changes(round)
         else:
-            self._release_own(arguments["label"])
+            self._release_version(arguments["label"])
             self._keep_changes(round)
         return []
 
@@ -785,7 +807,7 @@ class Node(Station):
             self.database.keep(changed, round=round, attempt=self.epoch.attempt)
         self._written()
 
-    def _hold_own(self, label: str, columns: Sequence[Sequence[str]]) -> None:
+    def _hold_version(self, label: str, columns: Sequence[Sequence[str]]) -> None:
         assert isinstance(self.store, DiskStore)
         for tier, name in columns:
             column = self.store.columns.get((tier, name))
@@ -793,7 +815,7 @@ class Node(Station):
                 column.hold(label, self._only)
                 self.store.touched.add((name, label))
 
-    def _release_own(self, label: str) -> None:
+    def _release_version(self, label: str) -> None:
         assert isinstance(self.store, DiskStore)
         for (tier, name), column in self.store.columns.items():
             if tier == self.place.tier and label in column.held:
@@ -839,23 +861,20 @@ class Node(Station):
         return out
 
     def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
-        here = (self.place.tier, self.place.number)
-        mine = [kept for kept in rows if (kept.tier, kept.number) == here]
-        self.database.replace(mine)
+        own_id = (self.place.tier, self.place.number)
+        own_rows = [kept for kept in rows if (kept.tier, kept.number) == own_id]
+        self.database.replace(own_rows)
         self.forget()
 
     # Joining
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
         """Why a child with this last key may not join: its disk lacks what it has answered."""
-        received = max(self.database.received(seat), self._heard.get(seat, 0))
-        if number_in(last_key) >= received:
+        reason = self.database.behind(seat, last_key, self._heard.get(seat, 0))
+        if reason is None:
             return None
         tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
-        return (
-            f"{tier} {seat}: its disk is behind its parent's journal ({last_key or 'empty'}): "
-            f"{self.place} knows of its change {received}; restore its disk, or start a new run."
-        )
+        return f"{tier} {seat}: {reason}"
 
 
 def _messages_of(answer: Answer) -> list[Packed]:

@@ -126,21 +126,21 @@ def _read(arguments: Any) -> list[ChosenModel]:
 def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapshot | None:
     """A model with this node's entry alone; None where neither it nor one above has one."""
     fallback = None
-    found = []
+    versions = []
     for kept in rows:
         if kept.name == f"{_FALLBACK}{model.model}":
             fallback = kept.row
         elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
-            found.append(kept)
+            versions.append(kept)
     if model.tier == node.place.tier:
-        found = node.own_rows(model.model, model.label)
+        versions = node.own_rows(model.model, model.label)
     if model.model == GLOBAL and fallback is not None:
-        found = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
+        versions = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
         fallback = None
-    values = [kept.row for kept in found if kept.row is not None]
+    values = [kept.row for kept in versions if kept.row is not None]
     if not values and fallback is None:
         return None
-    ids = torch.tensor([kept.number for kept in found], dtype=torch.int64)
+    ids = torch.tensor([kept.number for kept in versions], dtype=torch.int64)
     width = node.task.space.width
     stacked = torch.zeros(0, width, dtype=node.task.dtype)
     if values:

@@ -42,7 +42,7 @@ from covey.runtimes.envelope import Pieces
 Seat = int
 """The id of a node in the tier below: its position in the tree, which never changes."""
 AskLane = Literal["train", "score", "order"]
-"""Training, scoring, or an order such as "commit", which runs no program of an algorithm."""
+"""Training, scoring, or an order such as "hold", which runs no program of an algorithm."""
 Status = Literal["answered", "late", "absent", "bad"]
 
 

@@ -37,6 +37,8 @@ Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
 
 ROWS = 2**28
 """Bytes of the rows of many nodes that come in one message; more come in several."""
+_CHOICE = "choice"
+"""The fact that tells (round, attempt, whether there was a quorum) of the last held rows."""
 VERSIONS = 4
 """How many versions of a row a node is taken to hold."""
 
@@ -60,6 +62,31 @@ class TreeRuntime(Runtime):
         rollbacks = disk.fact("rollbacks") or []
         self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
         disk.note(run=run)
+        if self._choice_interrupted():
+            self.rollback()
+
+    def _choice_interrupted(self) -> bool:
+        """Whether a kill has left nodes with held rows that a repeated round may not choose.
+
+        With a quorum other nodes may answer when the round is run again. Then its models and scores
+        differ. Without one, all answer as before, and the orders to hold rows are the same.
+        """
+        noted = self.server.database.fact(_CHOICE)
+        if noted is None:
+            return False
+        round, attempt, quorum = noted
+        not_good = round >= self.epoch.before and attempt == self.epoch.attempt
+        return not_good and (quorum or self.server.patience is not None)
+
+    def _note_choice(self) -> None:
+        """Let the disk know, before nodes do, that rows are held in the round under way."""
+        if self._played is None:
+            return
+        quorum = self.server.patience is not None
+        choice = [self._played, self.epoch.attempt, quorum]
+        disk = self.server.database
+        if disk.fact(_CHOICE) != choice:
+            disk.note(**{_CHOICE: choice})
 
     def _set_epoch(self, epoch: Epoch) -> None:
         self.server.epoch = epoch
@@ -85,10 +112,19 @@ class TreeRuntime(Runtime):
         """Refuse scores without those of a single device: a child left them out."""
         expected = self.server.reports_of(self.tree.tiers[-1])
         if expected and expected.isdisjoint(played.reports[0]):
+            fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
             raise TransportError(
-                f"round {round + 1}: nobody has told the scores of any device; a child of the "
-                "server is broken or hostile."
+                f"round {round + 1}: nobody has told the scores of any device, though these have "
+                f"answered: {some(self._answered())}; {fix}."
             )
+
+    def _answered(self) -> list[str]:
+        """The names of the server's children that have answered the last play."""
+        below = self.tree.tiers[1]
+        names = self.server.database.names_of_children()
+        missing = {entry.number for entry in self.server.missing if entry.tier == below}
+        seats = [seat for seat in self.server.seats if seat not in missing]
+        return [names.get(seat, f"{below}{seat}") for seat in seats]
 
     def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
         """Traffic in the order of the simulator: down from the top, then up to it."""
@@ -127,11 +163,11 @@ class TreeRuntime(Runtime):
         """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         arguments = {"name": name, "label": label}
-        found = []
+        rows = []
         for part in self._parts(tier, _row_bytes(template)):
-            found += self._order("read", {**arguments, **part}, deepest=tier)
-        mine = [kept for kept in found if kept.tier == tier]
-        return _stacked(mine, template)
+            rows += self._order("read", {**arguments, **part}, deepest=tier)
+        rows_of_tier = [kept for kept in rows if kept.tier == tier]
+        return _stacked(rows_of_tier, template)
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that nodes keep now in these (tier, name).
@@ -139,10 +175,12 @@ class TreeRuntime(Runtime):
         They replace the rows that were held under this label.
         """
         if columns:
+            self._note_choice()
             self._order("hold", {"label": label, "columns": [list(key) for key in columns]})
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing under this label any more."""
+        self._note_choice()
         self._order("release", {"label": label})
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
@@ -152,11 +190,11 @@ class TreeRuntime(Runtime):
         if self._versions_bytes() <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
-            found = together
-            if found is None:
-                found = self._versions(tier, name)
-            mine = [kept for kept in found if (kept.tier, kept.name) == (tier, name)]
-            yield _frozen(tier, name, mine, templates[tier, name])
+            versions = together
+            if versions is None:
+                versions = self._versions(tier, name)
+            of_name = [kept for kept in versions if (kept.tier, kept.name) == (tier, name)]
+            yield _frozen(tier, name, of_name, templates[tier, name])
 
     def _versions_bytes(self) -> int:
         """The bytes of all versions of all rows of all nodes, about."""
@@ -167,10 +205,10 @@ class TreeRuntime(Runtime):
 
     def _versions(self, tier: str, name: str) -> list[NodeRow]:
         """All versions of one name, of all nodes of a tier."""
-        found = []
+        versions = []
         for part in self._parts(tier, VERSIONS * _row_bytes(self.kept()[tier, name])):
-            found += self._order("freeze", {"name": name, **part}, deepest=tier)
-        return found
+            versions += self._order("freeze", {"name": name, **part}, deepest=tier)
+        return versions
 
     def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
         """What lets an order bring the rows of a tier in messages that are not too long.
@@ -242,10 +280,10 @@ class TreeRuntime(Runtime):
         if self._ending:
             arguments = {**arguments, ENDING: True}
         self.server.unreached.clear()
-        found = self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        rows_back = self.server.order(name, arguments, rows, round=round, deepest=deepest)
         if self._ending:
             self._unreached |= {(tier, number) for tier, number in self.server.unreached}
-        return found
+        return rows_back
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -20,14 +20,16 @@ from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
 from covey.deployed.owed_orders import OwedOrders
 from covey.deployed.progress import Progress
-from covey.deployed.server_run import server_run
+from covey.deployed.replay import replay
+from covey.deployed.server_run import missing_of, server_run
 from covey.deployed.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.wire import Key, Reply, Welcome
 from tests.deployed.tree import Family, family, key, until
-from tests.laws.cases import CASES, experiment
+from tests.laws.cases import CASES, differences, experiment, state
 from tests.laws.test_deployed import slow
 
 PATIENCE = Patience(seconds=0.01, quorum=1)
+FEEDBACK = {"name": "int8", "update": True, "feedback": True}
 
 
 @pytest.fixture
@@ -273,11 +275,11 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     next(run)
     (before,) = local.nodes["device", 2].own_rows("personal", "present")
     local.transport_above("device", 2).leave(2)
+    run.runtime.commit()
     run.runtime.hold("best", 0, [("device", "personal")])
     run.runtime.hold("second", 0, [("device", "personal")])
     assert not local.nodes["device", 2].own_rows("personal", "best")
     again = server_run(one, local)  # all nodes are made anew, from their disks
-    next(again)  # the first round once more, from what is written
     next(again)
     device = local.nodes["device", 2]
     (present,) = device.own_rows("personal", "present")
@@ -291,6 +293,144 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     again.runtime.commit()
     assert not OwedOrders(local.nodes["server", 0].database).facts()["owed orders"]
     local.close()
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: int) -> None:
+    """A device is away when rows are held, and back when the killed server runs the round again.
+
+    With its answer the server may choose otherwise. All hold what the run has chosen then.
+    """
+    local = LocalTree(tmp_path)
+    one = experiment(CASES["PFedMe"], score_every=1, rounds=3, seed=seed)
+    run = server_run(one, local)
+    next(run)
+    local.patience["server"] = Patience(0.05, 7)
+    local.nodes["server", 0].patience = local.patience["server"]
+    local.transport_above("device", 2).leave(2)
+    next(run)
+    assert local.nodes["server", 0].database.fact("owed orders")
+    again = server_run(one, local)  # the round was not good
+    next(again)
+    again.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    for node in local.nodes.values():
+        node.patience = None  # for those who look at the rows
+    deployed = state(again)
+    local.close()
+    repeated = replay(one, missing)
+    next(repeated)
+    next(repeated)
+    assert differences(state(repeated), deployed) == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, False), (False, True), (True, False)])
+def test_a_choice_is_undone_once_where_others_may_answer(
+    tmp_path: Path, before: bool, after: bool
+) -> None:
+    """The server had a quorum before it was killed, or has one after."""
+    one = experiment(CASES["PFedMe"], score_every=1, rounds=3)
+    quorum = {"server": Patience(9.0, 7)}
+    local = LocalTree(tmp_path)
+    if before:
+        local.patience = quorum
+    next(server_run(one, local))
+    local.patience = {}
+    if after:
+        local.patience = quorum
+    rollbacks: tuple[int, ...] = ()
+    if before or after:
+        rollbacks = (0,)
+    for _ in range(2):
+        run = server_run(one, local)
+        assert local.nodes["server", 0].epoch.rollbacks == rollbacks
+    next(run)
+    run.runtime.commit()
+    server_run(one, local)
+    assert local.nodes["server", 0].epoch.rollbacks == rollbacks
+    local.close()
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_round_that_is_run_again_knows_who_was_missing(tmp_path: Path, between: bool) -> None:
+    """A device had an ask and lost it. The round is rolled back, or the next one (`between`).
+
+    An edge wrote that the device was late, and learns that it was absent when it answers again.
+    """
+    local = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
+    one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
+    run = server_run(one, local)
+    next(run)
+    gate = threading.Event()
+
+    def lost(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        gate.wait(10)
+        return b""  # to nobody: the tree is made anew by then
+
+    local.transport_above("device", 2).take(2, lost)
+    next(run)
+    if between:
+        run.runtime.commit()
+        run = server_run(one, local)
+        gate.set()
+        next(run)
+    run.runtime.rollback()
+    again = server_run(one, local)
+    gate.set()
+    next(again)
+    again.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    deployed = state(again)
+    local.close()
+    repeated = replay(one, missing)
+    while repeated.round < again.round:
+        next(repeated)
+    assert differences(state(repeated), deployed) == []
+
+
+def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
+    """A device says with its scores that it has trained, though what it answered was refused.
+
+    The scores of its edge come too late.
+    """
+    quorum = {"server": Patience(0.3, 2), "edge": Patience(9.0, 1)}
+    local = LocalTree(tmp_path, patience=quorum)
+    one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
+    run = server_run(one, local)
+    next(run)
+    edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
+    device = local.nodes["device", edge.seats[0]]
+    gate = threading.Event()
+
+    def garbled(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        answer = device.answer(asked, common, own)
+        if asked.lane == "train":
+            return b""
+        return answer
+
+    def late(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        answer = edge.answer(asked, common, own)
+        if asked.lane == "score":
+            gate.wait(10)
+        return answer
+
+    above = local.transport_above("device", device.place.number)
+    above.take(device.place.number, garbled)
+    local.transport_above("edge", edge.place.number).take(edge.place.number, late)
+    next(run)
+    gate.set()
+    above.take(device.place.number, device.answer)
+    next(run)
+    run.runtime.commit()
+    missing = missing_of(local.nodes["server", 0].database)
+    for node in local.nodes.values():
+        node.patience = None  # for those who look at the rows
+    deployed = state(run)
+    local.close()
+    repeated = replay(one, missing)
+    while repeated.round < run.round:
+        next(repeated)
+    assert differences(state(repeated), deployed) == []
 
 
 def test_owed_orders_are_the_last_ones(tmp_path: Path) -> None:

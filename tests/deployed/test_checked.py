@@ -167,7 +167,9 @@ def test_a_server_that_hears_no_scores_says_so(folder: Path) -> None:
     for number in range(run.runtime.tree.size("device")):
         _, liar = lying(local, "device", number, 99)
         liar.change = without_reports
-    with pytest.raises(TransportError, match="round 1: nobody has told the scores of any device"):
+    text = r"round 1: nobody has told the scores of any device, .*: device0, a phone, device2, .*;"
+    local.nodes["server", 0].database.seat_children({"a phone": 1})
+    with pytest.raises(TransportError, match=rf"{text} .* covey ctl evict NAME\.$"):
         next(run)
     local.close()
 

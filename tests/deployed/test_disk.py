@@ -1,6 +1,8 @@
 """The disk of a node: what is pending, what is good, and what a crash leaves."""
 
 import signal
+import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from covey.deployed.disk import (
     number_in,
     set_fault,
 )
+from covey.deployed.local_tree import LocalTree
 from covey.deployed.node_rows import NodeRow
+from covey.deployed.server_run import server_run
 from covey.deployed.transport import Answer, AskKey
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError, TransportError
+from tests.laws.cases import CASES, experiment
 
 KEY = AskKey("run", 3, "train", 2**63 + 1, "algorithm.device", "digest")
 
@@ -96,6 +101,68 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert disk.last_key == f"{KEY}#1"
     assert disk.trained(KEY)
     disk.close()
+
+
+def test_what_cannot_be_read_names_the_file(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.end_ask(KEY, [row(1.0)], b"answer", {})
+    disk.journal(KEY, {4: Answer("answered", b"a")}, {})
+    with pytest.raises(CheckpointError, match=r"node.sqlite has lost the row 'personal' \(held\)"):
+        disk.row("personal", "held")
+    with pytest.raises(CheckpointError, match=r"no answer of 5 to run/.*; restore the disk"):
+        disk.journalled_of(KEY, 5)
+    folder = tmp_path / "folder"
+    with pytest.raises(CheckpointError, match=f"cannot copy .*node.sqlite to {folder}"):
+        disk.copy(folder / "copy")
+    disk._connection.close()
+    reads: list[Callable[[], object]] = [
+        lambda: disk.number,
+        lambda: disk.state,
+        lambda: disk.kept(),
+        lambda: disk.row("personal", "present"),
+        lambda: disk.answer(KEY),
+        lambda: disk.trained(KEY),
+        lambda: disk.journalled(KEY),
+        lambda: disk.journalled_of(KEY, 4),
+        lambda: disk.shrink(),
+    ]
+    for read in reads:
+        with pytest.raises(CheckpointError, match=r"cannot read .*node.sqlite: .*; mend the disk"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (sqlite3.OperationalError("disk I/O error"), CheckpointError, "device 2: cannot read .*;"),
+        (
+            OSError(5, "Input/output error"),
+            TransportError,
+            r"device 2 cannot go on: \[Errno 5\] .*;",
+        ),
+        (MemoryError(), TransportError, "device 2 cannot go on: MemoryError;"),
+    ],
+)
+def test_a_fault_of_a_machine_is_no_fault_of_the_program(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kind: type[CoveyError],
+    text: str,
+) -> None:
+    """The server's exit code lets systemd start it again."""
+    local = LocalTree(tmp_path)
+    run = server_run(experiment(CASES["PFedMe"], score_every=9, rounds=2), local)
+    disk = local.nodes["device", 2].database
+
+    def broken(*_: object) -> None:
+        with disk._reading():
+            raise error
+
+    monkeypatch.setattr(disk, "answer", broken)
+    with pytest.raises(kind, match=text):
+        next(run)
+    local.close()
 
 
 def test_every_change_has_a_number(tmp_path: Path) -> None:
