@@ -51,7 +51,7 @@ OWED = "owed"
 GOOD_OWED = "good owed"
 """The same after the last good round, to which a rollback returns."""
 OWED_ORDERS = "owed orders"
-"""The fact that lists (key, request, children) of orders that were not followed."""
+"""The fact that lists (key, label, request, children) of orders that were not followed."""
 _TABLES = (
     # data is NULL where a held version is released
     "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
@@ -613,10 +613,10 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
                 owed.append([key, [round, lane, path, tier, moved[seat], status]])
         _note(connection, {name: owed})
     orders = []
-    for key, request, seats in _listed(connection, OWED_ORDERS):
+    for key, label, request, seats in _listed(connection, OWED_ORDERS):
         owing = [moved[seat] for seat in seats if seat in moved]
         if owing:
-            orders.append([key, request, owing])
+            orders.append([key, label, request, owing])
     _note(connection, {OWED_ORDERS: orders})
     connection.execute("DELETE FROM journal")
 

@@ -23,7 +23,7 @@ from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
-from covey.deployed.owed_orders import OwedOrders
+from covey.deployed.owed_orders import FollowedOrders, OwedOrders
 from covey.deployed.stored import Stored
 from covey.deployed.transport import (
     Answer,
@@ -64,7 +64,7 @@ are away, and takes no rows of those that keep them.
 END_SECONDS = 60.0
 """How long such an order waits at least, where there is a quorum."""
 _ENDED = 32
-"""How many trainings, and how many orders, a node remembers to have ended."""
+"""How many trainings a node remembers to have ended."""
 _ONCE = ("hold", "release")
 """Orders that depend on when they are followed: one that comes again is not followed again."""
 _MUCH = 2**23
@@ -658,20 +658,20 @@ class Node(Station):
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
         answers = self._reach().ask(key, common, own, patience, check, check.most)
-        self._note_owed_orders(name, key, own, answers)
+        self._note_owed_orders(key, arguments.get("label", ""), own, answers)
         return out + self._rows_of_orders(name, answers)
 
     def _note_owed_orders(
-        self, name: str, key: AskKey, own: Mapping[Seat, bytes], answers: Mapping[Seat, Answer]
+        self, key: AskKey, label: str, own: Mapping[Seat, bytes], answers: Mapping[Seat, Answer]
     ) -> None:
         """Remember who has not followed an order that depends on when it is followed."""
         owing = {}
         for seat, answer in answers.items():
             if answer.status == "answered":
                 self._owed_orders.settle(seat)
-            elif name in _ONCE:
+            elif key.program in _ONCE:
                 owing[seat] = own[seat]
-        self._owed_orders.add(key, owing)
+        self._owed_orders.add(key, label, owing)
 
     def _order_patience(
         self, name: str, arguments: Mapping[str, Any], asked: int
@@ -767,14 +767,15 @@ class Node(Station):
         """As `_follow`, but not again where an order comes again.
 
         After a broken connection a parent cannot know whether its order was followed, and sends it
-        again. The node may have trained meanwhile.
+        again. The node may have trained meanwhile. So an order is not followed either where a later
+        one on the same label was.
         """
         if asked is None or name not in _ONCE:
             return self._follow(name, arguments, rows, round)
-        orders: list[str] = self.database.fact("orders") or []
-        if str(asked) not in orders:
+        followed = FollowedOrders(self.database)
+        if not followed.includes(arguments["label"], asked):
             self._follow(name, arguments, rows, round)
-            self.database.note(orders=[*orders, str(asked)][-_ENDED:])
+            followed.add(arguments["label"], asked)
         return []
 
     def _follow(

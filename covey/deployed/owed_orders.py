@@ -1,4 +1,4 @@
-"""Orders that children have not followed yet, as a parent's disk remembers them.
+"""Orders that children have not followed yet, and those that they have, as disks remember them.
 
 A transport holds such orders in memory, and sends them when a child is back. A parent that is
 started again hands them to its new transport. A child that has followed one meanwhile knows its
@@ -8,51 +8,55 @@ key, and does not follow it again.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from covey.deployed.disk import OWED_ORDERS, Disk
 from covey.deployed.transport import AskKey, Seat, Transport
 
-_REMEMBERED = 32
-"""Orders of a parent, as many as its children know that they have followed."""
+_FOLLOWED = "followed orders"
+"""The fact that tells, by label, when the last order was given, and the keys of that time."""
 
 
 @dataclass
 class OwedOrders:
-    """The last orders that some children did not follow."""
+    """The orders that some children did not follow: for each child, the last one of each label.
+
+    An order on a label replaces the earlier ones. A child that is away does not train, so it would
+    hold the same row for each of them.
+    """
 
     disk: Disk
     _requests: dict[AskKey, dict[Seat, bytes]] = field(default_factory=dict)
     """What each child still has to get, by the key of the order."""
+    _labels: dict[AskKey, str] = field(default_factory=dict)
+    """The label of the rows that an order holds or releases."""
 
     def __post_init__(self) -> None:
-        for key, data, seats in self.disk.fact(OWED_ORDERS) or []:
+        for key, label, data, seats in self.disk.fact(OWED_ORDERS) or []:
             request = b64decode(data)
-            self._of(AskKey.from_dict(key)).update(dict.fromkeys(seats, request))
+            self._put(AskKey.from_dict(key), label, dict.fromkeys(seats, request))
 
     def hand_to(self, transport: Transport) -> None:
         """Let a new transport send them."""
         for key, requests in self._requests.items():
             transport.owe(key, requests)
 
-    def add(self, key: AskKey, requests: Mapping[Seat, bytes]) -> None:
+    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
         """Some children did not follow an order in time; the disk knows it when this returns."""
         if not requests:
             return
-        self._of(key).update(requests)
-        while len(self._requests) > _REMEMBERED:
-            del self._requests[next(iter(self._requests))]
+        for earlier, earlier_label in list(self._labels.items()):
+            if earlier_label == label:
+                self._drop(earlier, requests)
+        self._put(key, label, requests)
         self.disk.note(**self.facts())
 
     def settle(self, seat: Seat) -> None:
         """A child has answered a later request, so it has followed all orders before."""
         for key in list(self._requests):
-            requests = self._requests[key]
-            requests.pop(seat, None)
-            if not requests:
-                del self._requests[key]
+            self._drop(key, [seat])
 
     def facts(self) -> dict[str, Any]:
         """What the disk is to remember; children with the same request share it."""
@@ -62,8 +66,54 @@ class OwedOrders:
             for seat, request in requests.items():
                 seats.setdefault(request, []).append(seat)
             for request, owing in seats.items():
-                entries.append([key.as_dict(), b64encode(request).decode(), owing])
+                text = b64encode(request).decode()
+                entries.append([key.as_dict(), self._labels[key], text, owing])
         return {OWED_ORDERS: entries}
 
-    def _of(self, key: AskKey) -> dict[Seat, bytes]:
-        return self._requests.setdefault(key, {})
+    def _put(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
+        self._labels[key] = label
+        self._requests.setdefault(key, {}).update(requests)
+
+    def _drop(self, key: AskKey, seats: Iterable[Seat]) -> None:
+        """These children owe an order no more."""
+        requests = self._requests[key]
+        for seat in seats:
+            requests.pop(seat, None)
+        if not requests:
+            del self._requests[key]
+            del self._labels[key]
+
+
+@dataclass(frozen=True)
+class FollowedOrders:
+    """The last orders that a node has followed, by their label."""
+
+    disk: Disk
+
+    def includes(self, label: str, key: AskKey) -> bool:
+        """Whether this order was followed, or a later one on the same label."""
+        last_time, last_keys = self._last(label)
+        if last_time is None or last_time[0] != key.run or last_time < _time(key):
+            return False
+        return last_time > _time(key) or str(key) in last_keys
+
+    def add(self, label: str, key: AskKey) -> None:
+        """An order was followed; the disk knows it when this returns."""
+        last_time, last_keys = self._last(label)
+        keys = [str(key)]
+        if last_time == _time(key):
+            keys = [*last_keys, str(key)]
+        self.disk.note(**{_FOLLOWED: {**self._all(), label: [_time(key), keys]}})
+
+    def _all(self) -> dict[str, Any]:
+        return self.disk.fact(_FOLLOWED) or {}
+
+    def _last(self, label: str) -> tuple[list[Any] | None, list[str]]:
+        """When the last order on a label was given, and the keys of the orders of that time."""
+        time, keys = self._all().get(label, (None, []))
+        return time, keys
+
+
+def _time(key: AskKey) -> list[Any]:
+    """Grows within a run: a round that is run again is a later attempt."""
+    return [key.run, key.attempt, key.round]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import covey
 from covey.deployed.disk import Disk
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
-from covey.deployed.owed_orders import OwedOrders
+from covey.deployed.owed_orders import FollowedOrders, OwedOrders
 from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
 from covey.deployed.server_run import missing_of, server_run
@@ -433,22 +434,45 @@ def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
     assert differences(state(repeated), deployed) == []
 
 
-def test_owed_orders_are_the_last_ones(tmp_path: Path) -> None:
+def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
     """Children with the same request share it; what a child has followed is forgotten."""
     disk = Disk(tmp_path / "node.sqlite")
     orders = OwedOrders(disk)
-    for number in range(40):
-        orders.add(key(number, "order"), {0: b"same", 1: b"same", 2: b"other"})
-    entries = disk.fact("owed orders")
-    assert [entry[2] for entry in entries[:2]] == [[0, 1], [2]]
-    assert {entry[0]["round"] for entry in entries} == set(range(8, 40))
+    orders.add(key(0, "order"), "chosen global", {0: b"old", 2: b"old"})
+    for number in range(1, 40):
+        requests = {0: b"same", 1: b"same", 2: b"other"}
+        orders.add(key(number, "order"), "chosen personal", requests)
+    orders.add(key(40, "order"), "chosen personal", {2: b"last"})
+    rounds = [(entry[0]["round"], entry[3]) for entry in disk.fact("owed orders")]
+    assert rounds == [(0, [0, 2]), (39, [0, 1]), (40, [2])]
     again = OwedOrders(disk)
     assert again.facts() == orders.facts()
     again.settle(2)
-    assert {tuple(entry[2]) for entry in again.facts()["owed orders"]} == {(0, 1)}
+    assert [entry[3] for entry in again.facts()["owed orders"]] == [[0], [0, 1]]
     disk.seat_children({"a": 0, "b": 1, "c": 2})
     disk.seat_children({"b": 0, "d": 1})
-    assert {tuple(entry[2]) for entry in disk.fact("owed orders")} == {(0,)}
+    assert [entry[3] for entry in disk.fact("owed orders")] == [[0]]
+    disk.close()
+
+
+def test_an_order_before_the_last_one_of_its_label_is_not_followed(tmp_path: Path) -> None:
+    """However many orders a child has followed since, or a round that was run again."""
+    disk = Disk(tmp_path / "node.sqlite")
+    followed = FollowedOrders(disk)
+    first = key(0, "order")
+    followed.add("chosen global", first)
+    for number in range(100):
+        assert not followed.includes("chosen personal", key(number, "order"))
+        followed.add("chosen personal", key(number, "order"))
+    again = FollowedOrders(disk)
+    assert again.includes("chosen global", first)
+    assert all(again.includes("chosen personal", key(number, "order")) for number in range(100))
+    other = replace(key(99, "order"), program="release")  # of the same round
+    assert not again.includes("chosen personal", other)
+    again.add("chosen personal", other)
+    assert again.includes("chosen personal", key(99, "order"))
+    assert not again.includes("chosen personal", replace(key(50, "order"), attempt=1))
+    assert not again.includes("chosen personal", replace(key(0, "order"), run="another"))
     disk.close()
 
 
