@@ -190,13 +190,15 @@ def load(
     path: Path | None,
     changes: Sequence[str] = (),
     notes: list[str] | None = None,
+    *,
+    fix: str = "`covey run` without a file runs the demo",
 ) -> Config:
     """The experiment in a file (None: the demo), wholly checked.
 
     `changes` such as "algorithm.lam1=15" are applied first. `notes` is given what the user should
-    know of it.
+    know of it. `fix` says what to do where there is no such file.
     """
-    table = _read(path)
+    table = _read(path, fix)
     if path is not None:
         modules.look_beside(path)
         _resolve_paths(table, path.parent)
@@ -235,15 +237,13 @@ def change(table: dict[str, Any], text: str) -> None:
     _resolve_paths(table, Path.cwd())
 
 
-def _read(path: Path | None) -> dict[str, Any]:
+def _read(path: Path | None, fix: str) -> dict[str, Any]:
     if path is None:
         return tomllib.loads(DEMO.read_text(encoding="utf-8"))
     try:
         return parsed(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no file {path}; `covey run` without a file runs the demo."
-        ) from error
+        raise ConfigError(f"there is no file {path}; {fix}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
 

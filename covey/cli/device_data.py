@@ -81,7 +81,7 @@ def check_whole_paths(processes: list[Process]) -> None:
                 raise ConfigError(f'deploy.data: {seat} has "{file}"; {rule}.')
 
 
-def beside(config: Config, folder: Path) -> Config:
+def with_whole_paths(config: Config, folder: Path) -> Config:
     """The same experiment, with files of devices on this machine, relative to a folder."""
     deploy = dict(config.deploy or {})
     files = deploy.get("data")

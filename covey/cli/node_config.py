@@ -44,11 +44,7 @@ class NodeFile(BaseModel):
 
         `names` are those that a user gave the nodes of the tree.
         """
-        seats = seats_of(tree, names)
-        for name in self.seats:
-            if name not in seats:
-                raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
-        own = tuple(seats[name] for name in self.seats)
+        own = tuple(seats_in(tree, self.seats, names))
         self._check(own[0].parent, own[0].children)
         self._check_group(own, above_devices=tree.tiers[-2])
         return Process(
@@ -114,6 +110,15 @@ class NodeFile(BaseModel):
         for key, address in (("node.parent", self.parent), ("node.listen", self.listen)):
             if address is not None:
                 split_address(address, _PORT, key)
+
+
+def seats_in(tree: Tree, wanted: Sequence[str], names: Names | None = None) -> list[NamedSeat]:
+    """The seats of these names; an error where the tree has none of such a name."""
+    seats = seats_of(tree, names)
+    for name in wanted:
+        if name not in seats:
+            raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
+    return [seats[name] for name in wanted]
 
 
 def load(path: Path) -> NodeFile:

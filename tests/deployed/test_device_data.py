@@ -11,7 +11,7 @@ import torch
 import covey
 from covey.cli.config import Config, load
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import beside, own_data, own_examples
+from covey.cli.device_data import own_data, own_examples, with_whole_paths
 from covey.data import Part, Shards, census
 from covey.data.shards import SPLITS
 from covey.deployed.plan import Settings
@@ -211,7 +211,7 @@ def test_the_place_of_a_file_depends_on_no_folder(config: Config, tmp_path: Path
     here = config.model_copy(update={"deploy": deploy})
     with pytest.raises(ConfigError, match=r'device0 has "device0.csv"; .* whole path'):
         Deployment.of(here)
-    local = Deployment.of(beside(here, tmp_path), local=True)
+    local = Deployment.of(with_whole_paths(here, tmp_path), local=True)
     assert local.processes[-1].data == {"device2": str(tmp_path / "device2.csv")}
 
 
