@@ -35,7 +35,7 @@ from covey.deployed.own_models import FOLDER as MODELS
 from covey.deployed.own_models import replace_text
 from covey.deployed.plan import Process
 from covey.errors import ConfigError
-from covey.runs import record, status
+from covey.runs import checkpoint, record, status
 from covey.runs.record import Round
 
 _PROCESS_BYTES = 10**8
@@ -124,15 +124,27 @@ class LocalTree:
             raise ConfigError(f"{self.out} holds a run of {before.rounds} rounds; {fix}.")
 
     def _finished(self, console: Console) -> bool:
-        """Whether all rounds were run before, which is said."""
+        """Whether the run has all its rounds and rows from before, which is said."""
         if status.read(self.folder).state != "finished":
             return False
         rounds = self.deployment.config.rounds
         if rounds > load_config(self.folder / "config.toml").rounds:
             return False
+        lacks = self._lacks()
+        if lacks is not None:
+            console.print(escape(f"note: {self.folder} lacks {lacks}; the tree completes it"))
+            return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
         console.print(escape(f"note: {self.out} has run all rounds before; {more}"))
         return True
+
+    def _lacks(self) -> str | None:
+        """Whose rows the server's folder lacks, and can get; None: it has all."""
+        if not self.deployment.deploy.share_rows:
+            return None
+        saved = checkpoint.read(Folder(self.folder).checkpoint, tensors=False)
+        lacks: str | None = saved.facts.get(checkpoint.LACKS)
+        return lacks
 
     def _rewrite(self, processes: list[Process]) -> None:
         """Give processes that were started before new ports, and the experiment of now."""

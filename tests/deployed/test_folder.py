@@ -16,10 +16,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rich.console import Console
 
 import covey
-from covey.cli import deploy_config, outcome, server_folder
+from covey.cli import deploy_config, deploy_local, outcome, server_folder
 from covey.cli.config import Config, load
+from covey.cli.deployment import Deployment
 from covey.cli.folder import Folder
 from covey.cli.replay import run_folder
 from covey.cli.server_folder import REPLAY, ServerFolder
@@ -264,6 +266,9 @@ def test_a_run_ends_without_nodes_that_are_away(
     monkeypatch.setattr(node, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
+    local = deploy_local.LocalTree(
+        Deployment.of(config, local=True), tmp_path, insecure=True, command=""
+    )
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
         tree = LocalTree(tmp_path, patience=quorum if away else None)
@@ -274,6 +279,7 @@ def test_a_run_ends_without_nodes_that_are_away(
                 tree.transport_above("device", 2).leave(2)
             rounds_of(run, folder)
         tree.close()
+        assert local._finished(Console(quiet=True)) is not away  # `covey deploy local` goes on
         if not away:
             assert run.runtime.lacks is None
             continue
