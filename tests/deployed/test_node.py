@@ -119,8 +119,8 @@ def test_a_device_that_is_refused_keeps_its_files(tmp_path: Path) -> None:
     own = tmp_path / "own" / "device0" / "config.toml"
     own.parent.mkdir(parents=True)
     own.write_text("before", encoding="utf-8")
-    words = ["--name", "device0", "--parent", parent.process.listen, "--experiment", file]
-    words += ["--state", tmp_path / "own", "--control-port", free_ports(1)[0]]
+    words: list[object] = ["--name", "device0", "--parent", parent.process.listen]
+    words += ["--experiment", file, "--state", tmp_path / "own", "--control-port", free_ports(1)[0]]
     with parent.running(None):
         parent.node(parent.process.seats[0])
         result = command("node", "--insecure", *words)
@@ -131,7 +131,7 @@ def test_a_device_that_is_refused_keeps_its_files(tmp_path: Path) -> None:
 def test_other_users_cannot_read_a_state(tmp_path: Path) -> None:
     state = tmp_path / "state"
     file = written(tmp_path / "experiment.toml")
-    words = ["--name", "device0", "--parent", "localhost:1", "--experiment", file]
+    words: list[object] = ["--name", "device0", "--parent", "localhost:1", "--experiment", file]
     words += ["--control-port", free_ports(1)[0], "--state", state / "device0"]
     with patch.object(Member, "serve"):
         assert command("node", "--insecure", *words).code == 0

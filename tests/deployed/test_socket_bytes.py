@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from covey.cli.ctl import on_sockets
+from covey.cli.ctl_screen import on_sockets
 from covey.deployed.progress import Progress
 from covey.deployed.socket_bytes import SocketBytes, SocketCounts, counted
 
