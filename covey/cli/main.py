@@ -9,7 +9,7 @@ import sys
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tomli_w
 import torch
@@ -399,17 +399,33 @@ def main() -> None:
         app(prog_name="covey")  # as `python -m covey` too
     except KeyboardInterrupt:
         sys.exit(130)
-    except (BrokenPipeError, Interrupted, CoveyError) as error:
-        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-        if not isinstance(error, BrokenPipeError) and joined().speaks_of(error):
-            Console(stderr=True, soft_wrap=True, highlight=False).print(
-                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
-            )
-        sys.exit(code)
+    except BrokenPipeError:
+        sys.exit(4)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        _exit(_closed(error))
+    except (Interrupted, CoveyError) as error:
+        _exit(error)
+
+
+def _closed(error: PermissionError) -> ConfigError:
+    """A file that is not this user's; the state of a node is closed to all others."""
+    fix = "run the command as its owner, such as covey, or as root"
+    return ConfigError(f"{error.filename} is closed to this user; {fix}.")
+
+
+def _exit(error: Interrupted | CoveyError) -> NoReturn:
+    """End with an error as one line, and with its exit code."""
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    if joined().speaks_of(error):
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
+        )
+    sys.exit(code)
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4,
     Interrupted: 130,
     DivergedError: 3,
     CheckpointError: 4,
@@ -503,7 +519,7 @@ _EXTRAS = {
 def _extra(extra: str, modules: tuple[str, ...]) -> str:
     lacking = [module for module in modules if find_spec(module) is None]
     if lacking:
-        return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')"
+        return f"lacks {', '.join(lacking)} (in the clone: pip install '.[{extra}]')"
     return "installed"
 
 
