@@ -131,7 +131,10 @@ def load(path: Path) -> NodeFile:
     node = table.get("node")
     if not isinstance(node, dict) or len(table) > 1:
         raise ConfigError(f"{path} is no file of a node: it must have the table [node] alone.")
-    return read(node)
+    try:
+        return read(node)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def read(table: Mapping[str, Any]) -> NodeFile:

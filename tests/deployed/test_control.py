@@ -398,7 +398,7 @@ def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Pat
     assert covey("ctl", "pause", "--plan", plan).code == 0
     file.write_text("[node]\n", encoding="utf-8")
     broken = covey("ctl", "status", "--plan", plan)
-    assert (broken.code, "node." in broken.err) == (2, True)
+    assert (broken.code, f"{file}: node." in broken.err) == (2, True)
 
 
 def test_a_control_port_with_a_revoked_certificate_is_refused(
