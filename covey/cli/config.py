@@ -292,19 +292,29 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
     data = table.get("data")
     if isinstance(data, dict):
         for key in ("path", "data_dir"):
-            _resolve_path(data, key, folder)
+            _resolve_path(data, key, folder, "data.")
     model = table.get("model")
     if isinstance(model, dict) and str(model.get("weights")).endswith(".safetensors"):
-        _resolve_path(model, "weights", folder)
+        _resolve_path(model, "weights", folder, "model.")
     radio = table.get("radio")
     if isinstance(radio, dict) and isinstance(radio.get("devices"), dict):
-        _resolve_path(radio["devices"], "table", folder)
+        _resolve_path(radio["devices"], "table", folder, "radio.devices.")
 
 
-def _resolve_path(table: dict[str, Any], key: str, folder: Path) -> None:
+def _resolve_path(table: dict[str, Any], key: str, folder: Path, prefix: str = "") -> None:
+    """Make the path under a key whole; `prefix` is the table's place in the file."""
     path = table.get(key)
     if isinstance(path, str) and path != "none":
-        table[key] = str((folder / Path(path).expanduser()).resolve())
+        table[key] = str((folder / expanded(path, f"{prefix}{key}")).resolve())
+
+
+def expanded(text: str, key: str) -> Path:
+    """A path with the home folder for its ~; an error where there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        reason = "this machine has no such user; give the whole path"
+        raise ConfigError(f'{key} = "{text}": {reason}.') from error
 
 
 def _as_file(name: str) -> str:
