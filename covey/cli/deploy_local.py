@@ -181,16 +181,18 @@ class LocalTree:
             raise Interrupted(f"{state}; go on with: {self.command}")
 
     def _show(self, console: Console, tree: LocalProcesses, records: NewRecords, done: int) -> None:
-        hidden = () if self.deployment.experiment.algorithm.learns_global else ("global",)
+        hidden: tuple[str, ...] = ("global",)
+        if self.deployment.experiment.algorithm.learns_global:
+            hidden = ()
         rounds = self.deployment.config.rounds
         with (
             tree.started(),
             show.progress(console, label="", rounds=rounds, done=done, hidden=hidden) as shown,
         ):
-            waiting = StartWords(console, tree)
+            progress = StartProgress(console, tree)
             try:
                 for _ in tree.watch():
-                    waiting.look()
+                    progress.report_if_due()
                     for record in records.new():
                         shown([record])
             except KeyboardInterrupt:
@@ -198,7 +200,7 @@ class LocalTree:
                 raise
 
 
-class StartWords:
+class StartProgress:
     """Says now and then how many processes have started, until all have: each imports torch."""
 
     def __init__(self, console: Console, tree: LocalProcesses) -> None:
@@ -208,8 +210,8 @@ class StartWords:
         self._next = self._began + _START_WORDS
         self._all = False
 
-    def look(self) -> None:
-        """Say it, if it is time."""
+    def report_if_due(self) -> None:
+        """Say how many have started, if it is time."""
         now = time.monotonic()
         if self._all or now < self._next:
             return
@@ -279,13 +281,13 @@ class NewRecords:
 
 def _unlike(before: Mapping[str, Any], now: Mapping[str, Any], *, census: bool) -> str | None:
     """The first setting that differs, with both values; None where none does."""
-    ours = dict(_flat(now))
-    theirs = dict(_flat(before))
-    for key in sorted(ours.keys() | theirs.keys()):
+    values_before = dict(_flat(before))
+    values_now = dict(_flat(now))
+    for key in sorted(values_before.keys() | values_now.keys()):
         if key in _MAY_CHANGE or (census and key == "data.path"):
             continue
-        if ours.get(key) != theirs.get(key):
-            return f"{key} = {theirs.get(key)!r}, not {ours.get(key)!r}"
+        if values_before.get(key) != values_now.get(key):
+            return f"{key} = {values_before.get(key)!r}, not {values_now.get(key)!r}"
     return None
 
 
