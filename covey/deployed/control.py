@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,6 +38,7 @@ ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first."""
 _SECONDS = 10.0  # that a request may take
+_MOST = 64  # connections at a time: each takes a thread and a descriptor of the node
 _POLL = 0.05  # s between two looks whether the port is to be closed
 _PROCESS = "X-Covey-Process"
 """A header with the name of the process that is meant: other nodes may have its port elsewhere."""
@@ -78,13 +79,15 @@ class Control:
         self.log = log
         self._seat_orders = {"evict": evict, "admit": admit}
         self.identity = None
+        context = None
         if not is_loopback(host):
             if identity is None:
                 fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
                 raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
             self.identity = identity
+            context = _context(identity, ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._server = _Server((host, port), self)
+            self._server = _Server((host, port), self, context)
         except OSError as error:
             fix = "give another control_host or control_port"
             if error.errno == errno.EADDRINUSE:
@@ -117,6 +120,8 @@ class Control:
     def obey(self, order: str, seat: str | None) -> str:
         """Carry out an order; return what was done."""
         if order == "pause":
+            if self.progress.draining:
+                raise ConfigError(f"{self.progress.process} is draining, and cannot be paused.")
             self.progress.pause()
             return "paused: what is under way ends, nothing new begins"
         if order == "resume":
@@ -146,17 +151,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], control: Control) -> None:
+    def __init__(
+        self, address: tuple[str, int], control: Control, context: ssl.SSLContext | None
+    ) -> None:
         self.control = control
+        self._context = context
         self._until: dict[Any, float] = {}
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Requests)
-        self._context: ssl.SSLContext | None = None
-        if control.identity is not None:
-            self._context = _context(control.identity, ssl.PROTOCOL_TLS_SERVER)
+        if context is not None:
             # A handshake is in the thread of its connection: a silent peer stops no other.
-            self.socket = self._context.wrap_socket(
+            self.socket = context.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
 
@@ -172,7 +178,9 @@ class _Server(ThreadingHTTPServer):
         return super().get_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, within a time."""
+        """Answer a connection in a thread of its own, within a time; the oldest make room."""
+        for oldest in list(self._until)[: max(0, len(self._until) - _MOST + 1)]:
+            self._end(oldest)
         self._until[request] = time.monotonic() + _SECONDS
         super().process_request(request, client_address)
 
@@ -186,8 +194,13 @@ class _Server(ThreadingHTTPServer):
         now = time.monotonic()
         for request, until in list(self._until.items()):
             if now > until:
-                with suppress(OSError):
-                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+                self._end(request)
+
+    def _end(self, request: Any) -> None:
+        """End a connection; its thread sees that it has ended."""
+        self._until.pop(request, None)
+        with suppress(OSError):
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what goes wrong with a connection, such as a handshake that fails."""
@@ -384,14 +397,13 @@ def drained(progress: Progress, log: EventLog) -> Iterator[None]:
             progress.drain()
 
     thread = threading.Thread(target=obey, name="covey-signals", daemon=True)
-    thread.start()
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, reading)
+        stack.callback(os.close, writing)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(os.write, writing, bytes([_NO_SIGNAL]))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, hear)  # an error outside of the main thread
+            stack.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.write(writing, bytes([_NO_SIGNAL]))
-        thread.join()
-        os.close(reading)
-        os.close(writing)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 from covey.cli import ctl
 from covey.cli.ctl_screen import merged, waiting
 from covey.deployed import control as control_module
-from covey.deployed.certificates import Authority, Identity
+from covey.deployed.certificates import KEY, Authority, Identity
 from covey.deployed.control import Control, call, drained
 from covey.deployed.events import HIDDEN, EventLog
 from covey.deployed.progress import Progress, SeatProgress
@@ -458,3 +458,102 @@ def test_the_screen_says_that_a_certificate_ends_soon(progress: Progress, tmp_pa
     assert waiting([progress.as_dict()]) == []
     (identity.folder / "certificate.pem").unlink()
     assert progress.as_dict()["certificate_left"] is None
+
+
+def test_signals_that_cannot_be_taken_leave_nothing_open(progress: Progress) -> None:
+    """Python lets the main thread alone take signals."""
+    errors = []
+
+    def elsewhere() -> None:
+        try:
+            with drained(progress, EventLog("edge0", io.StringIO())):
+                pass
+        except ValueError as error:
+            errors.append(str(error))
+
+    before = open_pipes()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
+    assert open_pipes() == before
+    assert "covey-signals" not in [thread.name for thread in threading.enumerate()]
+
+
+def open_pipes() -> set[str]:
+    """The pipes of this process, where the system tells them."""
+    out = set()
+    for path in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):
+            out.add(os.readlink(path))
+    return {target for target in out if target.startswith("pipe:")}
+
+
+def test_a_control_port_without_a_valid_certificate_listens_nowhere(
+    progress: Progress, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    identity = Identity(Authority.create(tmp_path).issue("edge0"))
+    (identity.folder / KEY).write_text("none", encoding="utf-8")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConfigError, match="no private key") as raised:
+        Control(progress, host="0.0.0.0", port=port, identity=identity)
+    socket.create_server(("0.0.0.0", port)).close()  # while the error is still looked at
+    del raised
+
+
+def test_a_seat_that_comes_during_a_look_breaks_nothing(progress: Progress) -> None:
+    """The control port answers while a process still makes its nodes."""
+
+    class Slow(SeatProgress):
+        """A seat during whose look another thread adds seats."""
+
+        @property
+        def awaited(self) -> bool:
+            thread.start()
+            thread.join(0.1)
+            return False
+
+    def add() -> None:
+        progress.handler("late", lambda key, common, own: b"")
+        progress.transport({7: "later"}, Children())
+
+    thread = threading.Thread(target=add)
+    progress.seats["device0"] = Slow(own=False)
+    assert "late" not in str(progress.as_dict())
+    thread.join()
+    assert {"late", "later"} <= set(progress.seats)
+
+
+def test_a_draining_node_is_not_paused(control: Control) -> None:
+    """It would wait in the middle of its end."""
+    place = ("127.0.0.1", control.port)
+    call("POST", place, "/stop")
+    with pytest.raises(ConfigError, match="is draining"):
+        call("POST", place, "/pause")
+    control.progress.pause()
+    control.progress.gate()
+    assert control.progress.state == "draining"
+
+
+def test_silent_connections_make_room_for_an_operator(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a thread and a descriptor of the node, for as long as a request may take."""
+    monkeypatch.setattr(control_module, "_MOST", 4)
+    place = ("127.0.0.1", control.port)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(place, 5)) for _ in range(10)]
+        assert json.loads(call("GET", place, "/status"))["process"] == "edge0"
+        assert silent[0].recv(1) == b""  # the oldest was ended
+        assert sum(connection_ended(connection) for connection in silent) >= 6
+        assert not connection_ended(silent[-1])
+
+
+def connection_ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended a connection that is silent otherwise."""
+    connection.settimeout(0.1)
+    with suppress(TimeoutError):
+        return connection.recv(1) == b""
+    return False
