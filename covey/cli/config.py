@@ -191,7 +191,7 @@ def load(
     changes: Sequence[str] = (),
     notes: list[str] | None = None,
     *,
-    fix: str = "`covey run` without a file runs the demo",
+    fix: str = "give the path of an experiment file",
 ) -> Config:
     """The experiment in a file (None: the demo), wholly checked.
 

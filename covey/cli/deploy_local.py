@@ -30,7 +30,7 @@ from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted, stoppable
 from covey.deployed import plan_files
-from covey.deployed.local import LocalProcesses, ProcessFailed, on_this_machine
+from covey.deployed.local import GRACE, LocalProcesses, ProcessFailed, on_this_machine
 from covey.deployed.own_models import FOLDER as MODELS
 from covey.deployed.own_models import replace_text
 from covey.deployed.plan import Process
@@ -163,7 +163,11 @@ class LocalTree:
         console.print(
             escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         )
-        tree = LocalProcesses(self.out, names, insecure=self.insecure)
+
+        def say(text: str) -> None:
+            console.print(escape(text))
+
+        tree = LocalProcesses(self.out, names, insecure=self.insecure, say=say)
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -175,7 +179,8 @@ class LocalTree:
             state = f"all processes are stopped after round {records.rounds}"
             raise Interrupted(f"{state}; go on with: {self.command}") from None
         except ProcessFailed as error:
-            raise ProcessFailed(f"{error} After the repair, go on with: {self.command}") from error
+            text = f"{error} After the repair, go on with: {self.command}"
+            raise ProcessFailed(text, error.code) from error
         if status.read(self.folder).state != "finished":
             state = f"the server was stopped after round {records.rounds}"
             raise Interrupted(f"{state}; go on with: {self.command}")
@@ -196,7 +201,8 @@ class LocalTree:
                     for record in records.new():
                         shown([record])
             except KeyboardInterrupt:
-                console.print("stopping: the server ends its round, then every process ends")
+                rest = "what takes longer is run again at the next start"
+                console.print(f"stopping: the server has {GRACE:.0f} s to end its round; {rest}")
                 raise
 
 

@@ -52,6 +52,7 @@ from covey.cli.reproduce import reproduce
 from covey.cli.sweep import sweep
 from covey.cli.watch import watch
 from covey.data import inventory
+from covey.deployed.local import ProcessFailed
 from covey.errors import (
     CheckpointError,
     ConfigError,
@@ -183,7 +184,7 @@ def run(
             _check_resumed(resume_from, out, path)
             folder, summary = resume(resume_from, changes, console, sys.argv, experiments, makers)
         else:
-            config = load_and_note(console, path, changes)
+            config = load_and_note(console, path, changes, demo=True)
             forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
             folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if not ranks.leads:
@@ -376,7 +377,7 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
     """
     path, changes = split(arguments)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    config = load_and_note(console, path, changes)
+    config = load_and_note(console, path, changes, demo=True)
     facts = _diagnose(config)
     if as_json:
         print(json.dumps(facts))
@@ -418,6 +419,8 @@ def _closed(error: PermissionError) -> ConfigError:
 def _exit(error: Interrupted | CoveyError) -> NoReturn:
     """End with an error as one line, and with its exit code."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    if isinstance(error, ProcessFailed):
+        code = error.exit_code
     if joined().speaks_of(error):
         Console(stderr=True, soft_wrap=True, highlight=False).print(
             f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"

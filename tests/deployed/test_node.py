@@ -156,3 +156,12 @@ def test_a_run_that_is_stopped_is_never_finished(served: Path, tmp_path: Path) -
         rounds_of(server_run(config.experiment(config.seed), tree), folder, stop=1)
     tree.close()
     assert states == ["running", "stopped"]
+
+
+def test_a_missing_experiment_is_no_word_on_the_demo(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.toml"
+    words = ["--name", "device0", "--insecure", "--experiment", absent]
+    assert "; give --experiment." in command("node", *words).err
+    planning = command("deploy", "plan", absent, "--out", tmp_path / "out")
+    assert "; give the path of an experiment file." in planning.err
+    assert "or none for the demo" in command("run", absent).err
