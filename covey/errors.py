@@ -8,7 +8,8 @@ CoveyError
 ├── ProgramError     an algorithm file that breaks the rules of its tier
 ├── DivergedError    training produced a number that is not finite
 ├── DecodeError      bytes that are not a message (also a ValueError)
-├── CheckpointError  a checkpoint that is corrupt, or of another experiment
+├── CheckpointError  a checkpoint that is corrupt
+│   └── OtherExperiment  one that is of another experiment
 ├── RankError        another process of a sharded run has ended, or does something else
 └── TransportError   another node of a deployed tree is refused, or cannot be reached
 """
@@ -52,6 +53,10 @@ class DecodeError(CoveyError, ValueError):
 
 class CheckpointError(CoveyError):
     """A checkpoint that is corrupt, or of another experiment."""
+
+
+class OtherExperiment(CheckpointError):
+    """A checkpoint, or the disk of a node, is of another experiment."""
 
 
 class RankError(CoveyError):

@@ -77,7 +77,7 @@ def advise(
         raise ConfigError("--fast and --measure contradict each other; give one of them.")
     target = path if write else None
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
-    config = load_and_note(console, path, changes)
+    config = load_and_note(console, path, changes, demo=True)
     experiment = config.experiment(config.seed)
     began = time.monotonic()
     findings = Findings(nothing="--fast tries nothing")

@@ -190,13 +190,15 @@ def load(
     path: Path | None,
     changes: Sequence[str] = (),
     notes: list[str] | None = None,
+    *,
+    fix: str = "give the path of an experiment file",
 ) -> Config:
     """The experiment in a file (None: the demo), wholly checked.
 
     `changes` such as "algorithm.lam1=15" are applied first. `notes` is given what the user should
-    know of it.
+    know of it. `fix` says what to do where there is no such file.
     """
-    table = _read(path)
+    table = _read(path, fix)
     if path is not None:
         modules.look_beside(path)
         _resolve_paths(table, path.parent)
@@ -235,15 +237,13 @@ def change(table: dict[str, Any], text: str) -> None:
     _resolve_paths(table, Path.cwd())
 
 
-def _read(path: Path | None) -> dict[str, Any]:
+def _read(path: Path | None, fix: str) -> dict[str, Any]:
     if path is None:
         return tomllib.loads(DEMO.read_text(encoding="utf-8"))
     try:
         return parsed(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no file {path}; `covey run` without a file runs the demo."
-        ) from error
+        raise ConfigError(f"there is no file {path}; {fix}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
 
@@ -292,19 +292,29 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
     data = table.get("data")
     if isinstance(data, dict):
         for key in ("path", "data_dir"):
-            _resolve_path(data, key, folder)
+            _resolve_path(data, key, folder, "data.")
     model = table.get("model")
     if isinstance(model, dict) and str(model.get("weights")).endswith(".safetensors"):
-        _resolve_path(model, "weights", folder)
+        _resolve_path(model, "weights", folder, "model.")
     radio = table.get("radio")
     if isinstance(radio, dict) and isinstance(radio.get("devices"), dict):
-        _resolve_path(radio["devices"], "table", folder)
+        _resolve_path(radio["devices"], "table", folder, "radio.devices.")
 
 
-def _resolve_path(table: dict[str, Any], key: str, folder: Path) -> None:
+def _resolve_path(table: dict[str, Any], key: str, folder: Path, prefix: str = "") -> None:
+    """Make the path under a key whole; `prefix` is the table's place in the file."""
     path = table.get(key)
     if isinstance(path, str) and path != "none":
-        table[key] = str((folder / Path(path).expanduser()).resolve())
+        table[key] = str((folder / expanded(path, f"{prefix}{key}")).resolve())
+
+
+def expanded(text: str, key: str) -> Path:
+    """A path with the home folder for its ~; an error where there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        reason = "this machine has no such user; give the whole path"
+        raise ConfigError(f'{key} = "{text}": {reason}.') from error
 
 
 def _as_file(name: str) -> str:

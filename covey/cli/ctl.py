@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from covey.cli import node_config
+from covey.cli.ctl_screen import NOT_RUNNING, on_sockets, table, waiting
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
 from covey.cli.validate import nearest
 from covey.data.shards import some
-from covey.deployed.control import NotListening, call
+from covey.deployed.control import AnotherProcess, NotListening, call
 from covey.deployed.plan import ANY_ADDRESS, ANY_IPV6, LOOPBACK, join_address, split_address
 from covey.deployed.plan_files import DRAIN_SECONDS, NODE
 from covey.errors import ConfigError, shown
@@ -111,11 +112,14 @@ def stop(node: Nodes = None, plan: Plan = None, certs: Certs = None) -> None:
     if plan is None:
         _order("stop", node, plan, certs)
         return
-    console = Console(soft_wrap=True, highlight=False)
-    for position, port in enumerate(_ports(node, plan)):
-        console.print(escape(f"{port.name}: {_stopped(port, certs)}"))
-        if position == 0:
-            _wait_for_end(port, certs)
+    orders = _Orders("stop", certs)
+    server, *others = _ports(node, plan)
+    if orders.give(server) and not _has_ended(server, certs):
+        rest = f"still ends its round after {DRAIN_SECONDS} s; the others are stopped nevertheless"
+        orders.say(f"{server.name}: {rest}")
+    for port in others:
+        orders.give(port)
+    orders.end()
 
 
 @app.command()
@@ -136,7 +140,9 @@ def evict(
 
       covey ctl evict device17 --plan local
     """
-    _order_of_seat("evict", seat, _ports(node, plan), certs)
+    again = _order_of_seat("evict", seat, _ports(node, plan), certs)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(escape(f"covey ctl admit {seat} {again} lets it back in"))
 
 
 @app.command()
@@ -160,246 +166,115 @@ def admit(
     _order_of_seat("admit", seat, _ports(node, plan), certs)
 
 
-def table(statuses: list[dict[str, Any]]) -> Table:
-    """The status screen: one line per seat, as its own process tells it or else its parent."""
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    for column, title in enumerate(_TITLES):
-        out.add_column(title, justify="left" if column < _TEXTS else "right", no_wrap=True)
-    for seat in merged(statuses):
-        out.add_row(*[escape(word) for word in _words(seat)])
-    return out
-
-
-def waiting(statuses: list[dict[str, Any]]) -> list[str]:
-    """Which processes wait for empty seats or do not answer, and what an operator can do."""
-    out = []
-    silent = [status["process"] for status in statuses if status["state"] == NOT_RUNNING]
-    for status in statuses:
-        if "reason" in status and status["process"] not in silent:
-            out.append(f"{status['process']}: {status['reason']}")
-        out += _awaited(status)
-        left = status.get("certificate_left")
-        if left is not None and left < _SOON:
-            name = status["process"]
-            ends = f"its certificate ends in {left / DAY:.1f} days"
-            out.append(f"{name}: {ends}; covey certs renew {name}")
-    if silent:
-        fix = "not started yet, ended, or on another machine"
-        out.append(f"nothing listens on the control port of {some(silent)} ({fix}).")
-    return out
-
-
-def _awaited(status: dict[str, Any]) -> list[str]:
-    """The children that one process waits for, while nobody is on their seats."""
-    seats = {seat["seat"]: seat for seat in status["seats"]}
-    awaited = status.get("waits_for", [])
-    evicted = [name for name in awaited if seats[name]["state"] == "evicted"]
-    refused = {}
-    for name in awaited:
-        if name not in evicted and seats[name].get("turned_away"):
-            refused[name] = seats[name]["turned_away"]
-    empty = [name for name in awaited if name not in evicted and name not in refused]
-    process = status["process"]
-    out = []
-    for name, reason in refused.items():
-        out.append(f"{process} waits for {name}, whose process it refuses: {reason}")
-    if empty:
-        out.append(f"{process} waits for {some(empty)}: no process has taken the seat yet.")
-    for name in evicted:
-        reason = seats[name]["bad_reason"]
-        admit = f"covey ctl admit {name}"
-        if "control" in status:
-            admit += f" --node {status['control']}"
-        if reason is None:
-            out.append(f"{process} waits for {name}, which an operator evicted; end that: {admit}")
-        else:
-            out.append(f"{process} waits for {name}, which is evicted: {reason}")
-            out.append(f"  mend its node, then: {admit}")
-    return out
-
-
-def on_sockets(statuses: list[dict[str, Any]]) -> list[str]:
-    """How many bytes the connections of these processes have carried, where systems tell it."""
-    sent = 0
-    received = 0
-    for status in statuses:
-        for counts in status.get("socket_bytes", {}).values():
-            sent += counts["sent"]
-            received += counts["received"]
-    if not sent:
-        return []
-    more = "with heads, facts, frames and TLS"
-    return [f"on their sockets: {_size(sent)} sent, {_size(received)} received, {more}"]
-
-
-NOT_RUNNING = "not running"
-DAY = 86_400.0  # s
-_SOON = 14 * DAY  # before a certificate ends, the screen says so
-_TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "bad", "lag")
-_TEXTS = 3  # columns of text
-
-
-def merged(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per seat; what its own process says comes before what its parent says."""
-    seats: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        # A server hosts no seat that is asked; its line says what the process does.
-        if not any(seat["own"] for seat in status["seats"]):
-            seats.setdefault(status["process"], _of_process(status))
-        for seat in sorted(status["seats"], key=lambda seat: not seat["own"]):
-            before = seats.get(seat["seat"], {"asks": {}, "state": ""})
-            if seat["own"] or seat["seat"] not in seats:
-                asks = seat["asks"] | before["asks"]
-                seats[seat["seat"]] = seat | {"asks": asks}
-            else:
-                before["asks"] = seat["asks"] | before["asks"]
-            if "evicted" in (seat["state"], before["state"]):  # which its own process cannot know
-                seats[seat["seat"]]["state"] = "evicted"
-    tiers = list(dict.fromkeys(_tier_and_number(name)[0] for name in seats))
-
-    def order(seat: dict[str, Any]) -> tuple[int, int]:
-        tier, number = _tier_and_number(seat["seat"])
-        return tiers.index(tier), number
-
-    return sorted(seats.values(), key=order)
-
-
-def _tier_and_number(seat: str) -> tuple[str, int]:
-    """The tier and the number in the name of a seat.
-
-    >>> _tier_and_number("device17"), _tier_and_number("server")
-    (('device', 17), ('server', 0))
-    """
-    tier = seat.rstrip("0123456789")
-    return tier, int(seat[len(tier) :] or 0)
-
-
-def _of_process(status: dict[str, Any]) -> dict[str, Any]:
-    """A process without a seat that is asked, as a line of the screen."""
-    children = status["seats"]
-    rounds = [seat["rounds"] for seat in children]
-    lags = [seat["lag"] for seat in children if seat["lag"] is not None]
-    keys = [seat["last_key"] for seat in children if seat["last_key"]]
-    return {
-        "seat": status["process"],
-        "own": True,
-        "state": status["state"],
-        "last_key": max(keys, default=None, key=_round_of),
-        "rounds": max(rounds, default=0),
-        "down_bytes": sum(seat["down_bytes"] for seat in children),
-        "up_bytes": sum(seat["up_bytes"] for seat in children),
-        "asks": {},
-        "lag": min(lags, default=None),
-    }
-
-
-def _round_of(key: str) -> int:
-    return int(key.partition("/")[0])
-
-
-def _words(seat: dict[str, Any]) -> list[str]:
-    lag = "-"
-    if seat["lag"] is not None:
-        lag = f"{seat['lag']:.1f} s"
-    return [
-        seat["seat"],
-        seat["state"],
-        seat["last_key"] or "-",
-        str(seat["rounds"]),
-        _size(seat["down_bytes"]),
-        _size(seat["up_bytes"]),
-        str(seat["asks"].get("late", 0)),
-        str(seat["asks"].get("absent", 0)),
-        str(seat["asks"].get("bad", 0)),
-        lag,
-    ]
-
-
-def _size(count: int) -> str:
-    """A number of bytes for a reader.
-
-    >>> _size(999), _size(12_345_678)
-    ('999 B', '12.3 MB')
-    """
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} GB"
-
-
 @dataclass(frozen=True)
 class _Port:
     """The control port of a node."""
 
     name: str
-    place: tuple[str, int]
+    address: tuple[str, int]
     process: str | None = None
     """The process that must be there, where a plan tells it."""
 
     def call(self, method: str, path: str, certs: Path | None) -> str:
         """What it answers."""
-        return call(method, self.place, path, certs, self.process)
+        return call(method, self.address, path, certs, self.process)
+
+
+class _Orders:
+    """One order to several nodes: what each has done is printed, and failures are collected."""
+
+    def __init__(self, order: str, certs: Path | None) -> None:
+        self._order = order
+        self._certs = certs
+        self._console = Console(soft_wrap=True, highlight=False)
+        self._failures: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(escape(text))
+
+    def give(self, port: _Port) -> bool:
+        """Give the order to one node; return whether it obeys.
+
+        A node of a plan that is not running here is no failure: it may be on another machine.
+        """
+        try:
+            self.say(f"{port.name}: {port.call('POST', f'/{self._order}', self._certs)}")
+        except ConfigError as error:
+            if port.process is None:
+                self._failures.append(str(error))
+            elif isinstance(error, NotListening):
+                self.say(f"{port.name}: it is not running")
+            elif isinstance(error, AnotherProcess):
+                self.say(f"{port.name}: it is not running on this machine")
+            else:
+                self._failures.append(f"{port.name}: {error}")
+            return False
+        return True
+
+    def end(self) -> None:
+        """Raise what has failed."""
+        if self._failures:
+            raise ConfigError("\n".join(self._failures))
 
 
 def _order(order: str, node: list[str] | None, plan: Path | None, certs: Path | None) -> None:
-    """Give an order to every node, and print what each has done; all of them are tried."""
-    console = Console(soft_wrap=True, highlight=False)
-    failed = []
-    for port in _ports(node, plan):
-        try:
-            console.print(escape(f"{port.name}: {port.call('POST', f'/{order}', certs)}"))
-        except ConfigError as error:
-            failed.append(str(error))
-    if failed:
-        raise ConfigError("\n".join(failed))
+    """Give an order to every node; all of them are tried."""
+    orders = _Orders(order, certs)
+    obeyed = [orders.give(port) for port in _ports(node, plan)]
+    orders.end()
+    if not any(obeyed):
+        raise ConfigError(f"no node of {plan} is running on this machine; nothing was done.")
 
 
-def _order_of_seat(order: str, seat: str, ports: Sequence[_Port], certs: Path | None) -> None:
-    """Give an order about a child to its parent; of several nodes, the parent is looked for."""
+def _order_of_seat(order: str, seat: str, ports: Sequence[_Port], certs: Path | None) -> str:
+    """Give an order about a child to its parent; of several nodes, the parent is looked for.
+
+    The words that let the command reach the same parent again are returned.
+    """
     console = Console(soft_wrap=True, highlight=False)
     port = ports[0]
     if len(ports) > 1:
         port = _parent_of(seat, ports, certs)
     console.print(escape(f"{port.name}: {port.call('POST', f'/{order}/{seat}', certs)}"))
+    words = ["--node", join_address(*port.address)]
+    if certs is not None:
+        words += ["--certs", str(certs)]
+    return shlex.join(words)
 
 
 def _parent_of(seat: str, ports: Sequence[_Port], certs: Path | None) -> _Port:
     """The node that has a child on this seat."""
-    known = []
+    children_seen: list[str] = []
+    reasons: list[str] = []
     for port, status in zip(ports, _statuses(ports, certs, tolerant=True), strict=True):
         children = [child["seat"] for child in status["seats"] if not child["own"]]
         if seat in children:
             return port
-        known += children
-    if not known:
+        children_seen += children
+        planned_elsewhere = port.process is not None and status["state"] == NOT_RUNNING
+        if "reason" in status and not planned_elsewhere:
+            reasons.append(f"{port.name}: {status['reason']}")
+    if not children_seen and reasons:
+        raise ConfigError(f"the parent of {shown(seat)} was not found. {reasons[0]}")
+    if not children_seen:
         raise ConfigError(f"the parent of {shown(seat)} is not running on this machine; start it.")
     raise ConfigError(
-        f"no node that runs here has the child {shown(seat)}{nearest(seat, known)}; "
-        f"their children: {some(known)}."
+        f"no node that runs here has the child {shown(seat)}{nearest(seat, children_seen)}; "
+        f"their children: {some(children_seen)}."
     )
 
 
-def _stopped(port: _Port, certs: Path | None) -> str:
-    """Stop one node of a plan; one that has ended already is no error."""
-    try:
-        return port.call("POST", "/stop", certs)
-    except NotListening:
-        return "it is not running"
-    except ConfigError as error:
-        return str(error)
-
-
-def _wait_for_end(port: _Port, certs: Path | None) -> None:
-    """Wait until a node that was stopped has ended, or takes too long."""
+def _has_ended(port: _Port, certs: Path | None) -> bool:
+    """Wait until a node that was stopped has ended; False where it takes too long."""
     until = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < until:
         try:
             port.call("GET", "/status", certs)
         except ConfigError:
-            return
+            return True
         time.sleep(_POLL)
+    return False
 
 
 def _statuses(
@@ -431,7 +306,7 @@ def _status(port: _Port, certs: Path | None, *, tolerant: bool) -> dict[str, Any
         raise ConfigError(f"{port.name} is no control port of covey: {error}.") from error
     if not isinstance(status, dict) or not {"process", "state", "seats"} <= status.keys():
         raise ConfigError(f"{port.name} is no control port of covey: it answers {text:.60}.")
-    return status | {"control": join_address(*port.place)}
+    return status | {"control": join_address(*port.address)}
 
 
 def _ports(node: list[str] | None, plan: Path | None) -> list[_Port]:

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from covey.cli.deploy_local import LocalTree, show_end
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import beside, described
+from covey.cli.device_data import described, with_whole_paths
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
@@ -179,7 +179,7 @@ def local(
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     extras.grpc()
     config = load_and_note(console, file, changes or [])
-    deployment = Deployment.of(beside(config, file.parent), local=True)
+    deployment = Deployment.of(with_whole_paths(config, file.parent), local=True)
     words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
     if insecure:
         words.append("--insecure")

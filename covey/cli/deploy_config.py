@@ -108,30 +108,37 @@ def deployable(config: Config) -> Config:
 
 def _refusal(config: Config) -> str | None:
     """What a deployed tree cannot do of what a file says, and what to do; None: it can do all."""
-    reasons = {
-        f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1": (
-            config.seeds > 1
+    refusals = [
+        (
+            config.seeds > 1,
+            f"seeds = {config.seeds}: a deployed tree runs one seed at a time; use seeds=1",
         ),
-        "[radio] is a model of a network, and a deployed tree has a real one; leave it out": (
-            config.radio is not None
+        (
+            config.radio is not None,
+            "[radio] is a model of a network, and a deployed tree has a real one; leave it out",
         ),
-        "holdout_devices: a device of a deployed tree is in the tree or not; leave it out": (
-            bool(config.holdout_devices)
+        (
+            bool(config.holdout_devices),
+            "holdout_devices: a device of a deployed tree is in the tree or not; leave it out",
         ),
-        "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out": (
-            bool(config.compare)
+        (
+            bool(config.compare),
+            "compare: a deployed tree runs one algorithm; compare in covey run, or leave it out",
         ),
-        f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"': (
-            config.device != "cpu"
+        (
+            config.device != "cpu",
+            f'device = "{config.device}": nodes exchange bytes in main memory; use "cpu"',
         ),
-        "store: every node of a deployed tree has a disk of its own; leave it out": (
-            config.store is not None
+        (
+            config.store is not None,
+            "store: every node of a deployed tree has a disk of its own; leave it out",
         ),
-        f'store_rows = "{config.store_rows}" is for the simulator; leave it out': (
-            config.store_rows != "dense"
+        (
+            config.store_rows != "dense",
+            f'store_rows = "{config.store_rows}" is for the simulator; leave it out',
         ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    ]
+    return next((sentence for refused, sentence in refusals if refused), None)
 
 
 def check_quorum(deploy: DeployFile, algorithm: Algorithm) -> None:

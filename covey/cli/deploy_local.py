@@ -30,12 +30,12 @@ from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted, stoppable
 from covey.deployed import plan_files
-from covey.deployed.local import LocalProcesses, ProcessFailed, on_this_machine
+from covey.deployed.local import GRACE, LocalProcesses, ProcessFailed, on_this_machine
 from covey.deployed.own_models import FOLDER as MODELS
 from covey.deployed.own_models import replace_text
 from covey.deployed.plan import Process
 from covey.errors import ConfigError
-from covey.runs import record, status
+from covey.runs import checkpoint, record, status
 from covey.runs.record import Round
 
 _PROCESS_BYTES = 10**8
@@ -124,15 +124,27 @@ class LocalTree:
             raise ConfigError(f"{self.out} holds a run of {before.rounds} rounds; {fix}.")
 
     def _finished(self, console: Console) -> bool:
-        """Whether all rounds were run before, which is said."""
+        """Whether the run has all its rounds and rows from before, which is said."""
         if status.read(self.folder).state != "finished":
             return False
         rounds = self.deployment.config.rounds
         if rounds > load_config(self.folder / "config.toml").rounds:
             return False
+        lacks = self._lacks()
+        if lacks is not None:
+            console.print(escape(f"note: {self.folder} lacks {lacks}; the tree completes it"))
+            return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
         console.print(escape(f"note: {self.out} has run all rounds before; {more}"))
         return True
+
+    def _lacks(self) -> str | None:
+        """Whose rows the server's folder lacks, and can get; None: it has all."""
+        if not self.deployment.deploy.share_rows:
+            return None
+        saved = checkpoint.read(Folder(self.folder).checkpoint, tensors=False)
+        lacks: str | None = saved.facts.get(checkpoint.LACKS)
+        return lacks
 
     def _rewrite(self, processes: list[Process]) -> None:
         """Give processes that were started before new ports, and the experiment of now."""
@@ -151,7 +163,11 @@ class LocalTree:
         console.print(
             escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         )
-        tree = LocalProcesses(self.out, names, insecure=self.insecure)
+
+        def say(text: str) -> None:
+            console.print(escape(text))
+
+        tree = LocalProcesses(self.out, names, insecure=self.insecure, say=say)
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -163,30 +179,34 @@ class LocalTree:
             state = f"all processes are stopped after round {records.rounds}"
             raise Interrupted(f"{state}; go on with: {self.command}") from None
         except ProcessFailed as error:
-            raise ProcessFailed(f"{error} After the repair, go on with: {self.command}") from error
+            text = f"{error} After the repair, go on with: {self.command}"
+            raise ProcessFailed(text, error.code) from error
         if status.read(self.folder).state != "finished":
             state = f"the server was stopped after round {records.rounds}"
             raise Interrupted(f"{state}; go on with: {self.command}")
 
     def _show(self, console: Console, tree: LocalProcesses, records: NewRecords, done: int) -> None:
-        hidden = () if self.deployment.experiment.algorithm.learns_global else ("global",)
+        hidden: tuple[str, ...] = ("global",)
+        if self.deployment.experiment.algorithm.learns_global:
+            hidden = ()
         rounds = self.deployment.config.rounds
         with (
             tree.started(),
             show.progress(console, label="", rounds=rounds, done=done, hidden=hidden) as shown,
         ):
-            waiting = StartWords(console, tree)
+            progress = StartProgress(console, tree)
             try:
                 for _ in tree.watch():
-                    waiting.look()
+                    progress.report_if_due()
                     for record in records.new():
                         shown([record])
             except KeyboardInterrupt:
-                console.print("stopping: the server ends its round, then every process ends")
+                rest = "what takes longer is run again at the next start"
+                console.print(f"stopping: the server has {GRACE:.0f} s to end its round; {rest}")
                 raise
 
 
-class StartWords:
+class StartProgress:
     """Says now and then how many processes have started, until all have: each imports torch."""
 
     def __init__(self, console: Console, tree: LocalProcesses) -> None:
@@ -196,8 +216,8 @@ class StartWords:
         self._next = self._began + _START_WORDS
         self._all = False
 
-    def look(self) -> None:
-        """Say it, if it is time."""
+    def report_if_due(self) -> None:
+        """Say how many have started, if it is time."""
         now = time.monotonic()
         if self._all or now < self._next:
             return
@@ -267,13 +287,13 @@ class NewRecords:
 
 def _unlike(before: Mapping[str, Any], now: Mapping[str, Any], *, census: bool) -> str | None:
     """The first setting that differs, with both values; None where none does."""
-    ours = dict(_flat(now))
-    theirs = dict(_flat(before))
-    for key in sorted(ours.keys() | theirs.keys()):
+    values_before = dict(_flat(before))
+    values_now = dict(_flat(now))
+    for key in sorted(values_before.keys() | values_now.keys()):
         if key in _MAY_CHANGE or (census and key == "data.path"):
             continue
-        if ours.get(key) != theirs.get(key):
-            return f"{key} = {theirs.get(key)!r}, not {ours.get(key)!r}"
+        if values_before.get(key) != values_now.get(key):
+            return f"{key} = {values_before.get(key)!r}, not {values_now.get(key)!r}"
     return None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.cli import named
-from covey.cli.config import Config
+from covey.cli.config import Config, expanded
 from covey.data import Shards
 from covey.data.census import DeviceFacts, device_shards, own_part
 from covey.deployed.plan import SOURCE, Process
@@ -62,12 +62,11 @@ def check_files(config: Config, processes: list[Process]) -> None:
                 fix = f'give deploy.data.{seat.tier} = "/srv/covey/{{seat}}.csv"'
                 raise ConfigError(f"{seat.name} has no file; {fix}.")
             if has_file and seat.children:
-                raise ConfigError(
-                    f"{seat.name} has children, and no data of its own; leave it out."
-                )
+                raise ConfigError(f"{seat.name} has children, and no data; leave out its file.")
             if has_file and not is_census(config):
-                fix = 'use data.name = "census", or leave it out'
-                raise ConfigError(f"deploy.data: {seat.name} has a file of its own; {fix}.")
+                file = process.data[seat.name]
+                fix = 'use data.name = "census", or leave out the file'
+                raise ConfigError(f"{seat.name} has the file {file} of its own; {fix}.")
     if is_census(config) and config.protocol == "paper":
         raise ConfigError('protocol = "paper" is for shared data; with a census, leave it out.')
 
@@ -81,7 +80,7 @@ def check_whole_paths(processes: list[Process]) -> None:
                 raise ConfigError(f'deploy.data: {seat} has "{file}"; {rule}.')
 
 
-def beside(config: Config, folder: Path) -> Config:
+def with_whole_paths(config: Config, folder: Path) -> Config:
     """The same experiment, with files of devices on this machine, relative to a folder."""
     deploy = dict(config.deploy or {})
     files = deploy.get("data")
@@ -91,7 +90,7 @@ def beside(config: Config, folder: Path) -> Config:
     for key, text in files.items():
         whole[key] = text
         if isinstance(text, str) and text != SOURCE:
-            whole[key] = str(folder.absolute() / Path(text).expanduser())
+            whole[key] = str(folder.absolute() / expanded(text, f"deploy.data.{key}"))
     return config.model_copy(update={"deploy": deploy | {"data": whole}})
 
 

@@ -9,7 +9,7 @@ import sys
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tomli_w
 import torch
@@ -52,6 +52,7 @@ from covey.cli.reproduce import reproduce
 from covey.cli.sweep import sweep
 from covey.cli.watch import watch
 from covey.data import inventory
+from covey.deployed.local import ProcessFailed
 from covey.errors import (
     CheckpointError,
     ConfigError,
@@ -183,7 +184,7 @@ def run(
             _check_resumed(resume_from, out, path)
             folder, summary = resume(resume_from, changes, console, sys.argv, experiments, makers)
         else:
-            config = load_and_note(console, path, changes)
+            config = load_and_note(console, path, changes, demo=True)
             forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
             folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if not ranks.leads:
@@ -376,7 +377,7 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
     """
     path, changes = split(arguments)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    config = load_and_note(console, path, changes)
+    config = load_and_note(console, path, changes, demo=True)
     facts = _diagnose(config)
     if as_json:
         print(json.dumps(facts))
@@ -399,17 +400,35 @@ def main() -> None:
         app(prog_name="covey")  # as `python -m covey` too
     except KeyboardInterrupt:
         sys.exit(130)
-    except (BrokenPipeError, Interrupted, CoveyError) as error:
-        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-        if not isinstance(error, BrokenPipeError) and joined().speaks_of(error):
-            Console(stderr=True, soft_wrap=True, highlight=False).print(
-                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
-            )
-        sys.exit(code)
+    except BrokenPipeError:
+        sys.exit(4)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        _exit(_closed(error))
+    except (Interrupted, CoveyError) as error:
+        _exit(error)
+
+
+def _closed(error: PermissionError) -> ConfigError:
+    """A file that is not this user's; the state of a node is closed to all others."""
+    fix = "run the command as its owner, such as covey, or as root"
+    return ConfigError(f"{error.filename} is closed to this user; {fix}.")
+
+
+def _exit(error: Interrupted | CoveyError) -> NoReturn:
+    """End with an error as one line, and with its exit code."""
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    if isinstance(error, ProcessFailed):
+        code = error.exit_code
+    if joined().speaks_of(error):
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
+        )
+    sys.exit(code)
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4,
     Interrupted: 130,
     DivergedError: 3,
     CheckpointError: 4,
@@ -503,7 +522,7 @@ _EXTRAS = {
 def _extra(extra: str, modules: tuple[str, ...]) -> str:
     lacking = [module for module in modules if find_spec(module) is None]
     if lacking:
-        return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')"
+        return f"lacks {', '.join(lacking)} (in the clone: pip install '.[{extra}]')"
     return "installed"
 
 

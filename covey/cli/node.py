@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from covey.cli import config, node_config
-from covey.cli.deploy_config import check_quorum, deployable, tree_of
+from covey.cli.config import Config
+from covey.cli.deploy_config import DeployFile, check_quorum, deployable, tree_of
 from covey.cli.deploy_config import read as read_deploy
-from covey.cli.device_data import own_data
+from covey.cli.device_data import own_data, with_names, with_whole_paths
 from covey.cli.folder import Folder
 from covey.cli.node_config import NodeFile
-from covey.cli.node_folder import write_forms
+from covey.cli.node_folder import make_folders, write_forms
+from covey.cli.own_code import own_modules
 from covey.cli.server_folder import RUN, ServerFolder
 from covey.deployed.certificates import CERTIFICATE, Identity
 from covey.deployed.events import EventLog
@@ -22,96 +26,161 @@ from covey.deployed.grpc_network import GrpcNetwork
 from covey.deployed.grpc_options import check_plain
 from covey.deployed.local import end_with_starter
 from covey.deployed.memory import give_back_large
-from covey.deployed.plan import SOURCE, Process
+from covey.deployed.plan import SOURCE, Process, process_of
 from covey.deployed.plan_files import EXPERIMENT
 from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
-from covey.errors import ConfigError, DivergedError, TransportError
+from covey.errors import ConfigError, DivergedError, OtherExperiment, TransportError
+from covey.runs.experiment import Experiment
+from covey.runs.run import Run
+from covey.tree import Tree
+
+OwnFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="NODE.toml", help="A file that covey deploy plan has written."),
+]
+Name = Annotated[str | None, typer.Option(help="The seat, such as device17; the top is server.")]
+ParentAddress = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="The parent's address.")
+]
+Listen = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where children dial this node.")
+]
+ExperimentFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="The experiment. Default: that beside NODE.toml."),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="The device's own file. Default: its part of the source."),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The folder of the node's disk. Default: that of NODE.toml, or state/NAME.",
+    ),
+]
+Certs = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Its certificate and key. Default: beside NODE.toml."),
+]
+ControlPort = Annotated[
+    int | None, typer.Option(help="The port of covey ctl. Default: that of the file, or 9443.")
+]
+ControlHost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST",
+        help="Where the control port listens. Default: that of the file, or 127.0.0.1. "
+        "Beyond loopback it needs the certificate of an operator.",
+    ),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
+]
 
 
 def node(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[NODE.toml]", help="A file that covey deploy plan has written."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The seat, such as device17; the top is server.")
-    ] = None,
-    parent: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The parent's address.")
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where children dial this node."),
-    ] = None,
-    experiment: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="The experiment. Default: that beside NODE.toml."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="The device's own file. Default: its part of the source."
-        ),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of the node's disk.")
-    ] = None,
-    certs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Its certificate and key. Default: beside NODE.toml."),
-    ] = None,
-    control_port: Annotated[int | None, typer.Option(help="The port of covey ctl.")] = None,
-    control_host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Where it listens. Beyond loopback it needs the certificate of an operator.",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
-    ] = False,
+    file: OwnFile = None,
+    name: Name = None,
+    parent: ParentAddress = None,
+    listen: Listen = None,
+    experiment: ExperimentFile = None,
+    data: Data = None,
+    state: State = None,
+    certs: Certs = None,
+    control_port: ControlPort = None,
+    control_host: ControlHost = None,
+    insecure: Insecure = False,
 ) -> None:
     """Run one node of a deployed tree: a device, an edge, or the server.
 
     A node with children listens, a node with a parent dials it, and the server runs the rounds. It
     goes on from its disk. SIGTERM or Ctrl-C ends it after what is under way.
 
+    With --name and no NODE.toml, its settings are those of the table \\[deploy] of the experiment.
+
     Examples:
 
       covey node /etc/covey/edge3/node.toml
 
-      covey node --name device17 --parent edge3.example:8443 --experiment tree.toml --data 17.csv
+      covey node --name device17 --parent edge3.example:8443 --experiment tree.toml --certs device17
     """
-    given = {
+    options: dict[str, Any] = {
         "name": name,
         "parent": parent,
         "listen": listen,
-        "state": None if state is None else str(state),
         "control_port": control_port,
         "control_host": control_host,
     }
-    folder = Path() if file is None else file.parent
-    settings = _settings(file, {key: value for key, value in given.items() if value is not None})
-    settings = _with_data(settings, data)
+    if state is not None:
+        options["state"] = str(state)
+    options = {key: value for key, value in options.items() if value is not None}
+    folder = Path()
+    planned = None
+    if file is not None:
+        folder = file.parent
+        planned = node_config.load(file)
+    seats = _seats(file, planned, options)
     identity = None
     if not insecure:
-        identity = _identity(certs or folder, settings.seats)
-    _run(settings, experiment or folder / EXPERIMENT, identity)
+        identity = _identity(certs or folder, seats)
+    deployed = _Deployed.load(experiment or folder / EXPERIMENT)
+    settings = _with_data(_settings(planned, options, deployed), data)
+    _run(settings.process(deployed.tree, deployed.deploy.names), deployed, identity)
 
 
-def _settings(file: Path | None, given: dict[str, Any]) -> NodeFile:
-    """The file of the process with what the command line says instead."""
-    if file is not None:
-        table = node_config.load(file).model_dump(exclude_none=True)
-        if given.get("name", table["name"]) != table["name"]:
-            raise ConfigError(f"{file} is of {table['name']}; leave out --name {given['name']}.")
-        return node_config.read(table | given)
-    if "name" not in given:
-        raise ConfigError("give a file NODE.toml, or --name with the seat of this node.")
-    name = given["name"]
-    return node_config.read({"seats": [name], "state": f"state/{name}"} | given)
+@dataclass(frozen=True, eq=False)
+class _Deployed:
+    """The experiment of all nodes, as this machine has it."""
+
+    path: Path
+    config: Config
+    deploy: DeployFile
+    experiment: Experiment
+    tree: Tree
+
+    @staticmethod
+    def load(path: Path) -> _Deployed:
+        """The experiment of a file; an error where a deployed tree cannot run it."""
+        loaded = config.load(path, fix="give --experiment")
+        if loaded.deploy is None:
+            loaded = loaded.model_copy(update={"deploy": {}})
+        loaded = deployable(loaded)
+        experiment = loaded.experiment(loaded.seed)
+        tree = tree_of(experiment)
+        loaded = with_names(loaded, tree.tiers[-1])
+        deploy = read_deploy(loaded.deploy or {})
+        check_quorum(deploy, loaded.learner())
+        return _Deployed(path, loaded, deploy, experiment, tree)
+
+    def node_table(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The table [node] of a seat that is in no plan, with what the command line says."""
+        name = options["name"]
+        node_config.seats_in(self.tree, [name], self.deploy.names)
+        whole = with_whole_paths(self.config, self.path.parent)
+        process = process_of(self.tree, name, read_deploy(whole.deploy or {}).settings())
+        process = replace(process, state=f"state/{name}", listen=options.get("listen"))
+        return process.as_dict() | options
+
+
+def _seats(file: Path | None, planned: NodeFile | None, options: dict[str, Any]) -> list[str]:
+    """The seats of this process, by its file or by its name."""
+    if planned is None:
+        if "name" not in options:
+            raise ConfigError("give a file NODE.toml, or --name with the seat of this node.")
+        return [options["name"]]
+    if options.get("name", planned.name) != planned.name:
+        raise ConfigError(f"{file} is of {planned.name}; leave out --name {options['name']}.")
+    return planned.seats
+
+
+def _settings(planned: NodeFile | None, options: dict[str, Any], deployed: _Deployed) -> NodeFile:
+    """The file of the process, or else its part of [deploy], with what the command line says."""
+    if planned is not None:
+        return node_config.read(planned.model_dump(exclude_none=True) | options)
+    return node_config.read(deployed.node_table(options))
 
 
 def _with_data(settings: NodeFile, data: str | None) -> NodeFile:
@@ -133,24 +202,17 @@ def _identity(folder: Path, seats: list[str]) -> Identity:
     refusal = identity.refusal()
     if refusal is not None:  # systemd tries again: the clock may be set later, or it is renewed
         raise TransportError(refusal)
-    held = identity.check().seats
+    certified_seats = identity.check().seats
     for seat in seats:
-        if seat not in held:
+        if seat not in certified_seats:
+            listed = ", ".join(certified_seats)
             fix = f"give --certs the folder of {seat}"
-            raise ConfigError(f"{folder / CERTIFICATE} is of {', '.join(held)}; {fix}.")
+            raise ConfigError(f"{folder / CERTIFICATE} is of {listed}; {fix}.")
     return identity
 
 
-def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
+def _run(process: Process, deployed: _Deployed, identity: Identity | None) -> None:
     """Start the process, and return when it has ended."""
-    loaded = config.load(file)
-    if loaded.deploy is None:
-        loaded = loaded.model_copy(update={"deploy": {}})
-    loaded = deployable(loaded)
-    deploy = read_deploy(loaded.deploy or {})
-    check_quorum(deploy, loaded.learner())
-    experiment = loaded.experiment(loaded.seed)
-    process = settings.process(tree_of(experiment), deploy.names)
     if identity is None:
         _check_loopback(process)
     if process.aggregates:
@@ -158,16 +220,24 @@ def _run(settings: NodeFile, file: Path, identity: Identity | None) -> None:
     end_with_starter()
     log = EventLog(process.name)
     progress = Progress(process.name, process.tier)
-    own = own_data(loaded, process, experiment.data)
-    member = Member(process, parts_of(experiment), GrpcNetwork(identity), log, progress, own)
+    shards = deployed.experiment.data
+    own = own_data(deployed.config, process, shards)
+    modules = own_modules(deployed.config)
+    network = GrpcNetwork(identity)
+    member = Member(process, parts_of(deployed.experiment), network, log, progress, own)
     with log.library(), member.running(identity):
-        write_forms(loaded, process, experiment.data)
+        make_folders(process)
+        # Files of an experiment that is refused must not replace those of the run.
+        write = partial(write_forms, deployed.config, process, shards, modules)
         if process.parent is not None:
+            member.before_first = write
             member.serve()
             return
-        folder = ServerFolder(loaded, Folder(Path(process.state) / RUN), sys.argv)
+        folder = ServerFolder(deployed.config, Folder(Path(process.state) / RUN), sys.argv)
         with folder.open():
-            _rounds(member, folder)
+            run = _begun(member)
+            write()
+            _rounds(member, run, folder)
 
 
 def _check_loopback(process: Process) -> None:
@@ -177,9 +247,18 @@ def _check_loopback(process: Process) -> None:
             check_plain(address)
 
 
-def _rounds(member: Member, folder: ServerFolder) -> None:
+def _begun(member: Member) -> Run:
+    """The server's run; an error where its disk has the run of another experiment."""
+    try:
+        return member.run()
+    except OtherExperiment as error:
+        text = str(error).rstrip(".")
+        fix = "restore experiment.toml, or give another state"
+        raise ConfigError(f"{text}; {fix}.") from error
+
+
+def _rounds(member: Member, run: Run, folder: ServerFolder) -> None:
     """Every round of the server, written down; the models at the end."""
-    run = member.run()
     folder.begin(run)
     try:
         for record in member.rounds(run):

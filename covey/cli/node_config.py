@@ -44,11 +44,7 @@ class NodeFile(BaseModel):
 
         `names` are those that a user gave the nodes of the tree.
         """
-        seats = seats_of(tree, names)
-        for name in self.seats:
-            if name not in seats:
-                raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
-        own = tuple(seats[name] for name in self.seats)
+        own = tuple(seats_in(tree, self.seats, names))
         self._check(own[0].parent, own[0].children)
         self._check_group(own, above_devices=tree.tiers[-2])
         return Process(
@@ -116,6 +112,15 @@ class NodeFile(BaseModel):
                 split_address(address, _PORT, key)
 
 
+def seats_in(tree: Tree, wanted: Sequence[str], names: Names | None = None) -> list[NamedSeat]:
+    """The seats of these names; an error where the tree has none of such a name."""
+    seats = seats_of(tree, names)
+    for name in wanted:
+        if name not in seats:
+            raise ConfigError(f"this tree has no seat {name!r}{nearest(name, seats)}: {tree}.")
+    return [seats[name] for name in wanted]
+
+
 def load(path: Path) -> NodeFile:
     """The file, checked."""
     try:
@@ -126,7 +131,10 @@ def load(path: Path) -> NodeFile:
     node = table.get("node")
     if not isinstance(node, dict) or len(table) > 1:
         raise ConfigError(f"{path} is no file of a node: it must have the table [node] alone.")
-    return read(node)
+    try:
+        return read(node)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def read(table: Mapping[str, Any]) -> NodeFile:

@@ -17,6 +17,7 @@ The models are written when the run ends, and when the server is stopped.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from covey.cli.data_form import DataForm
 from covey.cli.device_data import own_examples
 from covey.cli.folder import Folder, refused
 from covey.cli.load import Loaded
-from covey.cli.own_code import own_modules, write_modules
+from covey.cli.own_code import write_modules
 from covey.data import Shards
 from covey.deployed import own_models
 from covey.deployed.plan import Process
@@ -43,10 +44,22 @@ from covey.runtimes.simulator import Simulator
 _OWN_DATA = "own_data.json"
 
 
-def write_forms(config: Config, process: Process, data: Shards) -> None:
-    """Write what the models of a process's nodes are used with, before they are there."""
+def make_folders(process: Process) -> None:
+    """Make the folders of a process's nodes, which other users cannot read."""
     state = Path(process.state)
-    modules = own_modules(config)
+    for seat in process.seats:
+        path = state / seat.name
+        with refused(path):
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.mkdir(exist_ok=True, mode=0o700)
+
+
+def write_forms(config: Config, process: Process, data: Shards, modules: Mapping[str, str]) -> None:
+    """Write what the models of a process's nodes are used with, before they are there.
+
+    `modules` are the texts of modules of the user's own, by path.
+    """
+    state = Path(process.state)
     for seat in process.seats:
         write_form(state / seat.name, config, data)
         if seat.name in process.data:

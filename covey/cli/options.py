@@ -33,10 +33,18 @@ def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     return Path(files[0]), changes
 
 
-def load_and_note(console: Console, path: Path | None, changes: list[str]) -> Config:
-    """The experiment of a command; the fields that the changes have dropped are printed."""
+def load_and_note(
+    console: Console, path: Path | None, changes: list[str], *, demo: bool = False
+) -> Config:
+    """The experiment of a command; the fields that the changes have dropped are printed.
+
+    `demo` says that the command runs the demo without a file.
+    """
+    fix = "give the path of an experiment file"
+    if demo:
+        fix += ", or none for the demo"
     notes: list[str] = []
-    config = load(path, changes, notes)
+    config = load(path, changes, notes, fix=fix)
     for note in notes:
         console.print(f"note: {escape(note)}")
     return config

@@ -14,7 +14,7 @@ import covey
 
 EXIT_CODES = {
     0: "success",
-    1: "unexpected error (a bug); please report it",
+    1: "unexpected error (a bug), please report it; or covey replay has found differences",
     2: "invalid command, file or value; nothing was run",
     3: "training diverged; the last good state is saved",
     4: "a file could not be read or written; the state saved before is intact",

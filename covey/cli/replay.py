@@ -92,9 +92,9 @@ def _compared(folder: Path) -> dict[str, Any]:
         rule = "a replay has one tree"
         raise ConfigError(f"the tree of this run changed after round {facts.changes[0]}; {rule}.")
     written = history(folder / _SAVED)
-    with TemporaryDirectory() as place:
-        run = _again(config, facts, len(written), Path(place))
-        saved = Path(place) / _SAVED
+    with TemporaryDirectory() as scratch:
+        run = _again(config, facts, len(written), Path(scratch))
+        saved = Path(scratch) / _SAVED
         run.save(saved)
         state = state_differences(checkpoint.read(saved), checkpoint.read(folder / _SAVED))
     differing = [*record_differences(written, run.history), *state]
@@ -111,7 +111,7 @@ def _compared(folder: Path) -> dict[str, Any]:
     }
 
 
-def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
+def _again(config: Config, facts: ReplayFacts, rounds: int, scratch: Path) -> Run:
     """As many rounds as the deployed run has; it got more of them as often as that run did."""
     experiment = config.experiment(config.seed)
     saved = None
@@ -119,7 +119,7 @@ def _again(config: Config, facts: ReplayFacts, rounds: int, place: Path) -> Run:
         run = replay(replace(experiment, rounds=end), facts.missing, saved)
         for _ in run:
             pass
-        saved = place / f"{end}.safetensors"
+        saved = scratch / f"{end}.safetensors"
         run.save(saved)
     run = replay(experiment, facts.missing, saved)
     while run.round < rounds:

@@ -1,6 +1,6 @@
 """The folder that the server of a deployed tree writes: that of `covey run`, and who was missing.
 
-missing.jsonl    a line for every answer that was late or absent, for `covey replay`
+replay.json    who was late or absent in which ask, and when the tree changed, for `covey replay`
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from covey.errors import CheckpointError
 from covey.runs import status
 from covey.runs.record import Round
 from covey.runs.run import Run
+from covey.runs.status import Status
 
 RUN = "run"
 """The folder below the server's state that holds its metrics and models."""
@@ -44,25 +45,44 @@ class ServerFolder:
     def __post_init__(self) -> None:
         self._recorder = Recorder(self.folder)
         self._done = False
+        self._began: Status | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """With the folder locked, and its status told."""
+        """With the folder locked. At the end its status says how the run has ended, if it began."""
         self.folder.make()
         with self.folder.lock():
             self.folder.sweep()
-            self.folder.write("config.toml", self.config.text())
-            write_modules(self.folder.path, own_modules(self.config))
-            write_commands(self.config, self.folder, self.command)
-            with self.folder.status():
+            try:
                 yield
-            if not self._done:
-                stopped = Interrupted("its server was stopped")
-                facts = status.written(self.folder.path).failed(stopped).as_dict()
-                self.folder.write_json(status.FILE, facts)
+            except BaseException as error:
+                with suppress(CheckpointError):  # the error itself says more than this one
+                    self._write_end(error)
+                raise
+            if self._done:
+                self._write_end(None)
+            else:
+                self._write_end(Interrupted("its server was stopped"))
+
+    def _write_end(self, error: BaseException | None) -> None:
+        """Write how the run has ended, in one step: one that was stopped is never finished."""
+        if self._began is None:
+            return
+        ended = self._began.finished()
+        if error is not None:
+            ended = self._began.failed(error)
+        self.folder.write_json(status.FILE, ended.as_dict())
 
     def begin(self, run: Run) -> None:
-        """Write what is known before the first round that is left."""
+        """Write what is known before the first round that is left.
+
+        The run must be that of the folder: files of another experiment would replace its own.
+        """
+        self.folder.write("config.toml", self.config.text())
+        write_modules(self.folder.path, own_modules(self.config))
+        write_commands(self.config, self.folder, self.command)
+        self._began = status.written(self.folder.path).began()
+        self.folder.write_json(status.FILE, self._began.as_dict())
         seeds.begin(run, self._recorder, self.config)
         if self.folder.checkpoint.exists():
             with suppress(CheckpointError):  # one that is damaged is replaced

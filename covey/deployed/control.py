@@ -43,12 +43,18 @@ _POLL = 0.05  # s between two looks whether the port is to be closed
 _PROCESS = "X-Covey-Process"
 """A header with the name of the process that is meant: other nodes may have its port elsewhere."""
 _LONGEST = 1 << 28  # bytes of an answer: a node may have 100,000 children
+_MISDIRECTED = 421
+"""The HTTP status of a request to a process that is not this one."""
 _NO_SIGNAL = 0
 SeatOrder = Callable[[str], None]
 
 
 class NotListening(ConfigError):
     """Nothing listens on a control port: its node has not started, or has ended."""
+
+
+class AnotherProcess(ConfigError):
+    """A control port is that of another process than the one that is meant."""
 
 
 class Control:
@@ -133,8 +139,7 @@ class Control:
         obey(seat)
         if order == "admit":
             return f"admitted {seat}: its process may take the seat again"
-        again = f"covey ctl admit {seat} lets it back in"
-        return f"evicted {seat}: its stream is closed, and it is refused; {again}"
+        return f"evicted {seat}: its stream is closed, and it is refused until it is admitted"
 
     def _children(self) -> list[str]:
         return [name for name, seat in list(self.progress.seats.items()) if not seat.own]
@@ -250,7 +255,7 @@ class _Requests(BaseHTTPRequestHandler):
         meant = self.headers.get(_PROCESS, own)
         if meant == own:
             return False
-        self._answer(409, f"this is the control port of {own}, not of {meant!r:.80}")
+        self._answer(_MISDIRECTED, f"this is the control port of {own}, not of {meant!r:.80}")
         return True
 
     def _is_foreign(self) -> bool:
@@ -325,6 +330,8 @@ def call(
         if certificate is None:
             fix += " Beyond loopback it answers with --certs alone."
         raise ConfigError(f"no answer from {place} ({error}); {fix}") from error
+    if response.status == _MISDIRECTED:
+        raise AnotherProcess(f"{place}: {text}")
     if response.status != 200:
         raise ConfigError(f"{place}: {text}")
     return text

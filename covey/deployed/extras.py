@@ -19,7 +19,7 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        fix = "pip install 'covey[deploy]'"
+        fix = "in the clone of covey: pip install '.[deploy]'"
         raise ConfigError(f"A deployed tree needs {library} ({error}); {fix}.") from error
 
 

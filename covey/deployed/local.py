@@ -1,4 +1,7 @@
-"""All processes of a tree on this machine, watched: if one fails, all are stopped."""
+"""All processes of a tree on this machine, watched: if one fails, all are stopped.
+
+One that its parent refuses, as after `covey ctl evict`, is started again, as systemd does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,14 +38,30 @@ _SHARE = "let devices share processes, as with deploy.devices_per_process=10"
 _POLL = 0.1  # s between two looks at the processes
 _LOOK = 1.0  # s between two looks at the process that has started a node
 _DIVERGED = 3  # the exit code of a run that diverged
+_REFUSED = 6  # the exit code of a node that its parent refuses, or that cannot listen
+_START_AGAIN = 5.0  # s after which such a node is started again, as in the units of a plan
 _HEAD = 1 << 16  # bytes of a log in which a process says that it has started
 _TOO_MANY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a system that has no room for one more process or file."""
-_GRACE = 20.0  # s that processes have to end by themselves
+GRACE = 20.0  # s that processes have to end by themselves
 
 
 class ProcessFailed(CoveyError):
-    """A process of the tree has failed; all others were stopped."""
+    """A process of the tree has failed; all others were stopped.
+
+    `code` is its exit code; the command that watches it ends with `exit_code`.
+    """
+
+    def __init__(self, text: str, code: int = _REFUSED) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def exit_code(self) -> int:
+        """The code of the process where it is one of covey's errors, and not a signal."""
+        if 1 <= self.code <= _REFUSED:
+            return self.code
+        return _REFUSED
 
 
 def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]:
@@ -142,11 +161,18 @@ class LocalProcesses:
         names: Sequence[str],
         *,
         insecure: bool = False,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        """`say` gets what the user should know while they run."""
         self._folder = folder
         self._names = list(names)
         self._insecure = insecure
+        self._say = say
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._refusals: dict[str, str] = {}
+        """Why a process was refused, as it has been said."""
+        self._due: dict[str, float] = {}
+        """When a process that was refused is started again."""
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -170,9 +196,9 @@ class LocalProcesses:
         environment = {"OMP_NUM_THREADS": "1", **os.environ, STARTER: str(os.getpid())}
         log_file = folder / LOG
         try:
-            if log_file.exists():
+            if log_file.exists() and name not in self._refusals:
                 log_file.replace(folder / OLD_LOG)
-            with open(log_file, "wb") as log:
+            with open(log_file, "ab") as log:
                 # A session of its own: Ctrl-C reaches this process alone, which stops the others.
                 return subprocess.Popen(
                     command,
@@ -209,15 +235,39 @@ class LocalProcesses:
 
     def _check(self) -> None:
         """Raise if a process has failed, or has ended before the server."""
-        if self._running[self._names[0]].poll() == 0:
+        server = self._names[0]
+        if self._running[server].poll() == 0:
             return  # it has all it needs of the others
         for name, process in self._running.items():
             code = process.poll()
-            if code is not None:
-                path = self._folder / name / LOG
-                text = f"{name} ended with code {code}: {last_words(path)}"
-                kind = DivergedError if code == _DIVERGED else ProcessFailed
-                raise kind(f"{text} (all processes are stopped; its log: {path}).")
+            if code is None:
+                continue
+            if code == _REFUSED and name != server:
+                self._start_again(name)
+                continue
+            path = self._folder / name / LOG
+            text = f"{name} ended with code {code}: {last_words(path)}"
+            text = f"{text} (all processes are stopped; its log: {path})."
+            if code == _DIVERGED:
+                raise DivergedError(text)
+            raise ProcessFailed(text, code)
+
+    def _start_again(self, name: str) -> None:
+        """Start a process that was refused again after a while: it may be admitted meanwhile."""
+        now = time.monotonic()
+        if name not in self._due:
+            self._due[name] = now + _START_AGAIN
+            self._tell_refusal(name, last_words(self._folder / name / LOG))
+        if now >= self._due[name]:
+            del self._due[name]
+            self._running[name] = self._start(name)
+
+    def _tell_refusal(self, name: str, reason: str) -> None:
+        """Say why a process was refused, once for each reason."""
+        if self._say is not None and self._refusals.get(name) != reason:
+            again = f"it is started again every {_START_AGAIN:.0f} s"
+            self._say(f"{name} ended with code {_REFUSED}: {reason} ({again})")
+        self._refusals[name] = reason
 
     def _end_server(self) -> None:
         """Let the server end its round and write everything down, while the others are there."""
@@ -227,7 +277,7 @@ class LocalProcesses:
         with suppress(ProcessLookupError):
             server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            server.wait(_GRACE)
+            server.wait(GRACE)
 
     def stop(self) -> None:
         """Let all processes drain, children first; end those that take too long."""
@@ -235,7 +285,7 @@ class LocalProcesses:
         for process in left:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + GRACE
         for process in left:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
@@ -259,7 +309,7 @@ def _follow(starter: int) -> None:
     while os.getppid() == starter:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE)
+    time.sleep(GRACE)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -143,17 +143,46 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 listen=ends.listen,
                 control_port=ports.next(ends.host),
                 state=f"{settings.state}/{name}",
-                durability=settings.durability,
-                data=_data(group, settings),
-                patience=_patience(first, settings),
-                norm_bounds=_norm_bounds(first, seats, settings),
-                strikes=settings.strikes,
-                diverged=_diverged(tree, first, settings),
-                share_rows=settings.share_rows,
-                control_host=settings.control_host,
+                **_own_settings(tree, group, seats, settings),
             )
         )
     return out
+
+
+def process_of(tree: Tree, name: str, settings: Settings) -> Process:
+    """The process of one seat that is in no plan: who starts it says where it dials and listens."""
+    seats = seats_of(tree, settings.names)
+    _check(tree, seats, settings)
+    seat = seats[name]
+    return Process(
+        name=name,
+        seats=(seat,),
+        parent=None,
+        listen=None,
+        control_port=settings.control_port,
+        state=f"{settings.state}/{name}",
+        **_own_settings(tree, (seat,), seats, settings),
+    )
+
+
+def _own_settings(
+    tree: Tree,
+    group: Sequence[NamedSeat],
+    seats: Mapping[str, NamedSeat],
+    settings: Settings,
+) -> dict[str, Any]:
+    """What a process of these seats has of the table [deploy], beside addresses and folders."""
+    first = group[0]
+    return {
+        "durability": settings.durability,
+        "data": _data(group, settings),
+        "patience": _patience(first, settings),
+        "norm_bounds": _norm_bounds(first, seats, settings),
+        "strikes": settings.strikes,
+        "diverged": _diverged(tree, first, settings),
+        "share_rows": settings.share_rows,
+        "control_host": settings.control_host,
+    }
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -150,6 +150,8 @@ class Member:
     progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
     """The data of devices that take no part of the experiment's data, by seat."""
+    before_first: Callable[[], None] | None = None
+    """Done once, before the first request. A process that its parent refuses gets none."""
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
@@ -237,11 +239,12 @@ class Member:
 
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
+        once = _Once(self.before_first)
         nodes = {seat: self.node(seat) for seat in self.process.seats}
         port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, _short(node.answer))
+            handlers[seat.number] = self.progress.handler(seat.name, once.then(_short(node.answer)))
         closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
         closer.start()
         self.progress.dials(lambda: port.connected)
@@ -300,6 +303,26 @@ class Member:
         for transport in self._parents.values():
             transport.admit(name)
         self.log.info("admitted", seat=name)
+
+
+class _Once:
+    """Does something once, before the first request of any seat is handled."""
+
+    def __init__(self, work: Callable[[], None] | None) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+
+    def then(self, handler: Handler) -> Handler:
+        """A handler that waits until it is done."""
+
+        def handle(key: AskKey, common: bytes, own: bytes) -> bytes:
+            with self._lock:
+                if self._work is not None:
+                    self._work()
+                    self._work = None
+            return handler(key, common, own)
+
+        return handle
 
 
 class _Server:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey import native
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, OtherExperiment
 
 FORMAT = "covey-checkpoint-3"
 ROWS_FORMAT = "covey-checkpoint-4"
@@ -237,18 +237,18 @@ def same_experiment(
         if saved.get(name) == wanted.get(name):
             continue
         if name == "data" and name in saved:
-            raise CheckpointError(
+            raise OtherExperiment(
                 f"{path} is of another experiment: {data} changed since it was written "
                 "(its examples, or which device holds which); put the old data back, "
                 "or start a new run."
             )
         if name == "frozen" and name in saved and name in wanted:
-            raise CheckpointError(
+            raise OtherExperiment(
                 f"{path} is of another experiment: the values of frozen parameters changed since "
                 "it was written; put the old weights back, or start a new run."
             )
         had, want = around_difference(str(saved.get(name)), str(wanted.get(name)))
-        raise CheckpointError(
+        raise OtherExperiment(
             f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
         )
 

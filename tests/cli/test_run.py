@@ -522,7 +522,7 @@ def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.M
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["data sets"]["here"] == "none"
     assert "mnist, fashion_mnist" in facts["data sets"]["not here"]
-    assert facts["extras"]["parquet"] == "lacks pyarrow (pip install 'covey[parquet]')"
+    assert facts["extras"]["parquet"] == "lacks pyarrow (in the clone: pip install '.[parquet]')"
     assert facts["extras"]["hub"] == "installed"
     assert facts["devices"].startswith("cpu")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][

@@ -174,7 +174,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"needs cryptography .* pip install 'covey\[deploy\]'"):
+    with pytest.raises(ConfigError, match=r"needs cryptography .* pip install '.\[deploy\]'"):
         extras.cryptography()
 
 

@@ -14,10 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from covey.cli.ctl import merged, waiting
+from covey.cli import ctl
+from covey.cli.ctl_screen import merged, waiting
 from covey.deployed import control as control_module
 from covey.deployed.certificates import KEY, Authority, Identity
 from covey.deployed.control import Control, call, drained
@@ -303,11 +305,10 @@ def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_p
     """On a machine with one node of a plan, the ports of the others are its own port too."""
     plan = planned(tmp_path / "fleet", server=control.port, edge0=control.port, edge1=1)
     paused = covey("ctl", "pause", "--plan", plan)
-    assert paused.code == 2
+    assert paused.code == 0
     assert "edge0: paused" in paused.out
-    assert "server: paused" not in paused.out
-    assert "the control port of edge0, not of 'server'" in paused.err
-    assert "nothing listens on 127.0.0.1:1" in paused.err
+    assert "server: it is not running on this machine\n" in paused.out
+    assert "edge1: it is not running\n" in paused.out
     shown = covey("ctl", "status", "--plan", plan)
     assert shown.code == 0
     states = {line.split()[0]: line for line in shown.out.splitlines()}
@@ -318,9 +319,51 @@ def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_p
     assert (stopped.code, stopped.out) == (0, "edge1: it is not running\n")
 
 
+def test_a_node_of_a_plan_that_refuses_an_order_is_named(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are given the order too, and the command fails."""
+    plan = planned(tmp_path / "fleet", server=1, edge0=control.port, edge1=2)
+    address = ("127.0.0.1", 2)
+
+    def refusing(method: str, place: tuple[str, int], *more: Any) -> str:
+        if place == address:
+            raise ConfigError("no answer")
+        return call(method, place, *more)
+
+    monkeypatch.setattr(ctl, "call", refusing)
+    for order in ("pause", "resume", "stop"):
+        result = covey("ctl", order, "--plan", plan)
+        assert result.code == 2
+        assert "edge1: no answer" in result.err
+        assert "server: it is not running\n" in result.out
+        assert "edge0: " in result.out
+    nobody = covey("ctl", "pause", "--plan", planned(tmp_path / "ended", server=1))
+    assert (nobody.code, "nothing was done" in nobody.err) == (2, True)
+
+
+def test_a_server_that_ends_its_round_for_long_is_named(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctl, "DRAIN_SECONDS", 0)
+    stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
+    assert stopped.code == 0
+    assert "edge0: still ends its round after 0 s" in stopped.out
+
+
+def test_a_parent_that_cannot_be_asked_is_told_with_its_reason() -> None:
+    words = ["--node", "edge0.example:9443", "--node", "edge1.example:9443"]
+    result = covey("ctl", "evict", "device0", *words)
+    assert result.code == 2
+    assert "edge0.example:9443 is not on this machine; give --certs" in result.err
+
+
 def test_a_plan_finds_the_parent_of_a_seat(control: Control, tmp_path: Path) -> None:
     plan = planned(tmp_path / "fleet", edge0=control.port, edge1=1)
-    assert "evicted device1" in covey("ctl", "evict", "device1", "--plan", plan).out
+    evicted = covey("ctl", "evict", "device1", "--plan", plan).out
+    assert "evicted device1" in evicted
+    again = f"covey ctl admit device1 --node 127.0.0.1:{control.port} lets it back in"
+    assert again in evicted  # as typed, it reaches the same parent
     strange = covey("ctl", "evict", "device7", "--plan", plan)
     assert (strange.code, "their children: device0, device1" in strange.err) == (2, True)
     ended = planned(tmp_path / "ended", edge0=1, edge1=1)
@@ -356,7 +399,7 @@ def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Pat
     assert covey("ctl", "pause", "--plan", plan).code == 0
     file.write_text("[node]\n", encoding="utf-8")
     broken = covey("ctl", "status", "--plan", plan)
-    assert (broken.code, "node." in broken.err) == (2, True)
+    assert (broken.code, f"{file}: node." in broken.err) == (2, True)
 
 
 def test_a_control_port_with_a_revoked_certificate_is_refused(
@@ -410,6 +453,8 @@ def test_the_screen_says_that_a_certificate_ends_soon(progress: Progress, tmp_pa
         "edge0: its certificate ends in 3.0 days; covey certs renew edge0"
     ]
     assert 'covey_certificate_left_seconds{process="edge0"} 259' in progress.prometheus()
+    ended = waiting([progress.as_dict() | {"certificate_left": -86_400.0}])
+    assert ended == ["edge0: its certificate ended 1.0 days ago; covey certs renew edge0"]
     authority.renew("edge0")
     assert waiting([progress.as_dict()]) == []
     (identity.folder / "certificate.pem").unlink()

@@ -3,15 +3,17 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import covey
+from covey.cli import node
 from covey.cli.config import Config, load
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import beside, own_data, own_examples
+from covey.cli.device_data import own_data, own_examples, with_whole_paths
 from covey.data import Part, Shards, census
 from covey.data.shards import SPLITS
 from covey.deployed.plan import Settings
@@ -144,6 +146,7 @@ def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
         ("deploy.data=source", 'give deploy.data.device = "/srv/covey/{seat}.csv"'),
         ("data.name=digits", 'use data.name = "census"'),
         ("protocol=paper", "leave it out"),
+        ("data.path=~no-such-user/facts", 'data.path = "~no-such-user/facts": this machine has no'),
     ],
 )
 def test_files_and_census_belong_together(config: Config, tmp_path: Path, change: str, words: str) -> None:  # fmt: skip
@@ -211,8 +214,26 @@ def test_the_place_of_a_file_depends_on_no_folder(config: Config, tmp_path: Path
     here = config.model_copy(update={"deploy": deploy})
     with pytest.raises(ConfigError, match=r'device0 has "device0.csv"; .* whole path'):
         Deployment.of(here)
-    local = Deployment.of(beside(here, tmp_path), local=True)
+    local = Deployment.of(with_whole_paths(here, tmp_path), local=True)
     assert local.processes[-1].data == {"device2": str(tmp_path / "device2.csv")}
+    deploy["data"] = {"device": "~no-such-user/{seat}.csv"}
+    with pytest.raises(ConfigError, match=r"deploy.data.device = .* no such user"):
+        with_whole_paths(config.model_copy(update={"deploy": deploy}), tmp_path)
+
+
+def test_a_device_by_hand_has_its_file_beside_the_experiment(
+    config: Config, tmp_path: Path
+) -> None:
+    change = 'deploy.data.device="{seat}.csv"'
+    tree = load(tmp_path / "tree.toml", [change, 'data.order=["a", "b", "c"]'])
+    for old, new in zip(("device0", "device1", "device2"), ("a", "b", "c"), strict=True):
+        (tmp_path / "facts" / f"{old}.json").rename(tmp_path / "facts" / f"{new}.json")
+    (tmp_path / "by-hand.toml").write_text(tree.text(), encoding="utf-8")
+    words = ["--name", "c", "--parent", "localhost:1", "--experiment", tmp_path / "by-hand.toml"]
+    with patch.object(node, "_run") as run:
+        result = command("node", "--insecure", *words)
+    assert result.code == 0, result.err
+    assert run.call_args.args[0].data == {"c": str(tmp_path / "c.csv")}
 
 
 NETS = """

@@ -1,10 +1,12 @@
 """The folder that the server of a deployed tree leaves behind: that of `covey run`."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +18,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rich.console import Console
 
 import covey
-from covey.cli import deploy_config, outcome, server_folder
+from covey.cli import deploy_config, deploy_local, outcome, server_folder
 from covey.cli.config import Config, load
+from covey.cli.deployment import Deployment
 from covey.cli.folder import Folder
 from covey.cli.replay import run_folder
 from covey.cli.server_folder import REPLAY, ServerFolder
@@ -264,6 +268,9 @@ def test_a_run_ends_without_nodes_that_are_away(
     monkeypatch.setattr(node, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
+    local = deploy_local.LocalTree(
+        Deployment.of(config, local=True), tmp_path, insecure=True, command=""
+    )
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
         tree = LocalTree(tmp_path, patience=quorum if away else None)
@@ -274,6 +281,7 @@ def test_a_run_ends_without_nodes_that_are_away(
                 tree.transport_above("device", 2).leave(2)
             rounds_of(run, folder)
         tree.close()
+        assert local._finished(Console(quiet=True)) is not away  # `covey deploy local` goes on
         if not away:
             assert run.runtime.lacks is None
             continue
@@ -458,3 +466,40 @@ def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     busy = command(*words, f"rounds={done}")
     assert busy.code == 2
     assert "holds a run of 400 rounds" in busy.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has other users")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a closed folder looks empty there")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "FOLDER", "--data", "x.csv"),
+        ("export", "FOLDER", "--node", "device3"),
+        ("show", "FOLDER"),
+        ("replay", "FOLDER"),
+        ("deploy", "change", BASE, "--server", "FOLDER"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_is_closed_to_this_user_is_named(
+    words: tuple[object, ...], tmp_path: Path
+) -> None:
+    """The state of a node belongs to the user covey."""
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0)
+    with patch.object(os, "stat", closed(folder, os.stat)):
+        result = command(*[folder if word == "FOLDER" else word for word in words])
+    assert result.code == 2
+    assert f"{folder}/" in result.err
+    assert "is closed to this user; run the command as its owner" in result.err
+
+
+def closed(folder: Path, stat: Any) -> Any:
+    """What the system says of files in a folder that is closed; root is told no such thing."""
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(path, int) and folder in Path(os.fspath(path)).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    return refused

@@ -185,3 +185,55 @@ def test_an_interrupt_before_the_first_process_is_one(
 
 def test_a_log_that_is_gone_hides_no_failure(tmp_path: Path) -> None:
     assert "cannot be read" in last_words(tmp_path / "log.jsonl")
+
+
+class Ended:
+    """A process that has ended with a code, or runs (None)."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        pass
+
+
+def test_a_process_that_is_refused_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `covey ctl evict`: systemd does the same, and `covey ctl admit` lets it back in."""
+    monkeypatch.setattr(local, "_START_AGAIN", 0.0)
+    monkeypatch.setattr(local, "_POLL", 0.0)
+    codes: dict[str, list[int | None]] = {"server": [None], "device0": [6, 6, 6, None]}
+    started = []
+
+    def start(self: LocalProcesses, name: str) -> Ended:
+        started.append(name)
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / local.LOG).write_text('{"level": "error", "text": "evicted"}\n')
+        return Ended(codes[name].pop(0))
+
+    monkeypatch.setattr(LocalProcesses, "_start", start)
+    said: list[str] = []
+    tree = LocalProcesses(tmp_path, ["server", "device0"], say=said.append)
+    with tree.started():
+        for _ in zip(range(9), tree.watch(), strict=False):
+            pass
+    assert started == ["server", "device0", "device0", "device0", "device0"]
+    assert said == ["device0 ended with code 6: evicted (it is started again every 0 s)"]
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(4, 4), (-9, 6), (130, 6), (6, 6)])
+def test_a_process_that_fails_gives_its_code(
+    code: int, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalProcesses, "_start", lambda self, name: Ended(code))
+    tree = LocalProcesses(tmp_path, ["server"])
+    with pytest.raises(ProcessFailed, match=f"code {code}") as failed, tree.started():
+        list(tree.watch())
+    assert failed.value.exit_code == exit_code

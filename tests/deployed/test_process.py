@@ -17,7 +17,7 @@ from rich.console import Console
 import covey
 from covey.cli import deploy_local, node_config
 from covey.cli.config import load
-from covey.cli.deploy_local import StartWords
+from covey.cli.deploy_local import StartProgress
 from covey.deployed import assemble, parcel
 from covey.deployed import process as process_module
 from covey.deployed.certificates import Authority, Identity
@@ -302,7 +302,7 @@ def test_a_process_that_fails_stops_all_with_its_message(tmp_path: Path) -> None
     assert {seat["seat"] for seat in status[0]["seats"]} == {"edge0", "edge1"}
     os.kill(_pid(out, "edge1"), signal.SIGKILL)
     _, error = started.communicate(timeout=120)
-    assert started.returncode == 1
+    assert started.returncode == 6
     assert "edge1 ended with code -9" in error
     assert not _alive(out)
 
@@ -372,16 +372,16 @@ def test_the_screen_says_how_many_processes_have_started(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / LOG).write_bytes(b"")
     said = io.StringIO()
-    words = StartWords(Console(file=said), LocalProcesses(tmp_path, names))
-    words.look()
+    words = StartProgress(Console(file=said), LocalProcesses(tmp_path, names))
+    words.report_if_due()
     assert said.getvalue() == ""  # it is too soon
     for started in names:
         with (tmp_path / started / LOG).open("w", encoding="utf-8") as file:
             EventLog(started, file).info("started", seats=[started])
         with patch("covey.cli.deploy_local._START_WORDS", 0.0):
-            words = StartWords(Console(file=said), LocalProcesses(tmp_path, names))
-            words.look()
-            words.look()
+            words = StartProgress(Console(file=said), LocalProcesses(tmp_path, names))
+            words.report_if_due()
+            words.report_if_due()
     lines = [line.partition(" after")[0] for line in said.getvalue().splitlines()]
     some = "1 of 2 processes have started"
     assert lines == [some, some, "2 of 2 processes have started"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.ctl import on_sockets
+from covey.cli.ctl_screen import on_sockets
 from covey.deployed import socket_bytes
 from covey.deployed.progress import Progress
 from covey.deployed.socket_bytes import SocketBytes, SocketCounts, counted
