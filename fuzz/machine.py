@@ -10,6 +10,7 @@ records must be those of a model in plain Python.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
@@ -26,6 +27,7 @@ from covey.codecs import CODECS
 from covey.deployed.assemble import node_of, told
 from covey.deployed.disk import Disk
 from covey.deployed.node import Epoch, Missing, Node
+from covey.deployed.node_rows import dtype_of
 from covey.deployed.process import parts_of
 from covey.deployed.replay import by_ask
 from covey.deployed.transport import Answer, AskKey, AskLane, Blob, Check, Patience
@@ -390,7 +392,7 @@ class Children:
         lie = self.draw.choice(lies)
         assert check(seat, lie) is not None, lie
         if reply:
-            dirty = changed(reply, self.draw)
+            dirty = self.draw.choice([changed, with_false_field])(reply, self.draw)
             if check(seat, dirty) is None:
                 _adds_up(self.yard, dirty)
                 self.counts["parent: changed bytes, taken"] += 1
@@ -404,6 +406,45 @@ class Children:
         pass
 
 
+FALSE: list[Any] = [
+    None,
+    True,
+    -1,
+    0.5,
+    2**53,
+    2**70,
+    1e308,
+    float("nan"),
+    "",
+    "\ud800",
+    [],
+    [[]],
+    {},
+]
+"""Values that may stand in a field of a header."""
+
+
+def with_false_field(data: bytes, draw: random.Random) -> bytes:
+    """An answer with one value of its header replaced, doubled or left out, at any depth."""
+    header, messages = open_sealed(data)
+    table: Any = header
+    while True:
+        keys = list(table) if isinstance(table, dict) else list(range(len(table)))
+        key = draw.choice(keys)
+        deeper = isinstance(table[key], (dict, list)) and len(table[key])
+        if not deeper or draw.random() < 0.2:
+            break
+        table = table[key]
+    kind = draw.randrange(4)
+    if kind == 0:
+        del table[key]
+    elif kind == 1 and isinstance(table, list):
+        table.append(table[key])
+    else:
+        table[key] = draw.choice(FALSE)
+    return seal(header, messages)
+
+
 def _adds_up(yard: Yard, data: bytes) -> None:
     """What a check takes can be used without an error."""
     header, messages = open_sealed(data)
@@ -412,6 +453,9 @@ def _adds_up(yard: Yard, data: bytes) -> None:
     facts = Facts(yard.parts.tree)
     facts.merge(header["facts"])
     facts.played(None, None, {}, {})
+    json.dumps(facts.as_dict(), ensure_ascii=False).encode()
+    for _, _, dtype, shape in header["kept"]:
+        torch.zeros((0, *shape), dtype=dtype_of(dtype))
     [Missing(*values) for values in header["missing"]]
     link = Link(LinkSpec(DENSE), Ledger([]))
     for packed in messages:

@@ -36,18 +36,26 @@ def insert(
 ) -> None:
     """Insert or replace a row whose last column is `data`; any other column is in `values`."""
     size = 0 if data is None else len(data)
-    connection.written += _OVERHEAD + size
-    marks = "?, " * len(values)
-    text = f"INSERT OR REPLACE INTO {table} VALUES ({marks}"
     if data is None or size <= _PIECE:
-        connection.execute(f"{text}?)", [*values, data])
+        _replace(connection, table, [*values, data], "?", size)
         return
-    cursor = connection.execute(f"{text}zeroblob(?))", [*values, size])
+    row = _replace(connection, table, [*values, size], "zeroblob(?)", size)
     view = memoryview(data)
-    assert cursor.lastrowid is not None
-    with connection.blobopen(table, _LAST[table], cursor.lastrowid) as blob:
+    with connection.blobopen(table, _LAST[table], row) as blob:
         for start in range(0, len(view), _PIECE):
             blob.write(view[start : start + _PIECE])
+
+
+def _replace(
+    connection: Connection, table: str, values: Sequence[Any], last: str, size: int
+) -> int:
+    """Insert or replace a row whose last column has so many bytes; the number of the row."""
+    connection.written += _OVERHEAD + size
+    marks = "?, " * (len(values) - 1)
+    text = f"INSERT OR REPLACE INTO {table} VALUES ({marks}{last})"
+    row = connection.execute(text, values).lastrowid
+    assert row is not None
+    return row
 
 
 def read(connection: Connection, table: str, row: int, out: memoryview) -> None:
@@ -80,11 +88,7 @@ def move(connection: Connection, table: str, row: int, values: Sequence[Any]) ->
         (data,) = selected.fetchone()
         insert(connection, table, values, data)
     else:
-        connection.written += _OVERHEAD + size
-        marks = "?, " * len(values)
-        text = f"INSERT OR REPLACE INTO {table} VALUES ({marks}zeroblob(?))"
-        new = connection.execute(text, [*values, size]).lastrowid
-        assert new is not None
+        new = _replace(connection, table, [*values, size], "zeroblob(?)", size)
         with (
             connection.blobopen(table, last, row, readonly=True) as source,
             connection.blobopen(table, last, new) as target,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from covey import native
 from covey.deployed import checked_facts, parcel
-from covey.deployed.checked_facts import Rehearsed, Subtree, field_of
+from covey.deployed.checked_facts import Rehearsed, Subtree, field_of, header_limit
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
@@ -33,10 +33,12 @@ from covey.types import Rows
 
 _DECODING = threading.Lock()
 """One row at a time is decoded to be checked, so that not all are in memory at once."""
+_LARGEST = 1e290
+"""Of a number that is only added up: the sum over all nodes is finite too."""
 _WITH_ROWS = ("read", "freeze")
 """The orders to which rows come back."""
 _OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, NotImplementedError)
-"""What no bytes of a child can cause: the child is not to blame."""
+"""What no answer within its limits can cause: the child is not to blame."""
 
 
 _FACTS = 2**20
@@ -114,6 +116,8 @@ class ReplyCheck(ChildCheck):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.numbers: dict[Seat, int] = {}
+        """The numbers of the last changes of the disks of those who have answered."""
 
     @property
     def most(self) -> int:
@@ -122,7 +126,8 @@ class ReplyCheck(ChildCheck):
         return rows + _most_facts(self.subtrees, self.rehearsed)
 
     def _check(self, seat: Seat, data: bytes) -> None:
-        header, messages = open_sealed(data)
+        limit = header_limit(self.subtrees[seat], self.rehearsed.widths)
+        header, messages = open_sealed(data, limit)
         if self._says_error(seat, header):
             if messages:
                 raise DecodeError("an error with rows.")
@@ -139,6 +144,7 @@ class ReplyCheck(ChildCheck):
             raise DecodeError(f"{len(messages)} messages, expected {len(expected)}.")
         for packed, schema in zip(messages, expected, strict=True):
             self._check_message(seat, packed, schema)
+        self.numbers[seat] = header["number"]
 
     def _check_diverged(self, seat: Seat, kind: str, text: str) -> None:
         """Refuse an answer that says that the training diverged, where that is to be dropped."""
@@ -161,6 +167,8 @@ class ReplyCheck(ChildCheck):
         if not native.finite(rows):
             text = "a row that is not finite, of a child that does not say that it diverged"
             raise DecodeError(f"{text}.")
+        if schema.kind == "exact" and rows.numel() and float(rows.abs().max()) > _LARGEST:
+            raise DecodeError(f"a row with numbers beyond {_LARGEST:g}.")
         bound = self.bounds.get(seat)
         if bound is None or self.key.lane != "train" or schema.kind == "exact":
             return
@@ -190,13 +198,11 @@ class OrderCheck(ChildCheck):
         return _most_facts(self.subtrees)
 
     def _check(self, seat: Seat, data: bytes) -> None:
-        header, rows = parcel.unpack(data)
+        header, rows = parcel.unpack(data, header_limit(self.subtrees[seat]))
         if self._says_error(seat, header):
             return
         checked_facts.check_missing(header, self.subtrees[seat])
-        for node in field_of(header, "unreached"):
-            tier, number = node
-            checked_facts.check_place(tier, number, self.subtrees[seat])
+        checked_facts.check_unreached(header, self.subtrees[seat])
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
@@ -211,9 +217,8 @@ class OrderCheck(ChildCheck):
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
         checked_facts.check_place(kept.tier, kept.number, subtree)
+        checked_facts.check_version(kept.name, kept.label, kept.round)
         texts = (kept.name, kept.label)
-        if [type(text) for text in texts] != [str, str] or type(kept.round) is not int:
-            raise DecodeError("a row without a name, a label or a round.")
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "read" and texts != asked:
             raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")

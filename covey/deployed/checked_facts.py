@@ -1,7 +1,10 @@
 """The facts beside an answer, checked: types, ranges, and that they are of the child's own subtree.
 
-A fact that passes can be added up without an error. Whether it is true is another question: a child
-may count its own bytes as it likes.
+A fact that passes can be added up, and recorded, without an error. Whether it is true is another
+question: a child may count its own bytes as it likes.
+
+A parent knows from rehearsals what nodes below may keep. A child that names other rows is not
+believed, and not refused either: a parent that was just started may have rehearsed less than it.
 """
 
 from __future__ import annotations
@@ -27,10 +30,17 @@ Subtree = Mapping[str, range]
 _LONGEST = 300  # characters of a name
 _MOST = 2**53  # of a count: a float holds every whole number up to it
 _LARGEST = 1e290  # of a noted number: the sum over all nodes is finite too
+_BYTES = 2**40  # counted for a node in one ask: int64 holds the sum of 8 million such
 _SUMS = 64  # floats that hold an exact sum: about 40 are enough for any
 _COLUMNS = 1_000  # kept names of a subtree
 _DIMENSIONS = 8
 _ENDED = 64
+_KEY = 20_000  # characters of the key of an ask
+_MISSING = 512  # missing answers of an ask, and of all ended ones, for each node of a subtree
+_ROUNDS = 2**31
+_HEAD = 2**18  # bytes of a header besides those of nodes: names of kept rows, the text of an error
+_HEAD_OF_NODE = 2**15  # bytes of a node: honest ones have at most about 5,000
+_HEAD_OF_FIGURE = 32  # bytes of a float as text, and more
 _STATUSES = ("late", "absent", "bad")
 
 
@@ -45,6 +55,8 @@ class Rehearsed:
     """The names of the rows that predictions with each model recall."""
     templates: Mapping[ColumnKey, Tensor] = field(default_factory=dict)
     """Empty rows of what nodes below keep, as far as it is known."""
+    residuals: dict[ColumnKey, Tensor] = field(default_factory=dict)
+    """Empty rows of the residuals of links, which nodes keep when they first send."""
 
     def learn(self, tier: str, call: Call) -> None:
         """A program of a tier below has run on no rows."""
@@ -76,6 +88,43 @@ def subtrees(tree: Tree, tier: str) -> list[Subtree]:
     return out
 
 
+def nodes_of(subtree: Subtree) -> int:
+    """How many nodes a subtree has."""
+    return sum(len(ids) for ids in subtree.values())
+
+
+def header_limit(subtree: Subtree, widths: Mapping[tuple[str, str], int] | None = None) -> int:
+    """How many bytes of JSON may stand beside an answer of a subtree: several times the honest.
+
+    They are bounded before they are read: JSON takes up to 25 times its bytes in memory. `widths`
+    are the numbers of figures that a node reports, by tier and name.
+
+    >>> header_limit({"device": range(3, 4)}, {("device", "global/test"): 9})
+    295200
+    """
+    figures = 0
+    for (tier, _), width in (widths or {}).items():
+        figures += width * len(subtree.get(tier, ()))
+    return _HEAD + _HEAD_OF_NODE * nodes_of(subtree) + _HEAD_OF_FIGURE * figures
+
+
+def newest(ended: Sequence[Any], nodes: int) -> list[Any]:
+    """The last of the ended asks, so many that a parent takes them; a subtree has `nodes`.
+
+    >>> newest([["a", [1] * 100], ["b", [1] * 100], ["c", []]], 1)[0][0]
+    'b'
+    """
+    out: list[Any] = []
+    room = _MISSING * nodes // 4
+    for pair in reversed(ended):
+        _, missing = pair
+        room -= len(missing)
+        if out and room < 0:
+            break
+        out.append(pair)
+    return out[::-1]
+
+
 def field_of(table: Any, name: str) -> Any:
     """A field of a table; a DecodeError where there is no table, or no such field."""
     if not isinstance(table, dict) or name not in table:
@@ -86,7 +135,7 @@ def field_of(table: Any, name: str) -> Any:
 def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse what stands beside an answer and cannot be of this subtree."""
     _check_sums(field_of(header, "facts"), subtree, rehearsed)
-    _check_kept(_listed(header, "kept"), subtree, rehearsed)
+    _check_kept(_list_of(header, "kept"), subtree, rehearsed)
     check_missing(header, subtree)
     check_number(header)
 
@@ -99,35 +148,63 @@ def check_number(header: Any) -> None:
 
 
 def check_missing(header: Any, subtree: Subtree) -> None:
-    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true."""
-    for entry in _listed(header, "missing"):
-        _check_missing(entry, subtree)
-    ended = _listed(header, "ended")
+    """Refuse lists of missing nodes, of this ask and of ended ones, that cannot be true.
+
+    Those that a child can miss are below it.
+    """
+    _check_all_missing(_list_of(header, "missing"), subtree)
+    ended = _list_of(header, "ended")
     if len(ended) > _ENDED:
         raise DecodeError(f"{len(ended)} ended asks, more than {_ENDED}.")
+    missing = []
     for pair in ended:
-        _, missing = _parts(pair, _is_key, _is_list, what="an ended ask")
-        for entry in missing:
-            _check_missing(entry, subtree)
+        _, entries = _parts(pair, _is_key, _is_list, what="an ended ask")
+        missing += entries
+    _check_all_missing(missing, subtree)
+
+
+def check_unreached(header: Any, subtree: Subtree) -> None:
+    """Refuse lists of nodes that did not follow an order which cannot be true."""
+    unreached = _list_of(header, "unreached")
+    if len(unreached) > nodes_of(subtree):
+        raise DecodeError(f"{len(unreached)} nodes that did not follow an order.")
+    for node in unreached:
+        tier, number = _parts(node, _is_name, _is_count, what="an unreached node")
+        check_place(tier, number, subtree)
+
+
+def check_version(name: Any, label: Any, round: Any) -> None:
+    """Refuse a kept row whose name, label or round nobody can have written."""
+    if not _is_name(name) or not _is_name(label):
+        raise DecodeError("a row without a name, a label or a round.")
+    if type(round) is not int or not -1 <= round < _ROUNDS:
+        raise DecodeError("a row without a name, a label or a round.")
 
 
 def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse facts that cannot be added up (covey/runtimes/facts.py)."""
-    for entry in _listed(facts, "traffic"):
-        _check_traffic(entry, rehearsed)
-    for entry in _listed(facts, "node_bytes"):
+    most = _BYTES * nodes_of(subtree)
+    traffic = _list_of(facts, "traffic")
+    for entry in traffic:
+        _check_traffic(entry, rehearsed, most)
+    _check_once([entry[:3] for entry in traffic], "traffic")
+    counted = _list_of(facts, "node_bytes")
+    for entry in counted:
         _check_bytes(entry, subtree)
+    _check_once([entry[:2] for entry in counted], "bytes of nodes")
     for tier, ids in _tables(facts, "cohorts"):
         _ids_of(tier, ids, subtree)
-    for entry in _listed(facts, "notes"):
+    notes = _list_of(facts, "notes")
+    for entry in notes:
         _check_note(entry, subtree)
+    _check_once([entry[:2] for entry in notes], "a note")
     gradients = field_of(facts, "gradients")
     if not _is_number(gradients) or not 0 <= gradients <= _MOST:
         raise DecodeError(f"gradients = {shown(gradients)}.")
-    _check_reports(_listed(facts, "reports"), subtree, rehearsed)
+    _check_reports(_list_of(facts, "reports"), subtree, rehearsed)
     for model, names in _tables(facts, "needs"):
-        known = rehearsed.needs.get(model, set())
-        if any(not isinstance(name, str) or name not in known for name in names):
+        known = rehearsed.needs.get(model)
+        if known is None or any(not isinstance(n, str) or n not in known for n in names):
             raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
 
 
@@ -139,7 +216,7 @@ def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
         raise DecodeError(f"a fact of {tier} {shown(number)}, which is not in this subtree.")
 
 
-def _listed(table: Any, name: str) -> list[Any]:
+def _list_of(table: Any, name: str) -> list[Any]:
     values = field_of(table, name)
     if not isinstance(values, list):
         raise DecodeError(f"{name} that are no list.")
@@ -164,12 +241,19 @@ def _parts(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
     return entry
 
 
+def _check_once(keys: Sequence[Sequence[str]], what: str) -> None:
+    """Refuse two entries of one key."""
+    if len(set(map(tuple, keys))) < len(keys):
+        raise DecodeError(f"{what} of one kind twice.")
+
+
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST
+    """Whether a value can be a name: a log, a table and a terminal take it."""
+    return isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
 
 
 def _is_key(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and len(value) <= _KEY
 
 
 def _is_count(value: Any) -> bool:
@@ -204,9 +288,11 @@ def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
     _check_ids(ids, subtree[tier])
 
 
-def _check_traffic(entry: Any, rehearsed: Rehearsed) -> None:
+def _check_traffic(entry: Any, rehearsed: Rehearsed, most: int) -> None:
     kinds = [_is_name, _is_name, _is_name, *[_is_count] * 5]
-    link, direction, lane, *_ = _parts(entry, *kinds, what="traffic")
+    link, direction, lane, *counts = _parts(entry, *kinds, what="traffic")
+    if max(counts) > most:
+        raise DecodeError(f"traffic of {max(counts)}, more than {most}.")
     if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
         raise DecodeError(f"traffic of {shown(entry[:3])}.")
 
@@ -217,8 +303,10 @@ def _check_bytes(entry: Any, subtree: Subtree) -> None:
     _ids_of(tier, ids, subtree)
     if direction not in DIRECTIONS or len(ids) != len(lengths):
         raise DecodeError(f"bytes of nodes in the direction {shown(direction)}.")
-    if not all(_is_count(length) for length in lengths):
+    if not all(_is_count(length) and length <= _BYTES for length in lengths):
         raise DecodeError("bytes of nodes that are no counts.")
+    if len(set(ids)) < len(ids):
+        raise DecodeError("bytes of one node twice.")
 
 
 def _check_note(entry: Any, subtree: Subtree) -> None:
@@ -258,7 +346,7 @@ def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
 
 
 def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
-    """Refuse kept rows of other tiers, shapes or types than are known."""
+    """Refuse kept rows of other tiers, and other shapes or types than are known."""
     if len(described) > _COLUMNS:
         raise DecodeError(f"{len(described)} kept names, more than {_COLUMNS}.")
     for entry in described:
@@ -267,13 +355,22 @@ def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed
         _ids_of(tier, [], subtree)
         if len(shape) > _DIMENSIONS or not all(_is_count(size) for size in shape):
             raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
-        if math.prod(shape) > _MOST:
+        if math.prod(max(size, 1) for size in shape) > _MOST:
             raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
-        template = rehearsed.templates.get((tier, name))
-        if template is None:
-            continue
-        if (dtype_of(dtype), tuple(shape)) != (template.dtype, tuple(template.shape[1:])):
+        form = (dtype_of(dtype), tuple(shape))
+        template = rehearsed.templates.get((tier, name), rehearsed.residuals.get((tier, name)))
+        if template is not None and form != (template.dtype, tuple(template.shape[1:])):
             raise DecodeError(f"a kept row {name!r} of {dtype} and shape {shown(shape)}.")
+
+
+def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
+    most = _MISSING * nodes_of(subtree)
+    if len(entries) > most:
+        raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
+    tiers = list(subtree)
+    below = {tier: subtree[tier] for tier in tiers[1:]}
+    for entry in entries:
+        _check_missing(entry, below)
 
 
 def _check_missing(entry: Any, subtree: Subtree) -> None:

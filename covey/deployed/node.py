@@ -18,7 +18,7 @@ from torch import Tensor
 from covey import native
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck
-from covey.deployed.checked_facts import Rehearsed, Subtree
+from covey.deployed.checked_facts import Rehearsed, Subtree, newest, nodes_of
 from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
@@ -44,13 +44,13 @@ from covey.errors import (
     TransportError,
 )
 from covey.kernel.call import Call
-from covey.kernel.replies import Message, rows_of
+from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
 from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
-from covey.runtimes.base import MessageKey, Question
+from covey.runtimes.base import MessageKey, Question, residual_name
 from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, seal, sealed
-from covey.runtimes.loopback import HeldReply, Station, raised
+from covey.runtimes.loopback import HeldReply, Station, messages_of, raised
 from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
@@ -327,7 +327,7 @@ class Node(Station):
         if check.failed & answered:
             return answers  # the round ends here
         for seat in answered:
-            self._heard[seat] = _number(header_of(answers[seat].read()))
+            self._heard[seat] = check.numbers.get(seat, 0)
             self._owed_orders.settle(seat)
         self._unwritten = (key, answers)
         return answers
@@ -381,10 +381,15 @@ class Node(Station):
         return self.transport
 
     def _take_facts(self, header: dict[str, Any]) -> None:
-        """Add the facts of a subtree, and learn what is kept there."""
+        """Add the facts of a subtree, and learn which residuals are kept there.
+
+        Everything else that is kept there is known from rehearsals: no child can add to it.
+        """
         super()._take_facts(header)
-        for key, template in _templates(header["kept"]).items():
-            self._templates.setdefault(key, template)
+        for tier, name, *_ in header["kept"]:
+            template = self._rehearsed.residuals.get((tier, name))
+            if template is not None:
+                self._templates.setdefault((tier, name), template)
         self.missing += [Missing(*values) for values in header["missing"]]
 
     # Answering
@@ -465,8 +470,10 @@ class Node(Station):
         }
         trainings = [entry for entry in self.missing if entry.lane == "train"]
         if key.lane == "train" or trainings:
-            ended = [str(key), [list(astuple(entry)) for entry in trainings]]
-            facts["ended"] = [*self._ended, ended][-_ENDED:]
+            missing = [list(astuple(entry)) for entry in trainings]
+            ended = [*self._ended, [str(key), missing]][-_ENDED:]
+            nodes = 1 + sum(map(nodes_of, self.subtrees.values()))
+            facts["ended"] = newest(ended, nodes)
         self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply
@@ -519,6 +526,22 @@ class Node(Station):
         else:
             self._rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
+
+    def _on_no_rows(self, question: Question) -> Any:
+        """As for every station; it tells too which residuals of links nodes will keep."""
+        answer = super()._on_no_rows(question)
+        for number, message in enumerate(question.rows):
+            self._learn_residual(question.key("down", number), message)
+        for number, message in enumerate(messages_of(answer)):
+            self._learn_residual(question.key("up", number), message)
+        return answer
+
+    def _learn_residual(self, key: MessageKey, message: Message) -> None:
+        rows = rows_of(message)
+        feedback = self.wires[key.link, key.direction].feedback
+        if rows is not None and feedback and not isinstance(message, Exact):
+            name = residual_name(key)
+            self._rehearsed.residuals[key.sender, name] = rows[:0].detach().clone()
 
     def _missing_facts(self) -> list[Any]:
         """Who was missing in the ask under way, as JSON can hold it."""
@@ -882,14 +905,6 @@ def _messages_of(answer: Answer) -> list[Packed]:
     """The messages of a reply that waits outside memory."""
     _, messages = open_sealed(answer.read())
     return messages
-
-
-def _number(header: Mapping[str, Any]) -> int:
-    """The number of the last change of a child's disk, as it says; 0 where it says none."""
-    number = header.get("number")
-    if type(number) is not int:
-        return 0
-    return number
 
 
 def _templates(described: Any) -> dict[ColumnKey, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covey.codecs.numbers import borrowed
 from covey.errors import DecodeError
-from covey.runtimes.envelope import aligned
+from covey.runtimes.envelope import LIMIT, aligned, check_length
 
 _LENGTH = struct.Struct("<I")
 _TYPES = (
@@ -121,8 +121,8 @@ def pieces(rows: Sequence[NodeRow], beside: int = 0) -> list[bytes | memoryview]
     return [_LENGTH.pack(len(head)), head, *blobs]
 
 
-def unpack(data: bytes | memoryview, *, borrow: bool = False) -> list[NodeRow]:
-    """The inverse of `pack`; anything else is a DecodeError.
+def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT) -> list[NodeRow]:
+    """The inverse of `pack`; anything else, or a head above the limit, is a DecodeError.
 
     With `borrow` rows may lie in the memory of the data, and must not be written.
 
@@ -131,15 +131,16 @@ def unpack(data: bytes | memoryview, *, borrow: bool = False) -> list[NodeRow]:
     tensor([1., 1.])
     """
     try:
-        return _unpack(memoryview(data), borrow=borrow)
+        return _unpack(memoryview(data), borrow=borrow, limit=limit)
     except DecodeError:
         raise
-    except (ValueError, TypeError, KeyError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
 
 
-def _unpack(data: memoryview, *, borrow: bool) -> list[NodeRow]:
+def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
     (length,) = _LENGTH.unpack_from(data)
+    check_length(length, limit)
     position = _LENGTH.size + length
     out = []
     for tier, number, name, label, round, form in json.loads(bytes(data[_LENGTH.size : position])):

@@ -9,7 +9,7 @@ from typing import Any
 from covey.deployed import node_rows
 from covey.deployed.node_rows import NodeRow
 from covey.errors import DecodeError
-from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.envelope import LIMIT, open_sealed, seal
 
 _LENGTH = struct.Struct("<I")
 
@@ -21,10 +21,11 @@ def pack(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     return b"".join([*front, *node_rows.pieces(rows, _LENGTH.size + len(head))])
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
+def unpack(data: bytes, limit: int = LIMIT) -> tuple[dict[str, Any], list[NodeRow]]:
     """The inverse of `pack`; anything else is a DecodeError.
 
-    The rows may lie in the memory of the data, and must not be written.
+    So are a header, and a head of the rows, of more than `limit` bytes. The rows may lie in the
+    memory of the data, and must not be written.
 
     >>> unpack(pack({"order": "hold"}))
     ({'order': 'hold'}, [])
@@ -35,5 +36,5 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[NodeRow]]:
     end = _LENGTH.size + length
     if end > len(data):
         raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
-    header, _ = open_sealed(data[_LENGTH.size : end])
-    return header, node_rows.unpack(memoryview(data)[end:], borrow=True)
+    header, _ = open_sealed(data[_LENGTH.size : end], limit)
+    return header, node_rows.unpack(memoryview(data)[end:], borrow=True, limit=limit)

@@ -55,11 +55,18 @@ class NodeBytes:
         return out
 
     def as_list(self) -> list[list[object]]:
-        """As JSON can hold it."""
+        """As JSON can hold it, with one sum for each node.
+
+        >>> bytes = NodeBytes()
+        >>> bytes.add("device", "up", torch.tensor([2, 0, 2]), torch.tensor([10, 5, 1]))
+        >>> bytes.as_list()
+        [['device', 'up', [0, 2], [5, 11]]]
+        """
         out: list[list[object]] = []
-        for (tier, direction), chunks in self.chunks.items():
-            for ids, lengths in chunks:
-                out.append([tier, direction, ids.tolist(), lengths.tolist()])
+        for (tier, direction), (ids, lengths) in self.sums().items():
+            nodes, position = torch.unique(ids, return_inverse=True)
+            sums = torch.zeros_like(nodes).index_add_(0, position, lengths)
+            out.append([tier, direction, nodes.tolist(), sums.tolist()])
         return out
 
     def merge(self, entries: Sequence[Sequence[object]]) -> None:

@@ -110,7 +110,7 @@ def table(
                 figures.ids.tolist(), figures.values.tolist(), last_sums.tolist(), strict=True
             )
             for k, row, last_row in rows:
-                if not row[COUNT]:
+                if not 0 < row[COUNT] < math.inf:  # it may come from another machine
                     continue
                 accuracy, loss = _figures(row, classifies)
                 last_accuracy, last_loss = _figures(last_row, classifies)

@@ -608,7 +608,7 @@ class BaseRuntime(Runtime):
             return None
         if self._play.tape is not None:
             self._play.tape.refuse("a link has error feedback")
-        name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
+        name = residual_name(key)
         round = self._play.round
 
         def keep(rows: Rows) -> None:
@@ -837,6 +837,11 @@ def select(message: Message, positions: Tensor) -> Message:
     if isinstance(message, Exact):
         return Exact(rows[chosen])
     return rows[chosen]
+
+
+def residual_name(key: MessageKey) -> str:
+    """The name under which a sender keeps the residual of its messages of one kind."""
+    return f"_lost {key.link} {key.direction} {key.program} {key.number}"
 
 
 def flat(values: Tensor) -> Exact:

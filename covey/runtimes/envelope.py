@@ -18,7 +18,8 @@ from covey.links.packed import Packed, Schema
 _LENGTH = struct.Struct("<I")
 _CODEC_HEADER = codec_header.SIZE
 _ALIGNED = 16
-_LIMIT = 2**28  # bytes of a header
+LIMIT = 2**28
+"""Bytes of a header, where whoever reads it knows no smaller limit."""
 _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -88,13 +89,13 @@ def aligned(head: bytes, beside: int) -> bytes:
     return head + b" " * (-(len(head) + beside) % _ALIGNED)
 
 
-def header_of(data: bytes) -> dict[str, Any]:
-    """The header alone; bytes without one are a DecodeError.
+def header_of(data: bytes, limit: int = LIMIT) -> dict[str, Any]:
+    """The header alone; bytes without one of at most `limit` bytes are a DecodeError.
 
     >>> header_of(seal({"round": 3}, []))["round"]
     3
     """
-    length = _header_length(data)
+    length = _header_length(data, limit)
     try:
         header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
     except (ValueError, RecursionError) as error:
@@ -104,25 +105,33 @@ def header_of(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _header_length(data: bytes) -> int:
+def _header_length(data: bytes, limit: int) -> int:
     if len(data) < _LENGTH.size:
         raise DecodeError(f"an envelope of {len(data)} bytes, expected at least {_LENGTH.size}.")
     (length,) = _LENGTH.unpack_from(data)
-    if length > min(_LIMIT, len(data) - _LENGTH.size):
+    if length > len(data) - _LENGTH.size:
         raise DecodeError(f"an envelope with a header of {length} bytes in {len(data)} bytes.")
+    check_length(length, limit)
     return int(length)
 
 
-def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
+def check_length(length: int, limit: int) -> None:
+    """Refuse a header that takes too much memory once it is read."""
+    if length > limit:
+        raise DecodeError(f"a header of {length} bytes, more than {limit}.")
+
+
+def open_sealed(data: bytes, limit: int = LIMIT) -> tuple[dict[str, Any], list[Packed]]:
     """The header and the packed messages; invalid bytes are a DecodeError.
 
-    The messages are views of the data, not copies.
+    So is a header of more than `limit` bytes, before it is read. The messages are views of the
+    data, not copies.
 
     >>> open_sealed(seal({"round": 3}, []))
     ({'round': 3}, [])
     """
     start = _LENGTH.size
-    position = start + _header_length(data)
+    position = start + _header_length(data, limit)
     messages = []
     try:
         header = json.loads(bytes(data[start:position]))

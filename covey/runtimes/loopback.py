@@ -103,6 +103,8 @@ class Station(BaseRuntime):
         super().__post_init__()
         self.forget()
         self._schemas: dict[tuple[Any, ...], Expected] = {}
+        self._schemas_of = -1
+        """The round of these schemas: a program may keep other rows in another round."""
 
     def forget(self) -> None:
         """Forget everything that this node keeps."""
@@ -273,8 +275,11 @@ class Station(BaseRuntime):
     def _expected(self, question: Question) -> Expected:
         """Whether the program answers several messages, and the schema of each.
 
-        A rehearsal on no rows tells; its result is cached.
+        A rehearsal on no rows tells; its result is cached for the round.
         """
+        if question.round != self._schemas_of:
+            self._schemas.clear()
+            self._schemas_of = question.round
         owner, parameters = self._owner(question.program)
         arguments = tuple(str(Schema.of(message)) for message in question.rows)
         key = (
@@ -288,7 +293,7 @@ class Station(BaseRuntime):
         if key not in self._schemas:
             answer = self._on_no_rows(question)
             several = isinstance(answer, tuple)
-            schemas = [Schema.of(message) for message in _messages(answer)]
+            schemas = [Schema.of(message) for message in messages_of(answer)]
             self._schemas[key] = (several, schemas)
         return self._schemas[key]
 
@@ -308,7 +313,7 @@ class Station(BaseRuntime):
             check_carried(values, question.key("down"))
             arguments.append(values[:0])
         answer = question.program(nodes, *arguments)
-        for number, message in enumerate(_messages(answer)):
+        for number, message in enumerate(messages_of(answer)):
             check_carried(rows_of(message), question.key("up", number))
             self._checked_answer(question, nobody, message, nodes.call)
         self._record(tier, nobody, nodes.call, None)
@@ -369,7 +374,7 @@ class Station(BaseRuntime):
         answer = _called(question.program, nodes, arguments)
         self._record(self.place.tier, ids, nodes.call, question.idle)
         packed = []
-        for number, message in enumerate(_messages(answer)):
+        for number, message in enumerate(messages_of(answer)):
             self._checked_answer(question, ids, message, nodes.call)
             if header["answers"]:
                 key = question.key("up", number)
@@ -479,7 +484,7 @@ def _unpacked(
     return link.unpack(packed, reference=reference, expect=schema, count=1, borrow=True)
 
 
-def _messages(answer: Any) -> tuple[Message, ...]:
+def messages_of(answer: Any) -> tuple[Message, ...]:
     """The messages of an answer: one, or a tuple of several."""
     if isinstance(answer, tuple):
         return answer
@@ -487,7 +492,7 @@ def _messages(answer: Any) -> tuple[Message, ...]:
 
 
 def _answer(messages: list[Deferred | None], several: bool) -> Any:
-    """The answer of these messages: the inverse of `_messages`."""
+    """The answer of these messages: the inverse of `messages_of`."""
     if several:
         return tuple(messages)
     return messages[0]

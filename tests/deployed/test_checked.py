@@ -18,9 +18,10 @@ import torch
 
 import covey
 from covey import Algorithm, Nodes, Rows
-from covey.deployed import node_rows, parcel
+from covey.codecs import CODECS
+from covey.deployed import local_transport, node_rows, parcel
 from covey.deployed.checked import OrderCheck
-from covey.deployed.checked_facts import Rehearsed, check, subtrees
+from covey.deployed.checked_facts import Rehearsed, check, header_limit, newest, subtrees
 from covey.deployed.events import EventLog
 from covey.deployed.local_transport import LocalTransport
 from covey.deployed.local_tree import LocalTree
@@ -30,6 +31,7 @@ from covey.deployed.replay import replay
 from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Diverged, Handler, Patience
 from covey.errors import DecodeError, DivergedError, TransportError
+from covey.links.packed import Packed
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Facts
 from covey.tree import Tree
@@ -481,6 +483,132 @@ def test_over_sockets_a_divergence_ends_the_round_everywhere(folder: Path) -> No
 # Facts
 
 
+@dataclass(frozen=True)
+class Late(Algorithm):
+    """A model that devices keep from the second round on, and that is scored then."""
+
+    sends: ClassVar[str] = "its model"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        return me.ask(self.device, w).mean()
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        if me.round > 0:
+            me.keep("late", w + 1)
+        return w
+
+
+def test_a_model_that_is_first_kept_in_a_later_round_is_scored_from_then_on(folder: Path) -> None:
+    case = Case("Late", Late())
+    local = LocalTree(folder)
+    run = drained(covey.run(experiment(case, score_every=1), runtime=local))
+    simulated = drained(covey.run(experiment(case, score_every=1)))
+    assert [list(record.models) for record in run.history][:2] == [["global"], ["global", "late"]]
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+Header = dict[str, Any]
+
+
+def with_kept(*entry: Any) -> Callable[[Header], None]:
+    return lambda header: header["kept"].append(["device", *entry])
+
+
+def with_fact(name: str, value: Any) -> Callable[[Header], None]:
+    return lambda header: header["facts"].__setitem__(name, value)
+
+
+LIES: dict[str, Callable[[Header], None]] = {
+    "a type": with_kept("evil", "no such type", [3]),
+    "dimensions": with_kept("evil", "float32", [0, 2**53, 2**53]),
+    "a name": with_kept("\ud800", "float32", [3]),
+    "another shape": with_kept("personal", "float32", [3]),
+    "traffic": with_fact("traffic", [["server-device", "up", "train", *[2**53] * 5]] * 2000),
+    "bytes": with_fact("node_bytes", [["device", "up", [2] * 2000, [2**53] * 2000]]),
+    "cohorts": with_fact("cohorts", {"device": [2**70]}),
+    "a note": with_fact("notes", [["device", "loss", [math.nan], 0.5, 0.5, 1]]),
+    "a note's name": with_fact("notes", [["device", "\ud800", [0.5], 0.5, 0.5, 1]]),
+    "gradients": with_fact("gradients", math.inf),
+    "reports": with_fact("reports", [["global/test", "device", [2], [[math.nan]]]]),
+    "needs": with_fact("needs", {"evil": []}),
+    "missing": lambda header: header.update(missing=[[0, "train", 7, "device", 2, "late"]]),
+    "ended": lambda header: header.update(ended=[["key"]]),
+    "number": lambda header: header.update(number=2**70),
+    "a seat": lambda header: header.update(seat=3),
+    "a key": lambda header: header.update(key="key"),
+    "an error": lambda header: header.update(error="evil"),
+    "length": lambda header: header.update(more=[[]] * 200_000),
+}
+
+
+def changed_by(change: Callable[[Header], None]) -> Callable[[bytes], bytes]:
+    """Changes the header of an answer."""
+
+    def changed(data: bytes) -> bytes:
+        header, messages = open_sealed(data)
+        change(header)
+        return seal(header, messages)
+
+    return changed
+
+
+def test_a_header_with_anything_false_is_dropped_and_its_sender_struck(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lie in every field, one after the other: the bits are those of the undisturbed run."""
+    monkeypatch.setattr(local_transport, "STRIKES", 1_000)
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
+    transport, liar = lying(local, "device", 2, len(LIES))
+    lies = list(LIES.values())
+    liar.change = lambda data: changed_by(lies.pop())(data)
+    drained(run)
+    assert len(transport.refused(2)) == len(LIES)
+    simulated = drained(covey.run(experiment(PLAIN["PFedMe"])))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+def test_a_child_adds_no_model_to_a_run(folder: Path) -> None:
+    """A name that no rehearsal keeps is not learned, and does not go on to the tiers above."""
+    local = LocalTree(folder)
+    run = covey.run(experiment(CASES["SFedHP"], score_every=1), runtime=local)
+    width = run.runtime.task.space.width
+    _, liar = lying(local, "device", 2, 99)
+    liar.change = changed_by(with_kept("evil", "float32", [width]))
+    drained(run)
+    assert not [name for _, name in run.runtime.kept() if name == "evil"]
+    simulated = drained(covey.run(experiment(CASES["SFedHP"], score_every=1)))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+def test_scores_of_two_children_cannot_overflow(folder: Path) -> None:
+    def huge(data: bytes) -> bytes:
+        header, messages = open_sealed(data)
+        (packed,) = messages
+        row = torch.full((packed.schema.width,), 1.7e308, dtype=torch.float64)
+        return seal(header, [Packed(packed.schema, (CODECS["dense"].encode(row),))])
+
+    class Scorer(Liar):
+        def __call__(self, key: AskKey, common: bytes, own: bytes) -> bytes:
+            if key.lane == "train":
+                return self.handler(key, common, own)
+            return super().__call__(key, common, own)
+
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["FedAvg"], score_every=1, rounds=1), runtime=local)
+    for seat in (2, 3):
+        liar = Scorer(local.nodes["device", seat].answer, 1, huge)
+        local.transport_above("device", seat).take(seat, liar)
+    drained(run)
+    assert "beyond 1e+290" in local.transport_above("device", 2).refused(2)[0]
+    simulated = drained(covey.run(experiment(PLAIN["FedAvg"], score_every=1, rounds=1)))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
 SUBTREE = subtrees(Tree.grouped([2, 3]), "edge")[1]
 GOOD: dict[str, Any] = {
     "facts": {
@@ -505,6 +633,7 @@ def rehearsed() -> Rehearsed:
         widths={("device", "m/test"): 2},
         needs={"personal": {"head", "body"}},
         templates={("device", "personal"): torch.zeros(0, 3)},
+        residuals={("device", "_lost edge-device up device 0"): torch.zeros(0, 3)},
     )
 
 
@@ -519,6 +648,8 @@ BAD: dict[str, list[Any]] = {
         [["edge-device", "up", "train", 1, 2, 3, 4, -5]],
         [["edge-device", "up", "train", 1, 2, 3, 4, 5.0]],
         [["edge-device", "sideways", "train", 1, 2, 3, 4, 5]],
+        [["edge-device", "up", "train", 2**50, 2, 3, 4, 5]],
+        [["edge-device", "up", "train", 1, 2, 3, 4, 5]] * 2,
         {"edge-device": 1},
         None,
     ],
@@ -528,6 +659,9 @@ BAD: dict[str, list[Any]] = {
         [["server", "up", [0], [10]]],
         [["device", "up", [2], [2**70]]],
         [["device", "up", [True], [1]]],
+        [["device", "up", [2], [2**50]]],
+        [["device", "up", [2, 2], [1, 1]]],
+        [["device", "up", [2], [1]], ["device", "up", [3], [1]]],
     ],
     "cohorts": [{"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
     "notes": [
@@ -541,6 +675,9 @@ BAD: dict[str, list[Any]] = {
         [["device", "loss", [1e308, 1e308], 0.5, 0.5, 1]],
         [["device", "loss", [0.5], 0.5, 1e308, 1]],
         [["device", "loss", [0.5] * 65, 0.5, 0.5, 65]],
+        [["device", "loss", [0.5], 0.5, 0.5, 1]] * 2,
+        [["device", "\x1b[2J", [0.5], 0.5, 0.5, 1]],
+        [["device", "\ud800", [0.5], 0.5, 0.5, 1]],
     ],
     "gradients": [-1.0, math.nan, "4", None, 2**60, 1e308],
     "reports": [
@@ -554,13 +691,17 @@ BAD: dict[str, list[Any]] = {
         [["m/test", "device", [3], [["a", 2.0]]]],
         [["m/test", "device", [3], [1.0]]],
     ],
-    "needs": [{"personal": ["tail"]}, {"other": ["head"]}, {"personal": "head"}, {"personal": [[]]}],
+    "needs": [{"personal": ["tail"]}, {"other": ["head"]}, {"personal": "head"}, {"personal": [[]]},
+              {"other": []}],
     "kept": [
         [["device", "personal", "float64", [3]]],
         [["device", "personal", "float32", [4]]],
         [["device", "other", "float32", [2**40, 2**40]]],
         [["device", "other", "float32", [-1]]],
         [["device", "other", "float32", [1] * 9]],
+        [["device", "other", "float32", [0, 2**53, 2**53]]],
+        [["device", "other", "no such type", [3]]],
+        [["device", "_lost edge-device up device 0", "float64", [3]]],
         [["server", "other", "float32", [1]]],
         [["device", f"n{number}", "float32", []] for number in range(1001)],
     ],
@@ -570,8 +711,10 @@ BAD: dict[str, list[Any]] = {
         [[0, "order", 7, "device", 4, "late"]],
         [[0, "train", 2**64, "device", 4, "late"]],
         [[0, "train", 7, "device", 4]],
+        [[0, "train", 7, "edge", 1, "late"]],
+        [[0, "train", 7, "device", 4, "late"]] * 5_000,
     ],
-    "ended": [[1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
+    "ended": [[["key", [[0, "train", 7, "device", 4, "late"]] * 100]] * 60, [["k" * 30_000, []]], [1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
     "number": [-1, 2**60, 1.0, True, "1", None, []],
 }  # fmt: skip
 
@@ -602,6 +745,15 @@ def test_what_passes_can_be_added_up() -> None:
     assert played.notes[0]["device"]["loss"].mean == pytest.approx(1e290)
 
 
+def test_a_parent_takes_as_many_ended_asks_as_a_child_sends() -> None:
+    """Also where every device was away in a hundred asks of every training."""
+    nodes = sum(map(len, SUBTREE.values()))
+    away = [[0, "train", 7, "device", number, "absent"] for number in SUBTREE["device"]] * 100
+    ended = newest([[f"key {number}", away] for number in range(32)], nodes)
+    assert ended[-1][0] == "key 31"
+    check(GOOD | {"ended": ended, "missing": away}, SUBTREE, rehearsed())
+
+
 FINE: dict[str, Any] = {"error": None, "missing": [], "ended": [], "number": 3, "unreached": []}
 ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 
@@ -617,6 +769,8 @@ ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
         ({"row": torch.full((3,), math.nan)}, "is not finite"),
         ({"row": None}, "without values"),
         ({"round": "1"}, "without a name, a label or a round"),
+        ({"round": 2**70}, "without a name, a label or a round"),
+        ({"name": "\ud800"}, "without a name, a label or a round"),
     ],
 )
 def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
@@ -636,7 +790,7 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert held.most is not None
     assert held.most < 2**23  # it has no rows
     assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
-    for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]]):
+    for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]], [["device", 3]] * 9):
         assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None
     assert held(1, parcel.pack({**FINE, "unreached": [["device", 3]]})) is None
     assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
@@ -652,6 +806,24 @@ def test_a_header_that_is_nested_deeply_is_refused() -> None:
     reads = OrderCheck("read", {}, {1: SUBTREE}, {})
     assert reads(1, data) is not None
     assert reads(1, node_rows.pack([])) is not None
+
+
+def test_a_long_header_is_refused_before_it_is_read() -> None:
+    limit = header_limit(SUBTREE)
+    head = b"[" + b"[]," * (limit // 3) + b"[]]"
+    data = len(head).to_bytes(4, "little") + head
+    with pytest.raises(DecodeError, match=f"more than {limit}"):
+        open_sealed(data, limit)
+    with pytest.raises(DecodeError, match=f"more than {limit}"):
+        node_rows.unpack(data, limit=limit)
+    reads = OrderCheck("read", {}, {1: SUBTREE}, {})
+    sealed = seal(FINE, [])
+    for lie in (data, sealed):
+        whole = len(lie).to_bytes(4, "little") + lie + data
+        assert f"more than {limit}" in str(reads(1, whole))
+    nested = b"[" * 100_000
+    with pytest.raises(DecodeError, match="cannot be read"):
+        node_rows.unpack(len(nested).to_bytes(4, "little") + nested)
 
 
 class Faulty(OrderCheck):
