@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -72,13 +72,15 @@ class Control:
         self.log = log
         self._seat_orders = {"evict": evict, "admit": admit}
         self.identity = None
+        context = None
         if not is_loopback(host):
             if identity is None:
                 fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
                 raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
             self.identity = identity
+            context = _context(identity, ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._server = _Server((host, port), self)
+            self._server = _Server((host, port), self, context)
         except OSError as error:
             fix = "give another control_host or control_port"
             if error.errno == errno.EADDRINUSE:
@@ -141,17 +143,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], control: Control) -> None:
+    def __init__(
+        self, address: tuple[str, int], control: Control, context: ssl.SSLContext | None
+    ) -> None:
         self.control = control
+        self._context = context
         self._until: dict[Any, float] = {}
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Requests)
-        self._context: ssl.SSLContext | None = None
-        if control.identity is not None:
-            self._context = _context(control.identity, ssl.PROTOCOL_TLS_SERVER)
+        if context is not None:
             # A handshake is in the thread of its connection: a silent peer stops no other.
-            self.socket = self._context.wrap_socket(
+            self.socket = context.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
 
@@ -377,14 +380,13 @@ def drained(progress: Progress, log: EventLog) -> Iterator[None]:
             progress.drain()
 
     thread = threading.Thread(target=obey, name="covey-signals", daemon=True)
-    thread.start()
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, reading)
+        stack.callback(os.close, writing)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(os.write, writing, bytes([_NO_SIGNAL]))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, hear)  # an error outside of the main thread
+            stack.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.write(writing, bytes([_NO_SIGNAL]))
-        thread.join()
-        os.close(reading)
-        os.close(writing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,14 @@ OLD_LOG = "log.previous.jsonl"
 _HOST = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _HIGHEST_PORT = 32_000
+_OTHER_FILES = 64  # that this process has open beside the ports that it keeps reserved
+_SHARE = "let devices share processes, as with deploy.devices_per_process=10"
 _POLL = 0.1  # s between two looks at the processes
 _LOOK = 1.0  # s between two looks at the process that has started a node
 _DIVERGED = 3  # the exit code of a run that diverged
 _HEAD = 1 << 16  # bytes of a log in which a process says that it has started
+_TOO_MANY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Errors of a system that has no room for one more process or file."""
 _GRACE = 20.0  # s that processes have to end by themselves
 
 
@@ -75,38 +80,57 @@ def free_ports(count: int) -> list[int]:
     listens, and a connection of theirs must not take its port. On Linux they stay reserved until
     this process ends: nodes can listen there, and no other tree gets them.
     """
+    _check_open_files(count)
     candidates = list(range(_LOWEST_PORT, _HIGHEST_PORT))
     random.SystemRandom().shuffle(candidates)
     ports: list[int] = []
-    for port in candidates:
-        if len(ports) == count:
-            break
-        if _is_free(port):
+    with ExitStack() as reserved:
+        for port in candidates:
+            if len(ports) == count:
+                break
+            probe = _probe(port)
+            if probe is None:
+                continue
             ports.append(port)
-    if len(ports) < count:
-        fix = "let devices share processes, as with deploy.devices_per_process=10"
-        raise TransportError(f"this machine has {len(ports)} free ports of {count}; {fix}.")
+            if sys.platform == "linux":
+                reserved.enter_context(probe)
+            else:
+                probe.close()
+        if len(ports) < count:
+            raise TransportError(f"this machine has {len(ports)} free ports of {count}; {_SHARE}.")
+        atexit.register(reserved.pop_all().close)
     return ports
 
 
-def _is_free(port: int) -> bool:
-    """Whether nobody uses a port; it is reserved then."""
+def _check_open_files(ports: int) -> None:
+    """Refuse more ports than this process may have files open: a reserved port is one."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = ports + _OTHER_FILES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        fix = f"ulimit -n {needed} allows more, or {_SHARE}"
+        text = f"{ports} ports need {needed} open files, and {limit} are allowed"
+        raise TransportError(f"{text}; {fix}.")
+
+
+def _probe(port: int) -> socket.socket | None:
+    """A socket that reserves a port; None where somebody uses the port."""
     try:
         probe = socket.socket()
-    except OSError:  # too many files are open
-        return False
+    except OSError as error:
+        fix = f"raise ulimit -n, or {_SHARE}"
+        raise TransportError(f"no port can be reserved: {error.strerror}; {fix}.") from error
     try:
         probe.bind((_HOST, port))
     except OSError:
         probe.close()
-        return False
-    if sys.platform != "linux":
-        probe.close()
-        return True
+        return None
     # Linux lets a socket that listens share the port with one that does not, if both say so.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    atexit.register(probe.close)
-    return True
+    return probe
 
 
 class LocalProcesses:
@@ -145,17 +169,24 @@ class LocalProcesses:
         # Many processes share the machine: each has one thread, unless the user says otherwise.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, STARTER: str(os.getpid())}
         log_file = folder / LOG
-        if log_file.exists():
-            log_file.replace(folder / OLD_LOG)
-        with open(log_file, "wb") as log:
-            # A session of its own: Ctrl-C reaches this process alone, which stops the others.
-            return subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+        try:
+            if log_file.exists():
+                log_file.replace(folder / OLD_LOG)
+            with open(log_file, "wb") as log:
+                # A session of its own: Ctrl-C reaches this process alone, which stops the others.
+                return subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            fix = "all processes are stopped"
+            if error.errno in _TOO_MANY:
+                fix += f"; raise ulimit -u and ulimit -n, or {_SHARE}"
+            text = f"{name} cannot be started: {error.strerror or error} ({fix})."
+            raise ProcessFailed(text) from error
 
     def watch(self) -> Iterator[None]:
         """A look every now and then until the server has ended; an error where a process fails."""
@@ -190,7 +221,9 @@ class LocalProcesses:
 
     def _end_server(self) -> None:
         """Let the server end its round and write everything down, while the others are there."""
-        server = self._running[self._names[0]]
+        server = self._running.get(self._names[0])
+        if server is None:  # none has been started yet
+            return
         with suppress(ProcessLookupError):
             server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -221,21 +254,13 @@ def end_with_starter() -> None:
 
 def _follow(starter: int) -> None:
     """Drain when a process is gone; its other nodes do so too, so that some wait in vain."""
-    while _runs(starter):
+    # A node is a child of its starter, and gets another parent as soon as that one ends.
+    # The starter's number would say less: a zombie still has it, and later another process may.
+    while os.getppid() == starter:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another's
-        pass
-    return True
 
 
 def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -249,7 +274,10 @@ def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def last_words(path: Path) -> str:
     """Why a process has ended, as its log says: the text of its last error, or its last line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
     for event in reversed(list(_events(lines))):
         if event.get("level") == "error":
             return str(event.get("text"))

@@ -6,6 +6,7 @@ initial row. Memory holds the pages of the files that somebody has read.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import tempfile
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.deployed.disk_store import LARGE
+from covey.deployed.grpc_options import say
 from covey.deployed.node import Node
 from covey.deployed.node_rows import as_bytes
 from covey.runs.build import Parts
@@ -45,13 +47,20 @@ def share(node: Node, parts: Parts) -> None:
 def parked(tensor: Tensor, folder: Path) -> Tensor:
     """A large tensor's numbers in a file of a folder; writing to them changes memory alone.
 
+    Where the folder takes no file, as on a full disk, the tensor stays in memory, which is logged.
+
     >>> parked(torch.ones(2), Path())
     tensor([1., 1.])
     """
     if tensor.nbytes <= LARGE or tensor.device.type != "cpu":
         return tensor
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(as_bytes(tensor))
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(as_bytes(tensor))
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        text = f"a part of the model stays in memory, since {folder} takes no file: {error}"
+        say(logging.WARNING, "model_held", text)
+        return tensor
     return torch.frombuffer(mapped, dtype=tensor.dtype).view(tensor.shape)

@@ -137,10 +137,15 @@ def unit(process: Process) -> str:
 def _state_lines(state: str) -> list[str]:
     """Where the process may write."""
     if state.startswith(_STATE_ROOT):
-        name = state.removeprefix(_STATE_ROOT)
+        name = _unit_word(state.removeprefix(_STATE_ROOT))
         return [f"StateDirectory={name}", "StateDirectoryMode=0700"]
-    escaped = state.replace("%", "%%")
-    return [f'ReadWritePaths="{escaped}"']
+    return [f"ReadWritePaths={_unit_word(state)}"]
+
+
+def _unit_word(text: str) -> str:
+    """One word of a unit: blanks do not end it, and systemd puts nothing in for its %."""
+    escaped = text.replace("%", "%%")
+    return f'"{escaped}"'
 
 
 def compose(processes: Sequence[Process], image: str) -> str:
@@ -155,9 +160,14 @@ def compose(processes: Sequence[Process], image: str) -> str:
         name = process.name
         volume = f"{name}-state"
         config = f"{CONFIG_FOLDER}/{name}"
-        mounts = [f"./{name}:{config}:ro", f"{volume}:{process.state}"]
-        files = [file.replace("$", "$$") for file in process.data.values()]
-        mounts += [f"{file}:{file}:ro" for file in files]
+        state = _compose_word(process.state)
+        mounts: list[Any] = [
+            f"./{name}:{config}:ro",
+            {"type": "volume", "source": volume, "target": state},
+        ]
+        for data in process.data.values():
+            file = _compose_word(data)
+            mounts.append({"type": "bind", "source": file, "target": file, "read_only": True})
         services[name] = {
             "image": image,
             "command": ["covey", "node", f"{config}/{NODE}", *_compose_options(process)],
@@ -168,6 +178,11 @@ def compose(processes: Sequence[Process], image: str) -> str:
         volumes[volume] = {}
     head = "# All processes of the tree on one machine: docker compose up\n"
     return head + yaml_text({"services": services, "volumes": volumes})
+
+
+def _compose_word(text: str) -> str:
+    """A text of a compose file that puts no variables in for its $."""
+    return text.replace("$", "$$")
 
 
 def _compose_options(process: Process) -> list[str]:
@@ -212,7 +227,7 @@ def toml_text(name: str, table: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping):
             inside += toml_text(f"{name}.{key}", value)
         else:
-            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{key} = {_json(value)}")
     return "\n".join(lines) + "\n" + inside
 
 
@@ -231,11 +246,24 @@ def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
         if isinstance(item, Mapping) and item:
             out += f"{space}{key}:\n{yaml_text(item, indent + 2)}"
         elif isinstance(item, list) and item:
-            entries = "".join(f"{space}  - {json.dumps(entry)}\n" for entry in item)
+            entries = "".join(f"{space}  - {_json(entry)}\n" for entry in item)
             out += f"{space}{key}:\n{entries}"
         else:
-            out += f"{space}{key}: {json.dumps(item)}\n"
+            out += f"{space}{key}: {_json(item)}\n"
     return out
+
+
+def _json(value: Any) -> str:
+    """A value as JSON that TOML and YAML read alike.
+
+    They take letters as they are. What cannot be printed is escaped in the one form of both.
+
+    >>> print(_json("a\\x7f"))
+    "a\\U0000007f"
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    letters = [letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text]
+    return "".join(letters)
 
 
 def signing_commands(processes: Sequence[Process], folder: Path, authority: Path) -> list[str]:
@@ -279,13 +307,13 @@ def commands(processes: Sequence[Process], folder: Path) -> list[str]:
         source = folder / process.name
         start = f"chown -R covey {own} && systemctl enable --now {own}/{unit_name(process)}"
         if not process.state.startswith(_STATE_ROOT):  # systemd makes the others
-            start = f"install -d -o covey -m 700 {process.state} && {start}"
+            start = f"install -d -o covey -m 700 {shlex.quote(process.state)} && {start}"
         if is_loopback(host):
             out.append(f"mkdir -p {own} && cp -R {shlex.quote(f'{source}/.')} {own}/")
             out.append(start)
         else:
             out.append(_copy_command(source, host, own))
-            out.append(f"ssh {shlex.quote(f'root@{host}')} '{start}'")
+            out.append(shlex.join(["ssh", f"root@{host}", start]))
     return out
 
 

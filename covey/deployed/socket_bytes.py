@@ -6,13 +6,14 @@ frames and TLS.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,7 @@ _DESCRIPTORS = "/proc/self/fd"
 _COUNTS = struct.Struct("=QQ")  # bytes that were acknowledged, and bytes that were received
 _COUNTS_OFFSET = 120  # of both in the kernel's struct tcp_info
 _LONGEST = 256  # bytes of a struct tcp_info that are read
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _LOOK = 10.0  # s between two looks: what a connection carries after the last one is not counted
 
 
@@ -56,11 +58,14 @@ class SocketBytes:
             self.read()
 
     def read(self) -> dict[Link, SocketCounts]:
-        """What every link has carried so far; empty where the system does not tell."""
+        """What every link has carried so far; empty where the system does not tell now."""
         if sys.platform != "linux":
             return {}
         with self._lock:
-            now = self._look()
+            try:
+                now = self._look()
+            except OSError:  # there is no /proc, or no descriptor is free to look with
+                return {}
             for connection, counts in self._open.items():
                 later = now.get(connection)
                 if later is None or later.received < counts.received:  # another has its number
@@ -75,15 +80,24 @@ class SocketBytes:
         """The counts of all open connections, by the number of the socket and its link."""
         out: dict[tuple[int, Link], SocketCounts] = {}
         for name in os.listdir(_DESCRIPTORS):
-            with suppress(OSError):  # it was closed meanwhile, or is no connection
+            try:
                 out |= self._counted(int(name))
+            except OSError as error:  # it was closed meanwhile, or is no connection
+                if error.errno in _NO_DESCRIPTOR:  # an open connection would count as ended
+                    raise
         return out
 
     def _counted(self, descriptor: int) -> dict[tuple[int, Link], SocketCounts]:
         """The counts of one file descriptor; empty unless it is a connection of the tree."""
         if not os.readlink(f"{_DESCRIPTORS}/{descriptor}").startswith("socket:"):
             return {}
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
+        copy = os.dup(descriptor)
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # another file has got the descriptor meanwhile
+            os.close(copy)
+            raise
+        with connection:
             link = self._link(connection)
             if link is None:
                 return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import weakref
@@ -50,9 +49,9 @@ class AnswerFile:
                 self._file = file
             start = self._end
             written = 0
+            self._file.seek(start)
             while written < size:
-                rest = memoryview(data)[written:]
-                written += os.pwrite(self._file.fileno(), rest, start + written)
+                written += self._file.write(memoryview(data)[written:])
             self._end = start + size
         return Stored(size, partial(self._read, start, size))
 
@@ -60,10 +59,13 @@ class AnswerFile:
         assert self._file is not None
         pieces = []
         position = 0
-        while position < size:
-            piece = os.pread(self._file.fileno(), size - position, start + position)
-            if not piece:
-                raise OSError(f"an answer of {size} bytes in {self._folder} ends after {position}")
-            pieces.append(piece)
-            position += len(piece)
+        with self._alone:
+            self._file.seek(start)
+            while position < size:
+                piece = self._file.read(size - position)
+                if not piece:
+                    text = f"an answer of {size} bytes in {self._folder} ends after {position}"
+                    raise OSError(text)
+                pieces.append(piece)
+                position += len(piece)
         return b"".join(pieces)

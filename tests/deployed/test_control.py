@@ -19,7 +19,7 @@ import pytest
 
 from covey.cli.ctl import merged, waiting
 from covey.deployed import control as control_module
-from covey.deployed.certificates import Authority, Identity
+from covey.deployed.certificates import KEY, Authority, Identity
 from covey.deployed.control import Control, call, drained
 from covey.deployed.events import HIDDEN, EventLog
 from covey.deployed.progress import Progress, SeatProgress
@@ -413,3 +413,46 @@ def test_the_screen_says_that_a_certificate_ends_soon(progress: Progress, tmp_pa
     assert waiting([progress.as_dict()]) == []
     (identity.folder / "certificate.pem").unlink()
     assert progress.as_dict()["certificate_left"] is None
+
+
+def test_signals_that_cannot_be_taken_leave_nothing_open(progress: Progress) -> None:
+    """Python lets the main thread alone take signals."""
+    errors = []
+
+    def elsewhere() -> None:
+        try:
+            with drained(progress, EventLog("edge0", io.StringIO())):
+                pass
+        except ValueError as error:
+            errors.append(str(error))
+
+    before = open_pipes()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
+    assert open_pipes() == before
+    assert "covey-signals" not in [thread.name for thread in threading.enumerate()]
+
+
+def open_pipes() -> set[str]:
+    """The pipes of this process, where the system tells them."""
+    out = set()
+    for path in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):
+            out.add(os.readlink(path))
+    return {target for target in out if target.startswith("pipe:")}
+
+
+def test_a_control_port_without_a_valid_certificate_listens_nowhere(
+    progress: Progress, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    identity = Identity(Authority.create(tmp_path).issue("edge0"))
+    (identity.folder / KEY).write_text("none", encoding="utf-8")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConfigError, match="no private key") as raised:
+        Control(progress, host="0.0.0.0", port=port, identity=identity)
+    socket.create_server(("0.0.0.0", port)).close()  # while the error is still looked at
+    del raised

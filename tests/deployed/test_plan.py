@@ -14,7 +14,7 @@ from covey.cli import node_config
 from covey.cli.config import load
 from covey.deployed.certificates import Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
-from covey.deployed.plan_files import commands, compose
+from covey.deployed.plan_files import commands, compose, node_file, unit, unit_name
 from covey.deployed.seats import seats_of
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -278,6 +278,77 @@ def test_the_commands_can_be_started_again(file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a plan" / "device2" / "certificate.pem").exists()
     text = (tmp_path / "a plan" / "commands.sh").read_text(encoding="utf-8")
     assert "install -d -o covey -m 700 /srv/covey/device2 && chown" in text
+
+
+ODD = "covey of ours/50%/$x/it's; touch harm"
+"""A folder whose name means something to shells, to systemd and to compose."""
+
+TOOL = """#!/bin/sh
+for word in "$(basename "$0")" "$@"; do printf '%s\\n' "$word"; done >> "$LOG"
+case "$0" in */ssh) sh -c "$2";; esac
+"""
+
+
+@pytest.mark.parametrize("address", ["{seat}.example", "localhost"])
+def test_commands_take_any_state_folder(address: str, tmp_path: Path) -> None:
+    """`ssh` runs a command through a second shell."""
+    settings = Settings(address={"server": address}, state=f"/srv/{ODD}", port=7000)
+    processes = processes_of(Tree.flat(1), settings)
+    lines = commands(processes, tmp_path / "a plan")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("ssh", "rsync", "install", "chown", "systemctl", "mkdir", "cp"):
+        (tools / name).write_text(TOOL, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
+    script = "\n".join(["set -eu", *lines])
+    subprocess.run(["bash", "-n", "-c", script], check=True)
+    subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, env=environment)
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    for process in processes:
+        made = ["install", "-d", "-o", "covey", "-m", "700", f"/srv/{ODD}/{process.name}", "chown"]
+        assert "\n".join(made) in log
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    ("root", "words"), [("/var/lib/", "StateDirectory: "), ("/srv/", "ReadWritePaths: /srv/")]
+)
+def test_a_unit_takes_any_state_folder(root: str, words: str, tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    settings = Settings(address={"server": "a"}, state=f"{root}{ODD}")
+    server = processes_of(Tree.flat(1), settings)[0]
+    file = tmp_path / unit_name(server)
+    file.write_text(unit(server), encoding="utf-8")
+    environment = os.environ | {"SYSTEMD_LOG_LEVEL": "debug"}  # it tells the settings then
+    words_read = subprocess.run(
+        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, env=environment
+    )
+    assert words_read.returncode == 0, words_read.stderr
+    lines = [line.strip() for line in words_read.stdout.splitlines()]
+    assert f"{words}{ODD}/server" in lines
+
+
+def test_compose_takes_any_path() -> None:
+    """It puts variables in for "$", and splits short mounts at ":"."""
+    yaml = pytest.importorskip("yaml")
+    data = "/data/$HOME/12:30 \U0001f600/\x7f/{seat}.csv"
+    settings = Settings(address={"server": "a"}, state=f"/srv/{ODD}", data={"device": data})
+    text = compose(processes_of(Tree.flat(1), settings), "covey")
+    services = yaml.safe_load(text)["services"]
+    mounts = services["device0"]["volumes"]
+    state = f"/srv/{ODD}/device0".replace("$", "$$")
+    assert mounts[1] == {"type": "volume", "source": "device0-state", "target": state}
+    path = data.format(seat="device0").replace("$", "$$")
+    assert mounts[2] == {"type": "bind", "source": path, "target": path, "read_only": True}
+
+
+def test_a_node_file_takes_any_path() -> None:
+    data = {"device0": '/data/\x7f\t\u2028\U0001f600"\\.csv'}
+    settings = Settings(address={"server": "a"}, data=data)
+    device = processes_of(Tree.flat(1), settings)[-1]
+    assert tomllib.loads(node_file(device))["node"]["data"] == data
 
 
 def test_nothing_is_overwritten(file: Path, tmp_path: Path) -> None:

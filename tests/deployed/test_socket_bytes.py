@@ -1,13 +1,17 @@
 """What the sockets of a process carry, as the kernel counts it."""
 
+import errno
+import os
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
 from covey.cli.ctl import on_sockets
+from covey.deployed import socket_bytes
 from covey.deployed.progress import Progress
 from covey.deployed.socket_bytes import SocketBytes, SocketCounts, counted
 
@@ -74,3 +78,40 @@ def test_metrics_and_the_screen_have_them(listener: socket.socket) -> None:
     assert f"covey_socket_bytes_total{{{labels}}} 2000\n" in text
     assert "2 kB received" in on_sockets([status])[0]
     assert on_sockets([{"process": "device1", "state": "not running", "seats": []}]) == []
+
+
+@LINUX
+def test_a_descriptor_that_becomes_a_file_meanwhile_leaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at a descriptor and its copy, another file may get its number."""
+    monkeypatch.setattr(os, "readlink", lambda path: "socket:[1]")
+    counts = SocketBytes(listen=1, parent=None)
+    with (tmp_path / "file").open("w", encoding="utf-8"):
+        before = os.listdir("/proc/self/fd")
+        counts.read()
+        assert os.listdir("/proc/self/fd") == before
+
+
+@LINUX
+@pytest.mark.parametrize("name", ["listdir", "dup"])
+def test_without_a_free_descriptor_no_count_is_lost(
+    listener: socket.socket, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    progress = Progress("device0", "device")
+    child = progress.sockets = SocketBytes(listen=None, parent=listener.getsockname()[1])
+    with exchanged(listener, bytes(10), bytes(1000)):
+        assert child.read()["parent"].received == 1000
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            assert progress.as_dict()["socket_bytes"] == {}
+        assert child.read()["parent"].received == 1000
+
+
+@LINUX
+def test_a_system_without_proc_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_bytes, "_DESCRIPTORS", "/nowhere")
+    assert SocketBytes(listen=1, parent=2).read() == {}
