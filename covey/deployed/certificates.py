@@ -367,10 +367,10 @@ class Identity:
             fix = "another authority must sign all certificates anew: covey certs init"
             file = self.folder / AUTHORITY
             return f"{file}: the authority ended at {ends:%Y-%m-%d %H:%M} UTC; {fix}; {clock}."
-        names = ", ".join(certificate.seats)
-        fix = f"covey certs renew for {names}; {clock}"
+        name = _common_name(_certificate(self.certificate(), CERTIFICATE))
+        fix = f"covey certs renew {name}; {clock}"
         if certificate.serial in revoked:
-            fix = f"covey certs issue makes another one for {names}"
+            fix = f"covey certs issue {name} makes another one"
         return f"{self.folder / CERTIFICATE}: {refusal}; {fix}."
 
     def seconds_left(self) -> float | None:
@@ -575,6 +575,12 @@ def _key_usage(*, signs_certificates: bool) -> Any:
 def _name(common: str) -> Any:
     crypto = cryptography()
     return crypto.x509.Name([crypto.x509.NameAttribute(crypto.names.COMMON_NAME, common)])
+
+
+def _common_name(certificate: Any) -> str:
+    """The name of the process that a certificate was issued to."""
+    names = certificate.subject.get_attributes_for_oid(cryptography().names.COMMON_NAME)
+    return ", ".join(str(name.value) for name in names)
 
 
 def _certificate(pem: bytes, source: str) -> Any:

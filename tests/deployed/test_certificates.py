@@ -293,6 +293,8 @@ def test_a_request_of_another_is_not_signed(authority: Authority, tmp_path: Path
 def test_a_new_certificate_has_the_seats_of_the_last(authority: Authority) -> None:
     authority.issue("device2-3", seats=["device2", "device3"])
     authority.revoke("device2-3")
+    with pytest.raises(ConfigError, match="is revoked; covey certs issue device2-3 makes another"):
+        Identity(authority.folder / "device2-3").check()
     again = Identity(authority.issue("device2-3")).check()
     assert again.seats == ("device2", "device3")
     with pytest.raises(ConfigError, match=r"seat of device2-3: covey certs renew device2-3\."):
