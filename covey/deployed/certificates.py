@@ -258,11 +258,11 @@ class Authority:
             return
         current = self._current(name)
         if current is not None:
-            fix = f"covey certs renew {name}, or --replace, which revokes it"
+            fix = f"covey certs renew {name}, or issue with --replace, which revokes it"
             raise ConfigError(f"{name} has a certificate until {current.ends:%Y-%m-%d}; {fix}.")
         if others and holders == "refuse":
             holder, shared = next(iter(others.items()))
-            fix = f"covey certs renew {holder}, or --replace, which revokes that of {holder}"
+            fix = f"if {name} is to have it, issue with --replace, which revokes that of {holder}"
             raise ConfigError(f"{holder} has a certificate for {', '.join(shared)}; {fix}.")
 
     def _revoke(self, names: Collection[str]) -> None:

@@ -288,15 +288,21 @@ authority=${1:-AUTHORITY}
 sign() {  # NAME, and options of covey certs issue
     if test -e "$folder/$1/certificate.pem"; then return; fi
     if ! test -e "$folder/$1/request.pem"; then
-        echo "$folder/$1/request.pem is missing. On the machine of $1:" >&2
+        echo "$folder/$1/request.pem is missing. Copy it from the machine of $1; there:" >&2
         echo "  covey certs request $1 --dir CONFIG/$1" >&2
         exit 1
     fi
-    covey certs issue "$@" --dir "$authority" --request "$folder/$1/request.pem"
+    covey certs issue "$@" --dir "$authority" --request "$folder/$1/request.pem" > /dev/null
     cp "$authority/$1/ca.pem" "$authority/$1/certificate.pem" "$folder/$1/"
+    echo "signed $1"
 }
 """
-_INIT = 'test -e "$authority/ca.pem" || covey certs init --dir "$authority"'
+_INIT = """\
+if ! test -e "$authority/ca.pem"; then
+    covey certs init --dir "$authority" > /dev/null
+    echo "made the authority $authority: keep its ca.key off every node"
+fi
+"""
 _TELL_REVOKED = 'for own in "$folder"/*/; do cp "$authority/revoked.pem" "$own"; done'
 _START = """\
 # Copies every folder to its machine, and starts its node.

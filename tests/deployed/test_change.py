@@ -405,8 +405,12 @@ def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
     run_tree(folder / "old")
     file = pumps.file("new.toml", NEW, 4)
     out = folder / "new"
-    done = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", out)
+    server = folder / "old" / "server"
+    authority = ("--authority", folder / "our certs")
+    done = command("deploy", "change", file, "--server", server, "--out", out, *authority)
     assert done.code == 0, done.err
+    assert f"{{1:-'{folder}/our certs'}}" in (out / "sign.sh").read_text(encoding="utf-8")
+    assert f"  sh {out}/start.sh" in done.out
     assert "a: from north to south; it keeps its disk" in done.out
     assert "west: new" in done.out
     assert "d: gone" in done.out
