@@ -210,7 +210,7 @@ class StartWords:
 
 def _check_memory(processes: Sequence[Process]) -> None:
     """Refuse more processes than this machine can hold: each imports torch."""
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # Windows has none of them
         return
     fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _PROCESS_BYTES
     if len(processes) <= fit:

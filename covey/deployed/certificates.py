@@ -40,6 +40,8 @@ Holders = Literal["refuse", "revoke", "keep"]
 DAYS = 90
 AUTHORITY_DAYS = 3650
 _SHORTEST = 0.001  # days that a certificate may be valid
+_HAS_MODES = os.name == "posix"
+"""Whether the mode of a file says who may read it; elsewhere its folder does."""
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
 _LOCK = ".authority.lock"
 _PATIENCE = 30.0  # s that one command waits for another that signs or revokes
@@ -112,12 +114,19 @@ class Authority:
     @staticmethod
     def create(folder: Path, *, days: float = AUTHORITY_DAYS) -> Authority:
         """Make an authority in a folder that has none."""
-        crypto = cryptography()
-        for name in (AUTHORITY, AUTHORITY_KEY):
-            if (folder / name).exists():
-                fix = "choose another --dir, or remove it"
-                raise ConfigError(f"{folder / name} exists already; {fix}.")
+        cryptography()  # an error before anything is written
         _make_folder(folder)
+        with _locked(folder):
+            for name in (AUTHORITY, AUTHORITY_KEY):
+                if (folder / name).exists():
+                    fix = "choose another --dir, or remove it"
+                    raise ConfigError(f"{folder / name} exists already; {fix}.")
+            return Authority._create(folder, days)
+
+    @staticmethod
+    def _create(folder: Path, days: float) -> Authority:
+        """Make an authority in a folder that no other command changes."""
+        crypto = cryptography()
         key = crypto.curves.generate_private_key(crypto.curves.SECP256R1())
         name = _name("covey authority")
         builder = _builder(name, name, key.public_key(), timedelta(days=days))
@@ -159,7 +168,7 @@ class Authority:
                 if self._has_signed(name, own_seats, public):
                     return folder
                 self._make_room(name, own_seats, holders)
-                (folder / KEY).unlink(missing_ok=True)  # of a certificate before this one
+                _remove(folder / KEY)  # of a certificate before this one
             self._sign(name, own_seats, public, timedelta(days=days))
         return folder
 
@@ -205,17 +214,7 @@ class Authority:
     def _alone(self) -> Iterator[None]:
         """One command at a time changes an authority: two would each forget the other's entry."""
         self.issued()  # an error where this is no authority
-        path = self.folder / _LOCK
-        try:
-            file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-        with file:
-            until = time.monotonic() + _PATIENCE
-            while not try_lock(file):
-                if time.monotonic() > until:
-                    raise ConfigError(f"another command changes {self.folder}; wait for its end.")
-                time.sleep(_PAUSE)
+        with _locked(self.folder):
             yield
 
     def _current(self, name: str) -> Issued | None:
@@ -627,9 +626,13 @@ def _new_key(file: Path) -> Any:
 
 def _private_key(file: Path) -> Any:
     """The private key in a file that its owner alone may read."""
-    data = _read(file)
-    mode = file.stat().st_mode & 0o777
-    if mode & 0o077:
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode & 0o777
+            data = stream.read()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    if _HAS_MODES and mode & 0o077:
         raise ConfigError(f"{file} is open to others (mode {mode:o}); chmod 600 {file}.")
     try:
         return cryptography().serialization.load_pem_private_key(data, password=None)
@@ -667,6 +670,31 @@ def _write(file: Path, data: bytes) -> None:
 def _write_private(file: Path, data: bytes) -> None:
     """Replace a file that its owner alone may read, from its first byte on."""
     _replace(file, data, 0o600)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file, if it is there."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be removed: {error.strerror}.") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """With the lock of an authority's folder, which one command at a time has."""
+    path = folder / _LOCK
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    with file:
+        until = time.monotonic() + _PATIENCE
+        while not try_lock(file):
+            if time.monotonic() > until:
+                raise ConfigError(f"another command changes {folder}; wait for its end.")
+            time.sleep(_PAUSE)
+        yield
 
 
 def _make_folder(folder: Path) -> None:

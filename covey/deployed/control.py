@@ -38,6 +38,7 @@ ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first."""
 _SECONDS = 10.0  # that a request may take
+_MOST = 64  # connections at a time: each takes a thread and a descriptor of the node
 _POLL = 0.05  # s between two looks whether the port is to be closed
 _PROCESS = "X-Covey-Process"
 """A header with the name of the process that is meant: other nodes may have its port elsewhere."""
@@ -113,6 +114,8 @@ class Control:
     def obey(self, order: str, seat: str | None) -> str:
         """Carry out an order; return what was done."""
         if order == "pause":
+            if self.progress.draining:
+                raise ConfigError(f"{self.progress.process} is draining, and cannot be paused.")
             self.progress.pause()
             return "paused: what is under way ends, nothing new begins"
         if order == "resume":
@@ -170,7 +173,9 @@ class _Server(ThreadingHTTPServer):
         return super().get_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, within a time."""
+        """Answer a connection in a thread of its own, within a time; the oldest make room."""
+        for oldest in list(self._until)[: max(0, len(self._until) - _MOST + 1)]:
+            self._end(oldest)
         self._until[request] = time.monotonic() + _SECONDS
         super().process_request(request, client_address)
 
@@ -184,8 +189,13 @@ class _Server(ThreadingHTTPServer):
         now = time.monotonic()
         for request, until in list(self._until.items()):
             if now > until:
-                with suppress(OSError):
-                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+                self._end(request)
+
+    def _end(self, request: Any) -> None:
+        """End a connection; its thread sees that it has ended."""
+        self._until.pop(request, None)
+        with suppress(OSError):
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what goes wrong with a connection, such as a handshake that fails."""

@@ -111,8 +111,10 @@ class Progress:
         self._ended = True
 
     def pause(self) -> None:
-        """Begin nothing new until `resume`."""
-        self._go.clear()
+        """Begin nothing new until `resume`; a process that is about to end is not paused."""
+        with self._lock:
+            if not self.draining:
+                self._go.clear()
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -120,8 +122,9 @@ class Progress:
 
     def drain(self) -> None:
         """End after what is under way: the server's round, or another node's request."""
-        self._stopping.set()
-        self._go.set()
+        with self._lock:
+            self._stopping.set()
+            self._go.set()
 
     @property
     def draining(self) -> bool:
@@ -140,7 +143,8 @@ class Progress:
 
     def handler(self, name: str, handle: Handler) -> Handler:
         """The handler of a seat of this process, watched: it waits while paused."""
-        seat = self.seats.setdefault(name, SeatProgress(own=True, taken=True))
+        with self._lock:
+            seat = self.seats.setdefault(name, SeatProgress(own=True, taken=True))
 
         def watched(key: AskKey, common: bytes, own: bytes) -> bytes:
             self.gate()
@@ -163,8 +167,9 @@ class Progress:
         turned_away: Callable[[], Mapping[Seat, str]] = dict,
     ) -> WatchedTransport:
         """The transport to the children, watched; `names` are those of their seats."""
-        for name in names.values():
-            self.seats.setdefault(name, SeatProgress(own=False))
+        with self._lock:
+            for name in names.values():
+                self.seats.setdefault(name, SeatProgress(own=False))
         watched = WatchedTransport(self, names, transport, evicted, turned_away)
         self._transports.append(watched)
         return watched
@@ -225,7 +230,7 @@ class Progress:
             return "starting"
         if self._connected is not None and not self._connected():
             return "dialling"
-        if any(seat.working for seat in self.seats.values()):
+        if any(seat.working for seat in list(self.seats.values())):
             return "working"
         return "waiting"
 

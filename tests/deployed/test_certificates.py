@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.deployed import extras
+from covey.deployed import certificates, extras
 from covey.deployed.certificates import Authority, Certificate, Identity, request
 from covey.errors import ConfigError
 from tests.cli.command import contents, covey
@@ -368,3 +368,40 @@ def test_a_folder_that_is_no_authority_is_not_made_one(tmp_path: Path) -> None:
     """Another authority's certificates would be refused by every node."""
     told = covey("certs", "issue", "operator", "--dir", tmp_path)
     assert "give --dir the authority's folder; covey certs init makes a new" in told.err
+
+
+def test_two_commands_make_one_authority(tmp_path: Path) -> None:
+    """Otherwise the key of one could lie beside the certificate of the other."""
+    folder = tmp_path / "certs"
+
+    def create(_: int) -> str:
+        try:
+            Authority.create(folder)
+        except ConfigError as error:
+            return str(error)
+        return "made"
+
+    with ThreadPoolExecutor(8) as threads:
+        said = sorted(threads.map(create, range(8)))
+    assert said[-1] == "made"
+    assert all("exists already" in text for text in said[:-1])
+    assert Identity(Authority(folder).issue("device0")).check().seats == ("device0",)
+
+
+def test_a_system_without_modes_reads_keys(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows every file that may be written has the mode 666; its folder says who reads it."""
+    folder = authority.issue("device0")
+    (folder / "key.pem").chmod(0o666)
+    with pytest.raises(ConfigError, match="open to others"):
+        Identity(folder).check()
+    monkeypatch.setattr(certificates, "_HAS_MODES", False)
+    Identity(folder).check()
+
+
+def test_a_key_that_cannot_be_removed_is_named(authority: Authority, tmp_path: Path) -> None:
+    made = request(tmp_path / "elsewhere", "device0")
+    (authority.folder / "device0" / "key.pem").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"key\.pem cannot be removed"):
+        authority.issue("device0", request=made)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -456,3 +456,59 @@ def test_a_control_port_without_a_valid_certificate_listens_nowhere(
         Control(progress, host="0.0.0.0", port=port, identity=identity)
     socket.create_server(("0.0.0.0", port)).close()  # while the error is still looked at
     del raised
+
+
+def test_a_seat_that_comes_during_a_look_breaks_nothing(progress: Progress) -> None:
+    """The control port answers while a process still makes its nodes."""
+
+    class Slow(SeatProgress):
+        """A seat during whose look another thread adds seats."""
+
+        @property
+        def awaited(self) -> bool:
+            thread.start()
+            thread.join(0.1)
+            return False
+
+    def add() -> None:
+        progress.handler("late", lambda key, common, own: b"")
+        progress.transport({7: "later"}, Children())
+
+    thread = threading.Thread(target=add)
+    progress.seats["device0"] = Slow(own=False)
+    assert "late" not in str(progress.as_dict())
+    thread.join()
+    assert {"late", "later"} <= set(progress.seats)
+
+
+def test_a_draining_node_is_not_paused(control: Control) -> None:
+    """It would wait in the middle of its end."""
+    place = ("127.0.0.1", control.port)
+    call("POST", place, "/stop")
+    with pytest.raises(ConfigError, match="is draining"):
+        call("POST", place, "/pause")
+    control.progress.pause()
+    control.progress.gate()
+    assert control.progress.state == "draining"
+
+
+def test_silent_connections_make_room_for_an_operator(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a thread and a descriptor of the node, for as long as a request may take."""
+    monkeypatch.setattr(control_module, "_MOST", 4)
+    place = ("127.0.0.1", control.port)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(place, 5)) for _ in range(10)]
+        assert json.loads(call("GET", place, "/status"))["process"] == "edge0"
+        assert silent[0].recv(1) == b""  # the oldest was ended
+        assert sum(connection_ended(connection) for connection in silent) >= 6
+        assert not connection_ended(silent[-1])
+
+
+def connection_ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended a connection that is silent otherwise."""
+    connection.settimeout(0.1)
+    with suppress(TimeoutError):
+        return connection.recv(1) == b""
+    return False

@@ -204,6 +204,13 @@ def test_more_processes_than_the_machine_holds_are_refused(
     assert not (tmp_path / "local").exists()
 
 
+def test_a_system_that_does_not_tell_its_memory_refuses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sysconf_names")
+    deploy_local._check_memory(processes_of(Tree.grouped([2]), Settings(address=ADDRESS)))
+
+
 def test_free_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
 
