@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from covey.cli.options import AsJson
-from covey.deployed.certificates import AUTHORITY_DAYS, DAYS, REVOKED, Authority
+from covey.deployed.certificates import (
+    AUTHORITY_DAYS,
+    DAYS,
+    REVOKED,
+    Authority,
+    Holders,
+    check_seats,
+)
 from covey.deployed.certificates import request as make_request
 from covey.errors import ConfigError
 
@@ -57,12 +64,19 @@ def issue(
     days: Days = DAYS,
     seat: Annotated[
         list[str] | None,
-        typer.Option(help="A seat of a process with several. May be repeated. Default: the name."),
+        typer.Option(
+            help="A seat of a process with several. May be repeated. Default: the seats of its "
+            "last certificate, or the name."
+        ),
     ] = None,
     request: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A signing request; its key stays where it was made."),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Revoke valid certificates of the name and of its seats."),
+    ] = False,
 ) -> None:
     """Sign certificates; a folder of each name is what its machine needs.
 
@@ -73,12 +87,22 @@ def issue(
       covey certs issue gateway --seat device2 --seat device3
 
       covey certs issue device4 --request request.pem
+
+      covey certs issue device4 --replace              with a new key; the old one no longer counts
     """
     if len(names) > 1 and (seat or request):
         raise ConfigError("--seat and --request are of one process; issue one name at a time.")
+    authority = Authority(folder)
+    holders: Holders = "refuse"
+    if replace:
+        holders = "revoke"
+    before = _revoked(authority)
     for name in names:
-        out = Authority(folder).issue(name, seats=seat or (), days=days, request=request)
+        out = authority.issue(name, seats=seat or (), days=days, request=request, holders=holders)
         _say(f"wrote {out}: copy it to the machine of {name}")
+    revoked = {name for serial, name in _revoked(authority).items() if serial not in before}
+    if revoked:
+        _say(f"revoked {', '.join(sorted(revoked))}: copy {folder / REVOKED} to every parent")
 
 
 @app.command()
@@ -88,16 +112,28 @@ def request(
         Path,
         typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate."),
     ] = CERTS,
+    seat: Annotated[
+        list[str] | None,
+        typer.Option(help="A seat of a process with several. May be repeated. Default: the name."),
+    ] = None,
 ) -> None:
     """Make a key on this machine, and the request to sign it.
+
+    The authority decides about the seats: they stand in the command that is printed.
 
     Examples:
 
       covey certs request device4
+
+      covey certs request edge0 --dir /etc/covey/edge0              beside its node.toml
     """
+    seats = check_seats(seat or ())
     out = make_request(folder, name)
     _say(f"wrote {out}: send it to the authority")
-    _say(f"there: covey certs issue {name} --request {out.name}")
+    words = ["covey", "certs", "issue", name, "--request", out.name]
+    for seat_name in seats:
+        words += ["--seat", seat_name]
+    _say(f"there: {shlex.join(words)}")
 
 
 @app.command()
@@ -144,6 +180,11 @@ def list_(folder: Folder = CERTS, as_json: AsJson = False) -> None:
         if entry.revoked:
             state = "revoked"
         _say(f"{entry.name}  {state}  {entry.serial:x}  seats: {', '.join(entry.seats)}")
+
+
+def _revoked(authority: Authority) -> dict[int, str]:
+    """The names of revoked certificates, by number."""
+    return {entry.serial: entry.name for entry in authority.issued() if entry.revoked}
 
 
 def _say(line: str) -> None:

@@ -20,6 +20,7 @@ from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
 from covey.deployed import extras, plan_files
 from covey.deployed.plan import Process
+from covey.errors import ConfigError
 
 app = typer.Typer(
     help="Run a tree on real machines.",
@@ -39,7 +40,6 @@ Changes = Annotated[
 ]
 AUTHORITY = Path("certs")
 """The folder of the authority that signs the requests, as `covey certs` has it."""
-_SHOWN = 12  # commands that a terminal lists
 
 
 @app.command()
@@ -57,12 +57,20 @@ def plan(
             help="Make an authority and sign all certificates here. Default: signing requests.",
         ),
     ] = False,
+    no_keys: Annotated[
+        bool,
+        typer.Option(
+            "--no-keys",
+            help="Make no keys: every machine makes its own with covey certs request.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what every machine of a tree needs, and print the commands that start it.
 
     Every process gets a folder: node.toml, the experiment, a systemd unit, and a private key with
-    the request to sign it. compose.yaml starts all processes on one machine.
+    the request to sign it. sign.sh signs the requests, start.sh copies the folders to their
+    machines and starts the nodes. compose.yaml starts all processes on one machine.
 
     Examples:
 
@@ -73,42 +81,59 @@ def plan(
       covey deploy plan tree.toml --out fleet deploy.devices_per_process=10
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    if issue and no_keys:
+        raise ConfigError("--issue makes all keys, and --no-keys none; give one of them.")
     deployment = Deployment.of(load_and_note(console, file, changes or []))
     extras.cryptography()  # an error before anything is written
     processes = deployment.processes
     folders = deployment.write(out, processes)
-    commands = plan_files.commands(processes, out)
     if issue:
         plan_files.add_certificates(processes, out)
+        plan_files.write_start(processes, out)
     else:
-        plan_files.add_requests(processes, out)
-        commands = [*plan_files.signing_commands(processes, out, AUTHORITY), *commands]
-    plan_files.write_commands(commands, out)
+        if not no_keys:
+            plan_files.add_requests(processes, out)
+        plan_files.write_signing(processes, out, AUTHORITY)
+        plan_files.write_start(processes, out, signed=processes)
+    commands = scripts(out)
     if as_json:
         names = {name: str(folder) for name, folder in folders.items()}
         print(json.dumps({"folder": str(out), "processes": names, "commands": commands}))
         return
     _note_needs(console, deployment)
-    _show_plan(console, deployment, out, commands)
-    if issue:
-        console.print(f"keep {escape(str(out))}/ca.key to yourself: no machine needs it")
-    _note_placeholders(console, processes)
-    compose = out / plan_files.COMPOSE
-    console.print(f"on one machine: docker compose --file {escape(str(compose))} up")
-
-
-def _show_plan(
-    console: Console, deployment: Deployment, out: Path, commands: Sequence[str]
-) -> None:
-    """Say how many processes there are, and list the commands that start them."""
-    places = f"{len(deployment.processes)} processes; each has a folder in {out}"
+    places = f"{len(processes)} processes; each has a folder in {out}"
     console.print(escape(f"{deployment.tree}: {places}"))
-    for command in commands[:_SHOWN]:
-        console.print(f"  {escape(command)}")
-    if len(commands) > _SHOWN:
-        console.print(
-            f"  and {len(commands) - _SHOWN} more commands: {escape(str(out))}/commands.sh"
-        )
+    if no_keys:
+        _show_requests(console, processes, out)
+    for command in commands:
+        console.print(escape(f"  {command}"))
+    if issue:
+        console.print(escape(f"keep {out}/ca.key to yourself: no machine needs it"))
+    _note_placeholders(console, processes)
+    compose = shlex.join(["docker", "compose", "--file", str(out / plan_files.COMPOSE), "up"])
+    if issue:
+        console.print(escape(f"on one machine: {compose}"))
+    elif not no_keys:
+        console.print(escape(f"on one machine: {compose}, after {plan_files.SIGN}"))
+
+
+def scripts(out: Path) -> list[str]:
+    """What an operator types, in this order: the scripts that a plan has."""
+    names = [plan_files.SIGN, plan_files.START]
+    return [shlex.join(["sh", str(out / name)]) for name in names if (out / name).exists()]
+
+
+def _show_requests(console: Console, processes: Sequence[Process], out: Path) -> None:
+    """Say how a key is made on its machine."""
+    name = processes[0].name
+    folder = f"{plan_files.CONFIG_FOLDER}/{name}"
+    console.print(
+        "first make a key on every machine, and bring its request here, as for the first:"
+    )
+    console.print(escape(f"  covey certs request {name} --dir {folder}"))
+    source = shlex.quote(f"root@{plan_files.host_of(processes, name)}:{folder}/request.pem")
+    console.print(escape(f"  scp {source} {shlex.quote(f'{out}/{name}/')}"))
+    console.print("then:")
 
 
 def _note_placeholders(console: Console, processes: Sequence[Process]) -> None:
@@ -117,11 +142,11 @@ def _note_placeholders(console: Console, processes: Sequence[Process]) -> None:
     unknown = [process for process in processes if process.name not in hosts]
     if not unknown:
         return
-    first = plan_files.placeholder(unknown[0])
+    first = plan_files.placeholder(unknown[0].name)
     names = f"{first} stands for the machine of {unknown[0].name}"
     if len(unknown) > 1:
         names += f", and so on for {len(unknown) - 1} more"
-    console.print(escape(f"note: in the commands {names}; put in the real names"))
+    console.print(escape(f"note: in {plan_files.START} {names}; put in the real names"))
 
 
 def _note_needs(console: Console, deployment: Deployment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from rich.markup import escape
 
 from covey.cli import config as config_file
 from covey.cli import node_config
-from covey.cli.deploy import AUTHORITY, Changes, TreeFile
+from covey.cli.deploy import AUTHORITY, Changes, TreeFile, scripts
 from covey.cli.deployment import Deployment
 from covey.cli.device_data import is_census
 from covey.cli.folder import Folder
@@ -55,6 +56,11 @@ class _Both:
         before = {process.name: _seat_names(process) for process in self.old.processes}
         return [one for one in self.new.processes if before.get(one.name) == _seat_names(one)]
 
+    def stopped(self) -> list[str]:
+        """The names of processes that are no longer there."""
+        names = {process.name for process in self.new.processes}
+        return [process.name for process in self.old.processes if process.name not in names]
+
 
 def change(
     file: TreeFile,
@@ -67,6 +73,14 @@ def change(
         Path,
         typer.Option(help="The folder of the new plan; it must be new or empty."),
     ] = Path("deploy-new"),
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The authority's folder on the operator's machine. Default: that of the plan, or "
+            "certs.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move, add or remove seats of a deployed run, which goes on from the round it stands at.
@@ -85,14 +99,15 @@ def change(
     _check_data(both)
     state = _state(both, server)
     with Folder(state / RUN).lock():  # or the server is running
-        rounds, commands = _changed(both, state, out, _authority(server))
+        rounds = _changed(both, state, out, authority or _authority(server))
     facts = {
         "folder": str(out),
         "rounds": rounds,
         "moved": {name: list(parents) for name, parents in both.moved.items()},
         "added": both.change.added(),
         "removed": both.change.removed(),
-        "commands": commands,
+        "stopped": both.stopped(),
+        "commands": scripts(out),
     }
     if as_json:
         print(json.dumps(facts))
@@ -141,18 +156,18 @@ def _disk_path(both: _Both, state: Path) -> Path:
     return state / top / DISK
 
 
-def _changed(both: _Both, state: Path, out: Path, authority: Path) -> tuple[int, list[str]]:
-    """Write the new plan, then the server's disk; return the rounds so far and the commands."""
+def _changed(both: _Both, state: Path, out: Path, authority: Path) -> int:
+    """Write the new plan, then the server's disk; return the rounds so far."""
     path = _disk_path(both, state)
     disk = Disk(path)
     try:
         prepared = disk_change(disk, both.change, fingerprint_of(both.new.experiment))
-        commands = _planned(both, out, authority)
+        _write_plan(both, out, authority)
         backup = _unused(path.parent / BACKUP.format(round=len(disk.records())))
         prepared.write(disk, backup)
     finally:
         disk.close()
-    return prepared.rounds, commands
+    return prepared.rounds
 
 
 def _authority(server: Path) -> Path:
@@ -163,20 +178,19 @@ def _authority(server: Path) -> Path:
     return AUTHORITY
 
 
-def _planned(both: _Both, out: Path, authority: Path) -> list[str]:
-    """The folders of all processes; those that are new get keys and requests to sign them."""
+def _write_plan(both: _Both, out: Path, authority: Path) -> None:
+    """The folders of all processes; those that are new get keys and requests to sign them.
+
+    There is no compose.yaml: containers have their disks in volumes, which this cannot change.
+    """
     processes = both.new.processes
-    both.new.write(out, processes)
+    both.new.write(out, processes, compose=False)
     kept = {process.name for process in both.kept()}
     new = [process for process in processes if process.name not in kept]
     plan_files.add_requests(new, out)
-    names = {process.name for process in both.old.processes}
-    other_seats = [process.name for process in new if process.name in names]
-    signing = plan_files.signing_commands(new, out, authority)[1:]  # there is an authority already
-    commands = [*plan_files.revoking_commands(other_seats, out, authority), *signing]
-    commands += plan_files.commands(processes, out)
-    plan_files.write_commands(commands, out)
-    return commands
+    if new:
+        plan_files.write_signing(new, out, authority, change=True)
+    plan_files.write_start(processes, out, signed=new, before=both.old.processes)
 
 
 def _unused(path: Path) -> Path:
@@ -208,8 +222,12 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
     for name, (before, after) in facts["moved"].items():
         out.append(f"{name}: from {before} to {after}; it keeps its disk")
     out += [f"{name}: new; it starts with an empty disk" for name in facts["added"]]
-    out += [f"{name}: gone; stop its process" for name in facts["removed"]]
-    count = facts["rounds"]
-    out.append(f"the run goes on after round {count}; all nodes need their new folders:")
-    out.append(f"  sh {facts['folder']}/{plan_files.COMMANDS}")
+    out += [f"{name}: gone" for name in facts["removed"]]
+    if facts["stopped"]:
+        names = ", ".join(f"covey-{name}" for name in facts["stopped"])
+        out.append(f"{plan_files.START} disables {names}")
+    folder = shlex.quote(facts["folder"])
+    out.append(f"the run goes on after round {facts['rounds']}; all nodes need their new folders")
+    out.append(f"copy {folder} to the operator's machine, where the authority is; there:")
+    out += [f"  {command}" for command in facts["commands"]]
     return out

@@ -108,7 +108,7 @@ class LocalTree:
         file = self.out / name / plan_files.EXPERIMENT
         if not file.exists():
             raise ConfigError(f"{self.out} is not empty, and holds no tree; give another --out.")
-        if (self.out / plan_files.COMMANDS).exists():
+        if (self.out / plan_files.START).exists():
             rule = "holds the files and keys of covey deploy plan"
             raise ConfigError(f"{self.out} {rule}; give another --out.")
         before = load_config(file)

@@ -72,9 +72,14 @@ class Deployment:
             return None
         return self.config.model_copy(update={"compare": list(self.compare)})
 
-    def write(self, folder: Path, processes: list[Process]) -> dict[str, Path]:
+    def write(
+        self, folder: Path, processes: list[Process], *, compose: bool = True
+    ) -> dict[str, Path]:
         """Write the files of all processes; return the folder of each."""
-        return plan_files.write(processes, self.files(), folder, self.deploy.image)
+        image = None
+        if compose:
+            image = self.deploy.image
+        return plan_files.write(processes, self.files(), folder, image)
 
     def files(self) -> dict[str, str]:
         """The texts of the files that every process has, by name."""

@@ -12,14 +12,15 @@ alone. A renewed certificate has the old key, so that a renewal replaces one fil
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from covey.deployed.extras import cryptography
 from covey.deployed.seats import is_name
@@ -34,8 +35,11 @@ AUTHORITY_KEY = "ca.key"
 REVOKED = "revoked.pem"
 ISSUED = "issued.json"
 AUTHORITY_FILES = (AUTHORITY, AUTHORITY_KEY, REVOKED, ISSUED)
+Holders = Literal["refuse", "revoke", "keep"]
+"""What becomes of valid certificates of others with a seat that a new certificate names."""
 DAYS = 90
 AUTHORITY_DAYS = 3650
+_SHORTEST = 0.001  # days that a certificate may be valid
 _HAS_MODES = os.name == "posix"
 """Whether the mode of a file says who may read it; elsewhere its folder does."""
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
@@ -143,31 +147,38 @@ class Authority:
         seats: Sequence[str] = (),
         days: float = DAYS,
         request: Path | None = None,
+        holders: Holders = "refuse",
     ) -> Path:
         """Sign a certificate for a process; return the folder that its machine needs.
 
-        Without seats, the name is the seat. With a request, the key stays where it was made.
+        Without seats, it has those of the name's last certificate, or else the name is the seat.
+        With a request, the key stays where it was made; a request is not signed twice.
         """
-        held = check_seats(seats or [name])
         check_seats([name])
         folder = self.folder / name
         with self._alone():
-            self._refuse_current(name)
+            own_seats = check_seats(seats or self._last_seats(name))
+            self._check_lifetime(days)
             if request is None:
+                self._make_room(name, own_seats, holders)
                 _make_folder(folder)
                 public = _new_key(folder / KEY)
             else:
                 public = _requested(request, name)
+                if self._has_signed(name, own_seats, public):
+                    return folder
+                self._make_room(name, own_seats, holders)
                 _remove(folder / KEY)  # of a certificate before this one
-            self._sign(name, held, public, timedelta(days=days))
+            self._sign(name, own_seats, public, timedelta(days=days))
         return folder
 
     def renew(self, name: str, *, days: float = DAYS) -> Path:
         """Sign a certificate with the same key and the same seats, valid from now on."""
         with self._alone():
+            self._check_lifetime(days)
             current = self._current(name)
             if current is None:
-                fix = f"covey certs issue {name}"
+                fix = _near(name, self.issued(), "renew")
                 raise ConfigError(f"{self.folder} has no valid certificate of {name}; {fix}.")
             file = self.folder / name / CERTIFICATE
             if not file.exists():
@@ -182,25 +193,16 @@ class Authority:
         with self._alone():
             entries = self.issued()
             if all(entry.name != name for entry in entries):
-                raise ConfigError(
-                    f"{self.folder} has issued no {shown(name)}; {_near(name, entries)}."
-                )
-            count = 0
-            changed = []
-            for entry in entries:
-                if entry.name == name:
-                    count += not entry.revoked and entry.ends > _now()
-                    entry = replace(entry, revoked=True)
-                changed.append(entry)
-            self._write_issued(changed)
-            self._write_revoked(changed)
-        return count
+                fix = _near(name, entries, "revoke")
+                raise ConfigError(f"{self.folder} has issued no {shown(name)}; {fix}.")
+            self._revoke([name])
+        return sum(entry.name == name and _is_valid(entry) for entry in entries)
 
     def issued(self) -> list[Issued]:
         """Every certificate that was signed, in order."""
         file = self.folder / ISSUED
         if not (self.folder / AUTHORITY).exists():
-            fix = f"covey certs init --dir {self.folder}"
+            fix = "give --dir the authority's folder; covey certs init makes a new authority"
             raise ConfigError(f"{self.folder} is no authority: it lacks {AUTHORITY}; {fix}.")
         try:
             return [Issued.from_dict(entry) for entry in json.loads(_read(file))]
@@ -222,11 +224,66 @@ class Authority:
             return None
         return own[-1]
 
-    def _refuse_current(self, name: str) -> None:
+    def _last_seats(self, name: str) -> Sequence[str]:
+        """The seats of the newest certificate of a name, revoked or not; without one, the name."""
+        own = [entry for entry in self.issued() if entry.name == name]
+        if own:
+            return own[-1].seats
+        return [name]
+
+    def _has_signed(self, name: str, seats: Sequence[str], public: Any) -> bool:
+        """Whether the valid certificate of a name is of this key and these seats.
+
+        So a command that signs a request can be given again, whatever came of it before.
+        """
+        current = self._current(name)
+        file = self.folder / name / CERTIFICATE
+        if current is None or not _is_valid(current) or not file.exists():
+            return False
+        certificate = _certificate(_read(file), str(file))
+        same_key = certificate.public_key() == public
+        same_seats = set(current.seats) == set(seats)
+        return same_key and same_seats and certificate.serial_number == current.serial
+
+    def _make_room(self, name: str, seats: Sequence[str], holders: Holders) -> None:
+        """Refuse or revoke certificates beside which a new one would be a second."""
+        others = {
+            entry.name: sorted({*seats} & {*entry.seats})
+            for entry in self.issued()
+            if entry.name != name and _is_valid(entry) and {*seats} & {*entry.seats}
+        }
+        if holders == "revoke":
+            self._revoke([name, *others])
+            return
         current = self._current(name)
         if current is not None:
-            fix = f"covey certs renew {name}, or covey certs revoke {name} first"
+            fix = f"covey certs renew {name}, or issue with --replace, which revokes it"
             raise ConfigError(f"{name} has a certificate until {current.ends:%Y-%m-%d}; {fix}.")
+        if others and holders == "refuse":
+            holder, shared = next(iter(others.items()))
+            fix = f"if {name} is to have it, issue with --replace, which revokes that of {holder}"
+            raise ConfigError(f"{holder} has a certificate for {', '.join(shared)}; {fix}.")
+
+    def _revoke(self, names: Collection[str]) -> None:
+        """Revoke every certificate of these names."""
+        entries = []
+        for entry in self.issued():
+            revoked = entry.revoked or entry.name in names
+            entries.append(replace(entry, revoked=revoked))
+        self._write_issued(entries)
+        self._write_revoked(entries)
+
+    def _check_lifetime(self, days: float) -> None:
+        """Refuse a certificate that would be valid for longer than its authority."""
+        ends = _certificate(_read(self.folder / AUTHORITY), AUTHORITY).not_valid_after_utc
+        left = (ends - _now()) / timedelta(days=1)
+        if days <= left:
+            return
+        fix = "make another authority with covey certs init, and issue all certificates anew"
+        if left >= _SHORTEST:
+            fix = f"give --days {_rounded_down(left):g}, or {fix}"
+        end = f"the authority in {self.folder} ends at {ends:%Y-%m-%d %H:%M} UTC"
+        raise ConfigError(f"{end}, before a certificate of {days:g} days would; {fix}.")
 
     def _sign(self, name: str, seats: Sequence[str], public: Any, lifetime: timedelta) -> None:
         """Sign, note and write the certificate of a process.
@@ -301,20 +358,30 @@ class Identity:
         certificate = Certificate.of(self.certificate())
         revoked = self.revoked()
         refusal = certificate.refusal(revoked, _now())
-        if refusal is None:
-            return None
-        names = ", ".join(certificate.seats)
         clock = f"the clock of this machine says {_now():%Y-%m-%d %H:%M} UTC"
-        fix = f"covey certs renew for {names}; {clock}"
+        ends = self._authority_ends()
+        if refusal is None and _now() < ends:
+            return None
+        if _now() >= ends:  # a renewal would not help
+            fix = "another authority must sign all certificates anew: covey certs init"
+            file = self.folder / AUTHORITY
+            return f"{file}: the authority ended at {ends:%Y-%m-%d %H:%M} UTC; {fix}; {clock}."
+        name = _common_name(_certificate(self.certificate(), CERTIFICATE))
+        fix = f"covey certs renew {name}; {clock}"
         if certificate.serial in revoked:
-            fix = f"covey certs issue makes another one for {names}"
+            fix = f"covey certs issue {name} makes another one"
         return f"{self.folder / CERTIFICATE}: {refusal}; {fix}."
 
     def seconds_left(self) -> float | None:
-        """Until the certificate ends; None while it cannot be read, as in a renewal."""
+        """Until the certificate or its authority ends; None while one cannot be read."""
         with suppress(ConfigError):
-            return (Certificate.of(self.certificate()).ends - _now()).total_seconds()
+            ends = min(Certificate.of(self.certificate()).ends, self._authority_ends())
+            return (ends - _now()).total_seconds()
         return None
+
+    def _authority_ends(self) -> datetime:
+        file = self.folder / AUTHORITY
+        return _described(_certificate(_read(file), str(file))).ends
 
     def certificate(self) -> bytes:
         """The certificate in PEM."""
@@ -414,11 +481,24 @@ def check_seats(seats: Iterable[str]) -> tuple[str, ...]:
     return out
 
 
-def _near(name: str, entries: Sequence[Issued]) -> str:
-    """Whose certificate was meant, where a name has none: a seat may be one of several."""
+def _is_valid(entry: Issued) -> bool:
+    return not entry.revoked and entry.ends > _now()
+
+
+def _rounded_down(days: float) -> float:
+    """Whole days, or thousandths where there is no whole one."""
+    if days >= 1:
+        return math.floor(days)
+    return math.floor(days / _SHORTEST) * _SHORTEST
+
+
+def _near(name: str, entries: Sequence[Issued], verb: str) -> str:
+    """Which command was meant, where a name has no certificate: a seat may be one of several."""
+    if any(entry.name == name for entry in entries):
+        return f"covey certs issue {name}"
     holders = [entry.name for entry in entries if name in entry.seats]
     if holders:
-        return f"it is a seat of {holders[-1]}: covey certs revoke {holders[-1]}"
+        return f"it is a seat of {holders[-1]}: covey certs {verb} {holders[-1]}"
     names = sorted({entry.name for entry in entries})
     return f"it has issued: {', '.join(names) or 'none'}"
 
@@ -494,6 +574,12 @@ def _key_usage(*, signs_certificates: bool) -> Any:
 def _name(common: str) -> Any:
     crypto = cryptography()
     return crypto.x509.Name([crypto.x509.NameAttribute(crypto.names.COMMON_NAME, common)])
+
+
+def _common_name(certificate: Any) -> str:
+    """The name of the process that a certificate was issued to."""
+    names = certificate.subject.get_attributes_for_oid(cryptography().names.COMMON_NAME)
+    return ", ".join(str(name.value) for name in names)
 
 
 def _certificate(pem: bytes, source: str) -> Any:

@@ -263,7 +263,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int) -> str:
-    """Where a node listens that is dialled at a host: on all addresses of its machine."""
+    """Where a node listens that is dialled at a host: on all addresses of its machine.
+
+    Who dials loopback is on the same machine, so that nobody else has to reach the port.
+    """
+    if is_loopback(host):
+        return join_address(host, port)
     if ":" in host:
         return join_address(ANY_IPV6, port)
     return join_address(ANY_ADDRESS, port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from covey.errors import ConfigError
 NODE = "node.toml"
 EXPERIMENT = "experiment.toml"
 COMPOSE = "compose.yaml"
-COMMANDS = "commands.sh"
+SIGN = "sign.sh"
+START = "start.sh"
 CONFIG_FOLDER = "/etc/covey"
 """Where the folder of a process lies on its machine."""
 DRAIN_SECONDS = 60
@@ -25,11 +27,12 @@ _NO_RESTART = "2 3"  # exit codes of an invalid file and of a run that diverged
 
 
 def write(
-    processes: Sequence[Process], shared: Mapping[str, str], folder: Path, image: str
+    processes: Sequence[Process], shared: Mapping[str, str], folder: Path, image: str | None
 ) -> dict[str, Path]:
     """Write the folder of every process and one compose.yaml; return the folders by name.
 
-    `shared` are the texts of files that every process has, by name.
+    `shared` are the texts of files that every process has, by name. Without an image there is no
+    compose.yaml.
     Nothing that exists is overwritten: the folder must be new or empty.
     """
     try:
@@ -48,7 +51,8 @@ def write(
             _new(own / name, text)
         _new(own / unit_name(process), unit(process))
         out[process.name] = own
-    _new(folder / COMPOSE, compose(processes, image))
+    if image is not None:
+        _new(folder / COMPOSE, compose(processes, image))
     return out
 
 
@@ -192,9 +196,10 @@ def _compose_options(process: Process) -> list[str]:
     if process.parent is not None:
         port = process.parent.rpartition(":")[2]
         out += ["--parent", f"{parent}:{port}"]  # a node with children is a process of its name
-    if process.listen is not None and process.listen.startswith("["):
-        port = process.listen.rpartition(":")[2]
-        out += ["--listen", f"{ANY_ADDRESS}:{port}"]  # networks of containers have IPv4
+    if process.listen is not None:
+        host, _, port = process.listen.rpartition(":")
+        if host != ANY_ADDRESS:  # the network of the containers has IPv4
+            out += ["--listen", f"{ANY_ADDRESS}:{port}"]
     return out
 
 
@@ -210,6 +215,11 @@ def hosts_of(processes: Sequence[Process]) -> dict[str, str]:
         if is_loopback(host):
             out.setdefault(process.name, host)
     return out
+
+
+def host_of(processes: Sequence[Process], name: str) -> str:
+    """The machine of a process as the scripts name it."""
+    return hosts_of(processes).get(name, placeholder(name))
 
 
 def toml_text(name: str, table: Mapping[str, Any]) -> str:
@@ -266,50 +276,113 @@ def _json(value: Any) -> str:
     return "".join(letters)
 
 
-def signing_commands(processes: Sequence[Process], folder: Path, authority: Path) -> list[str]:
-    """What an operator types to have the requests signed, and the certificates put beside them."""
-    init = f"covey certs init --dir {shlex.quote(str(authority))}"
-    out = [_unless(authority / certificates.AUTHORITY, init)]
+# The scripts of the operator
+
+_SIGN = """\
+# Signs the requests in this folder, on the machine of the authority: sh sign.sh [AUTHORITY]
+# It may be started again after a failure.
+set -eu
+folder=$(dirname "$0")
+authority=${1:-AUTHORITY}
+
+sign() {  # NAME, and options of covey certs issue
+    if test -e "$folder/$1/certificate.pem"; then return; fi
+    if ! test -e "$folder/$1/request.pem"; then
+        echo "$folder/$1/request.pem is missing. Copy it from the machine of $1; there:" >&2
+        echo "  covey certs request $1 --dir CONFIG/$1" >&2
+        exit 1
+    fi
+    covey certs issue "$@" --dir "$authority" --request "$folder/$1/request.pem" > /dev/null
+    cp "$authority/$1/ca.pem" "$authority/$1/certificate.pem" "$folder/$1/"
+    echo "signed $1"
+}
+"""
+_INIT = """\
+if ! test -e "$authority/ca.pem"; then
+    covey certs init --dir "$authority" > /dev/null
+    echo "made the authority $authority: keep its ca.key off every node"
+fi
+"""
+_TELL_REVOKED = 'for own in "$folder"/*/; do cp "$authority/revoked.pem" "$own"; done'
+_START = """\
+# Copies every folder to its machine, and starts its node.
+# It may be started again after a failure.
+set -eu
+folder=$(dirname "$0")
+"""
+_CHECK = """\
+for name in NAMES; do
+    if ! test -e "$folder/$name/certificate.pem"; then
+        echo "$name has no certificate yet. First: sh $folder/sign.sh" >&2
+        exit 1
+    fi
+done
+"""
+
+
+def write_signing(
+    processes: Sequence[Process], folder: Path, authority: Path, *, change: bool = False
+) -> None:
+    """Write the script that signs the requests and puts the certificates beside them.
+
+    A change has an authority already, and its certificates replace those from before.
+    """
+    head = _SIGN.replace("AUTHORITY}", f"{_seen_from(folder, authority)}}}")
+    lines = [head.replace("CONFIG", CONFIG_FOLDER)]
+    options = " --replace"
+    if not change:
+        options = ""
+        lines.append(_INIT)
     for process in processes:
-        own = folder / process.name
-        words = ["covey", "certs", "issue", process.name, "--dir", str(authority)]
-        words += ["--request", str(own / certificates.REQUEST)]
-        for seat in process.seats:
-            words += ["--seat", seat.name]
-        copy = f"cp {shlex.quote(str(authority / process.name))}/*.pem {shlex.quote(str(own))}"
-        both = f"{{ {shlex.join(words)} && {copy}; }}"
-        out.append(_unless(own / certificates.CERTIFICATE, both))
-    return out
+        seats = " ".join(f"--seat {seat.name}" for seat in process.seats)
+        lines.append(f"sign {process.name} {seats}{options}")
+    _write_script(folder / SIGN, [*lines, _TELL_REVOKED])
 
 
-def revoking_commands(names: Sequence[str], folder: Path, authority: Path) -> list[str]:
-    """What an operator types to revoke certificates, and to tell all processes of a plan."""
-    if not names:
-        return []
-    revoke = shlex.join(["covey", "certs", "revoke", *names, "--dir", str(authority)])
-    revoked = shlex.quote(str(authority / certificates.REVOKED))
-    copy = f'for own in {shlex.quote(str(folder))}/*/; do cp {revoked} "$own"; done'
-    return [revoke, copy]
+def _seen_from(folder: Path, authority: Path) -> str:
+    """The authority's folder as a script in another folder names it."""
+    if authority.is_absolute():
+        return shlex.quote(str(authority))
+    return f'"$folder"/{shlex.quote(os.path.relpath(authority, folder))}'
 
 
-def _unless(file: Path, command: str) -> str:
-    """A command that is skipped where its file is there: a script may be started again."""
-    return f"test -e {shlex.quote(str(file))} || {command}"
+def write_start(
+    processes: Sequence[Process],
+    folder: Path,
+    *,
+    signed: Sequence[Process] = (),
+    before: Sequence[Process] = (),
+) -> None:
+    """Write the script that brings every process to its machine and starts it.
+
+    `signed` are those that the other script signs first; `before` is the plan that this replaces.
+    """
+    lines = [_START]
+    if signed:
+        listed = " ".join(process.name for process in signed)
+        lines.append(_CHECK.replace("NAMES", listed))
+    lines += commands(processes)
+    names = {process.name for process in processes}
+    removed = [process.name for process in before if process.name not in names]
+    lines += _disable_commands(removed, hosts_of(before))
+    _write_script(folder / START, lines)
 
 
-def commands(processes: Sequence[Process], folder: Path) -> list[str]:
-    """What an operator types to bring every process to its machine and start it."""
+def commands(processes: Sequence[Process]) -> list[str]:
+    """The lines that bring every process to its machine and start it; `folder` is the plan's."""
     hosts = hosts_of(processes)
     out = []
     for process in processes:
-        host = hosts.get(process.name, placeholder(process))
+        if process.name not in hosts:
+            out.append(_placeholder_note(process.name))
+        host = hosts.get(process.name, placeholder(process.name))
         own = f"{CONFIG_FOLDER}/{process.name}"
-        source = folder / process.name
+        source = f'"$folder"/{process.name}'
         start = f"chown -R covey {own} && systemctl enable --now {own}/{unit_name(process)}"
         if not process.state.startswith(_STATE_ROOT):  # systemd makes the others
             start = f"install -d -o covey -m 700 {shlex.quote(process.state)} && {start}"
         if is_loopback(host):
-            out.append(f"mkdir -p {own} && cp -R {shlex.quote(f'{source}/.')} {own}/")
+            out.append(f"mkdir -p {own} && cp -R {source}/. {own}/")
             out.append(start)
         else:
             out.append(_copy_command(source, host, own))
@@ -317,23 +390,44 @@ def commands(processes: Sequence[Process], folder: Path) -> list[str]:
     return out
 
 
-def placeholder(process: Process) -> str:
+def _disable_commands(removed: Sequence[str], hosts: Mapping[str, str]) -> list[str]:
+    """The lines that keep removed processes from starting again with their machines."""
+    out = []
+    for name in removed:
+        if name not in hosts:
+            out.append(_placeholder_note(name))
+        host = hosts.get(name, placeholder(name))
+        disable = f"systemctl disable --now covey-{name}.service"
+        if not is_loopback(host):
+            disable = shlex.join(["ssh", f"root@{host}", disable])
+        out.append(disable)
+    return out
+
+
+def placeholder(name: str) -> str:
     """What stands for the machine of a process whose address nobody has to know."""
-    return f"{process.name}.example"
+    return f"{name}.example"
 
 
-def _copy_command(source: Path, host: str, own: str) -> str:
-    """The command that copies a folder to another machine."""
+def _placeholder_note(name: str) -> str:
+    return f"# {placeholder(name)} stands for the machine of {name}: put in the real name"
+
+
+def _copy_command(source: str, host: str, own: str) -> str:
+    """The command that copies a folder to another machine.
+
+    There the files belong to root until the process's user gets them: the number of the user who
+    has them here may be anybody's there.
+    """
     if ":" in host:
         host = f"[{host}]"
     make = shlex.quote(f"mkdir -p {CONFIG_FOLDER} && rsync")
     target = shlex.quote(f"root@{host}:{own}/")
-    return f"rsync -a --rsync-path={make} {shlex.quote(f'{source}/')} {target}"
+    return f"rsync -a --no-owner --no-group --rsync-path={make} {source}/ {target}"
 
 
-def write_commands(lines: Sequence[str], folder: Path) -> None:
-    """Write all commands of the operator as one script."""
-    _new(folder / COMMANDS, "\n".join(["#!/bin/sh", "set -eu", *lines]) + "\n")
+def _write_script(path: Path, lines: Sequence[str]) -> None:
+    _new(path, "\n".join(["#!/bin/sh", *lines]) + "\n")
 
 
 def _make_private(folder: Path) -> None:

@@ -130,7 +130,8 @@ class Siege:
         """A certificate of the tree's own authority for these seats, with a name of its own."""
         assert self.tree.authority is not None
         self._serial += 1
-        return Identity(self.tree.authority.issue(f"other{self._serial}", seats=seats, **more))
+        name = f"other{self._serial}"
+        return Identity(self.tree.authority.issue(name, seats=seats, holders="keep", **more))
 
     def outside(self, attack: "Attack") -> None:
         """Attack a round that is under way; all seats are held by their own processes."""

@@ -290,6 +290,86 @@ def test_a_request_of_another_is_not_signed(authority: Authority, tmp_path: Path
     assert authority.issued() == []
 
 
+def test_a_new_certificate_has_the_seats_of_the_last(authority: Authority) -> None:
+    authority.issue("device2-3", seats=["device2", "device3"])
+    authority.revoke("device2-3")
+    with pytest.raises(ConfigError, match="is revoked; covey certs issue device2-3 makes another"):
+        Identity(authority.folder / "device2-3").check()
+    again = Identity(authority.issue("device2-3")).check()
+    assert again.seats == ("device2", "device3")
+    with pytest.raises(ConfigError, match=r"seat of device2-3: covey certs renew device2-3\."):
+        authority.renew("device3")
+    with pytest.raises(ConfigError, match=r"it has issued: device2-3\."):
+        authority.renew("device9")
+
+
+def test_a_seat_has_one_holder(authority: Authority) -> None:
+    authority.issue("device2-3", seats=["device2", "device3"])
+    with pytest.raises(ConfigError, match=r"device2-3 has a certificate for device3; .*--replace"):
+        authority.issue("device3")
+    assert [entry.name for entry in authority.issued()] == ["device2-3"]
+    assert not (authority.folder / "device3").exists()
+    certs = ("--dir", authority.folder)
+    replaced = covey("certs", "issue", "device3", "--replace", *certs)
+    assert "revoked device2-3" in replaced.out
+    assert [entry.revoked for entry in authority.issued()] == [True, False]
+    ended = authority.issue("device5", days=-1)
+    authority.issue("gate", seats=["device5"])
+    assert ended.exists()
+
+
+def test_a_request_is_signed_once(authority: Authority, tmp_path: Path) -> None:
+    """A script that signs may be started again, also after its end."""
+    seats = ["device0", "device1"]
+    authority.issue("gate", seats=["device0"])
+    signed = request(tmp_path / "machine", "gate")
+    with pytest.raises(ConfigError, match="gate has a certificate until"):
+        authority.issue("gate", seats=seats, request=signed)
+    for _ in range(2):
+        folder = authority.issue("gate", seats=seats, request=signed, holders="revoke")
+        assert [entry.revoked for entry in authority.issued()] == [True, False]
+    certificate = Certificate.of((folder / "certificate.pem").read_bytes())
+    assert certificate.refusal(Identity(folder).revoked(), NOW) is None
+    other = request(tmp_path / "other", "gate")
+    with pytest.raises(ConfigError, match="gate has a certificate until"):
+        authority.issue("gate", seats=seats, request=other)
+
+
+def test_no_certificate_outlives_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.create(tmp_path / "certs", days=10)
+    with pytest.raises(ConfigError, match=r"ends at .* 90 days would; give --days 9, or make"):
+        authority.issue("device0")
+    assert not (authority.folder / "device0").exists()
+    identity = Identity(authority.issue("device0", days=9))
+    with pytest.raises(ConfigError, match="give --days 9"):
+        authority.renew("device0")
+    left = identity.seconds_left()
+    assert left is not None
+    assert 8.9 < left / 86_400 < 9
+    short = Authority.create(tmp_path / "short", days=0.5)
+    with pytest.raises(ConfigError, match=r"give --days 0.499, or make"):
+        short.issue("device0")
+    monkeypatch.setattr("covey.deployed.certificates._now", lambda: NOW + timedelta(days=11))
+    with pytest.raises(ConfigError, match="; make another authority with covey certs init"):
+        authority.issue("device1")
+    assert "the authority ended at" in str(identity.refusal())
+
+
+def test_a_request_prints_the_seats(tmp_path: Path) -> None:
+    seats = ("--seat", "device2", "--seat", "device3")
+    told = covey("certs", "request", "device2-3", *seats, "--dir", tmp_path / "own")
+    signing = "covey certs issue device2-3 --request request.pem --seat device2 --seat device3"
+    assert f"there: {signing}" in told.out
+
+
+def test_a_folder_that_is_no_authority_is_not_made_one(tmp_path: Path) -> None:
+    """Another authority's certificates would be refused by every node."""
+    told = covey("certs", "issue", "operator", "--dir", tmp_path)
+    assert "give --dir the authority's folder; covey certs init makes a new" in told.err
+
+
 def test_two_commands_make_one_authority(tmp_path: Path) -> None:
     """Otherwise the key of one could lie beside the certificate of the other."""
     folder = tmp_path / "certs"

@@ -15,7 +15,11 @@ import torch
 import covey
 from covey import Experiment, Tree, laws, models
 from covey.algorithms import FedAvg, PerMFL, SFedHP
-from covey.cli import node_config
+from covey.cli import deploy_change, node_config
+from covey.cli.config import load
+from covey.cli.deployment import Deployment
+from covey.deployed import plan_files
+from covey.deployed.certificates import Authority, Identity
 from covey.deployed.change import TreeChange, changed, disk_change, moved
 from covey.deployed.disk import Disk
 from covey.deployed.door import Door
@@ -28,6 +32,7 @@ from covey.kernel.store import Entry, Frozen
 from covey.runs.fingerprint import of as fingerprint_of
 from tests.cli.command import SMALL, spawn
 from tests.cli.command import covey as command
+from tests.deployed.scripts import Tools
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 OLD = {"north": ["a", "b"], "south": ["c", "d"]}
@@ -400,8 +405,12 @@ def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
     run_tree(folder / "old")
     file = pumps.file("new.toml", NEW, 4)
     out = folder / "new"
-    done = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", out)
+    server = folder / "old" / "server"
+    authority = ("--authority", folder / "our certs")
+    done = command("deploy", "change", file, "--server", server, "--out", out, *authority)
     assert done.code == 0, done.err
+    assert f"{{1:-'{folder}/our certs'}}" in (out / "sign.sh").read_text(encoding="utf-8")
+    assert f"  sh {out}/start.sh" in done.out
     assert "a: from north to south; it keeps its disk" in done.out
     assert "west: new" in done.out
     assert "d: gone" in done.out
@@ -435,6 +444,57 @@ def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], sa
     assert result.code == 2
     assert said in result.err.replace("\n", " ")
     assert not out.exists()
+
+
+FAR = ('deploy.address={server="s", edge="{seat}"}',)
+
+
+def planned(file: Path, *changes: str) -> Deployment:
+    return Deployment.of(load(file, [*FAR, *changes]))
+
+
+def test_the_scripts_of_a_change_can_be_started_again(pumps: Pumps, tmp_path: Path) -> None:
+    """d leaves its process, a joins it, and keeps its own certificate from before no longer."""
+    tools = Tools(tmp_path / "bin")
+    authority = tmp_path / "certs"
+    old = planned(tmp_path / "old.toml", 'deploy.processes.gate=["c", "d"]')
+    plan = tmp_path / "old plan"
+    old.write(plan, old.processes)
+    plan_files.add_requests(old.processes, plan)
+    plan_files.write_signing(old.processes, plan, authority)
+    assert tools.run(plan / "sign.sh") == 0, tools.said
+    new_file = pumps.file("new.toml", NEW, 4)
+    new = planned(new_file, 'deploy.processes.gate=["c", "a"]')
+    out = tmp_path / "new plan"
+    deploy_change._write_plan(deploy_change._Both(old, new), out, authority)
+    (tools.folder / "off").touch()
+    for _ in range(2):
+        assert tools.run(out / "sign.sh") == 0, tools.said
+        assert tools.run(out / "start.sh") == 255
+    (tools.folder / "off").unlink()
+    assert tools.run(out / "start.sh") == 0, tools.said
+    assert set(Identity(out / "gate").check().seats) == {"a", "c"}
+    revoked = {entry.name for entry in Authority(authority).issued() if entry.revoked}
+    assert revoked == {"gate", "a"}
+    (out / "b" / "ca.pem").write_bytes((plan / "b" / "ca.pem").read_bytes())
+    assert len(Identity(out / "b").revoked()) == 2  # b keeps its own, and is told of both
+    assert not (out / "b" / "key.pem").exists()
+    assert "ssh root@a.example systemctl disable --now covey-a.service" in tools.log()
+    assert not (out / "compose.yaml").exists()  # the disks of containers are elsewhere
+
+
+def test_a_change_says_where_it_is_signed() -> None:
+    facts = {
+        "folder": "it's", "rounds": 2, "moved": {}, "added": [], "removed": ["d"],
+        "stopped": ["gate"], "commands": ["sh x/sign.sh"],
+    }  # fmt: skip
+    assert deploy_change._sentences(facts) == [
+        "d: gone",
+        "start.sh disables covey-gate",
+        "the run goes on after round 2; all nodes need their new folders",
+        """copy 'it'"'"'s' to the operator's machine, where the authority is; there:""",
+        "  sh x/sign.sh",
+    ]
 
 
 def test_shared_data_do_not_follow_their_devices(tmp_path: Path) -> None:

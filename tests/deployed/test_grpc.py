@@ -63,7 +63,9 @@ def test_answers_come_by_seat(tree: Family) -> None:
 def test_a_process_with_several_seats_gets_common_bytes_once(tmp_path: Path) -> None:
     with family(tmp_path, count=3) as tree:
         assert tree.authority is not None
-        gateway = tree.authority.issue("gateway", seats=["device0", "device1", "device2"])
+        gateway = tree.authority.issue(
+            "gateway", seats=["device0", "device1", "device2"], holders="keep"
+        )
         tree.dial(0, 1, 2, identity=Identity(gateway))
         tree.wait(0, 1, 2)
         before = tree.parent.sent_bytes

@@ -101,7 +101,7 @@ def test_another_authority(tree: Family, tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_certificate_that_has_ended(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
     assert tree.authority is not None
-    folder = tree.authority.issue("old", seats=["device1"], days=-1)
+    folder = tree.authority.issue("old", seats=["device1"], days=-1, holders="keep")
     stranger = Peer(tree.parent.address, Identity(folder)).send(hello("device1"))
     assert stranger.end()[0] == "UNAVAILABLE"
     assert "refused" not in caplog.text
@@ -358,7 +358,7 @@ def test_a_parent_whose_certificate_is_revoked(
 ) -> None:
     """It does not know that it is revoked, and lets the child in; the child leaves."""
     assert tree.authority is not None
-    stolen = tree.authority.issue("stolen", seats=["server"])
+    stolen = tree.authority.issue("stolen", seats=["server"], holders="keep")
     copy = shutil.copytree(stolen, tmp_path / "stolen")
     tree.authority.revoke("stolen")
     seats = listed("device", range(21, 22))

@@ -19,6 +19,7 @@ from covey.deployed.seats import seats_of
 from covey.errors import ConfigError
 from covey.tree import Tree
 from tests.cli.command import BASE, Result, covey
+from tests.deployed.scripts import Tools
 
 TREE = Tree.grouped([3, 2])
 ADDRESS = {"server": "server.example", "edge": "{seat}.example:7000"}
@@ -109,8 +110,9 @@ def test_who_dials_loopback_is_on_the_machine_of_its_parent() -> None:
     on_this = [ports[name] for name in ("server", "edge0", "device0", "device1", "device2")]
     assert on_this == [9000, 9001, 9002, 9003, 9004]
     assert (ports["edge1"], ports["device3"]) == (9000, 9000)
-    lines = commands(processes, Path("out"))
-    assert "mkdir -p /etc/covey/device0 && cp -R out/device0/. /etc/covey/device0/" in lines
+    lines = commands(processes)
+    copy = 'cp -R "$folder"/device0/. /etc/covey/device0/'
+    assert f"mkdir -p /etc/covey/device0 && {copy}" in lines
     assert not any("localhost" in line for line in lines)
     with pytest.raises(ConfigError, match=r"server and edge0 have the address 127.0.0.1:1"):
         processes_of(TREE, Settings(address={"server": "localhost:1", "edge0": "127.0.0.1:1"}))
@@ -119,11 +121,33 @@ def test_who_dials_loopback_is_on_the_machine_of_its_parent() -> None:
 def test_commands_go_to_the_addresses_of_the_file() -> None:
     address = {"server": "10.0.0.7:8443", "edge0": "[fe80::1]:8443", "edge1": "there"}
     processes = processes_of(TREE, Settings(address=address))
-    text = "\n".join(commands(processes, Path("out")))
-    assert " out/server/ root@10.0.0.7:/etc/covey/server/" in text
+    text = "\n".join(commands(processes))
+    assert ' "$folder"/server/ root@10.0.0.7:/etc/covey/server/' in text
     assert "ssh root@fe80::1 " in text
     assert "'root@[fe80::1]:/etc/covey/edge0/'" in text
     assert "ssh root@device0.example " in text
+    assert "# device0.example stands for the machine of device0: put in the real name" in text
+    assert "# server" not in text
+
+
+def test_a_key_is_never_of_a_stranger_on_its_machine() -> None:
+    """rsync as root would give it to whoever has the operator's number there."""
+    copies = [line for line in commands(list(plan().values())) if line.startswith("rsync")]
+    assert len(copies) == 8
+    assert all(line.startswith("rsync -a --no-owner --no-group ") for line in copies)
+
+
+def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
+    address = {"server": "127.0.0.1:1", "edge0": "localhost:2", "edge1": "[::1]:3"}
+    processes = processes_of(TREE, Settings(address=address))
+    assert [process.listen for process in processes[:3]] == [
+        "127.0.0.1:1",
+        "localhost:2",
+        "[::1]:3",
+    ]
+    text = compose(processes, "covey")
+    for port in (1, 2, 3):  # other containers dial it
+        assert f'"--listen"\n      - "0.0.0.0:{port}"' in text
 
 
 def test_containers_dial_the_service_of_their_parent() -> None:
@@ -210,7 +234,8 @@ def test_the_folder_of_a_process_holds_what_its_machine_needs(file: Path, tmp_pa
     assert (
         load(own / "experiment.toml").resolved() == load(out / "edge0/experiment.toml").resolved()
     )
-    assert os.access(out / "commands.sh", os.R_OK)
+    assert json.loads(result.out)["commands"] == [f"sh {out / 'start.sh'}"]
+    assert (out / "start.sh").exists()
 
 
 def test_units_and_the_compose_file_are_valid(file: Path, tmp_path: Path) -> None:
@@ -249,35 +274,81 @@ def _compose() -> list[str] | None:
     return None
 
 
-STUB = """#!/bin/sh
-# `covey certs`, which refuses what is there already
-case "$2" in
-  init) test ! -e "$4/ca.pem" && mkdir -p "$4" && touch "$4/ca.pem";;
-  issue) test ! -e "$5/$3" && mkdir "$5/$3" && touch "$5/$3/certificate.pem";;
-esac
-"""
-
-
-def test_the_commands_can_be_started_again(file: Path, tmp_path: Path) -> None:
+def test_the_scripts_can_be_started_again(file: Path, tmp_path: Path) -> None:
     """A machine may be off when they are started for the first time."""
     pytest.importorskip("cryptography")
-    state = "deploy.state=/srv/covey"
-    assert small(file, "--out", tmp_path / "a plan", state).code == 0
-    tools = {"covey": STUB, "rsync": "exit 0\n", "ssh": f"test -e {tmp_path}/on\n"}
-    for name, text in tools.items():
-        tool = tmp_path / "bin" / name
-        tool.parent.mkdir(exist_ok=True)
-        tool.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}", encoding="utf-8")
-        tool.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    script = ["sh", str(tmp_path / "a plan" / "commands.sh")]
-    off = subprocess.run(script, cwd=tmp_path, env=environment, check=False)
-    assert off.returncode == 1
-    (tmp_path / "on").touch()
-    subprocess.run(script, cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "a plan" / "device2" / "certificate.pem").exists()
-    text = (tmp_path / "a plan" / "commands.sh").read_text(encoding="utf-8")
-    assert "install -d -o covey -m 700 /srv/covey/device2 && chown" in text
+    tools = Tools(tmp_path / "bin")
+    out = tmp_path / "a plan"
+    (tmp_path / "other").mkdir()
+    planned = small(file, "--out", out, "deploy.state=/srv/covey")
+    assert f"docker compose --file '{out / 'compose.yaml'}' up, after sign.sh" in planned.out
+    assert tools.run(out / "start.sh") == 1
+    assert "server has no certificate yet. First: sh" in tools.said
+    authority = tmp_path / "certs"
+    assert tools.run(out / "sign.sh", authority) == 0, tools.said
+    assert tools.calls == 8
+    (out / "device2" / "certificate.pem").unlink()  # as if it was stopped before the copy
+    assert tools.run(out / "sign.sh", "../certs", cwd=tmp_path / "other") == 0, tools.said
+    assert tools.calls == 9
+    assert Identity(out / "device0-1").check().seats == ("device0", "device1")
+    assert Identity(out / "device2").check().seats == ("device2",)
+    (tools.folder / "off").touch()
+    assert tools.run(out / "start.sh") == 255
+    (tools.folder / "off").unlink()
+    assert tools.run(out / "start.sh", cwd=out) == 0, tools.said
+    start = "install -d -o covey -m 700 /srv/covey/device2 && chown -R covey /etc/covey/device2"
+    assert any(start in line for line in tools.log())
+
+
+def test_a_second_plan_does_not_take_the_certificates_of_the_first(
+    file: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    tools = Tools(tmp_path / "bin")
+    for name in ("first", "second"):
+        assert small(file, "--out", tmp_path / name).code == 0
+    authority = tmp_path / "certs"
+    assert tools.run(tmp_path / "first" / "sign.sh", authority) == 0, tools.said
+    assert tools.run(tmp_path / "second" / "sign.sh", authority) == 2
+    assert "server has a certificate until" in tools.said
+    Identity(tmp_path / "first" / "server").check()
+
+
+def test_the_authority_is_where_the_plan_was_made(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From whatever folder its script is started."""
+    pytest.importorskip("cryptography")
+    monkeypatch.chdir(tmp_path)
+    assert small(file, "--out", "plans/it's").code == 0
+    out = tmp_path / "plans" / "it's"
+    tools = Tools(tmp_path / "bin")
+    assert tools.run(Path("sign.sh"), cwd=out) == 0, tools.said
+    assert (tmp_path / "certs" / "ca.key").exists()
+    assert not (out / "certs").exists()
+
+
+def test_keys_may_be_made_on_their_machines(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    out = tmp_path / "out"
+    both = small(file, "--out", out, "--no-keys", "--issue")
+    assert (both.code, "give one of them" in both.err) == (2, True)
+    planned = small(file, "--out", out, "--no-keys")
+    assert "covey certs request server --dir /etc/covey/server" in planned.out
+    assert f"scp root@server.example:/etc/covey/server/request.pem {out}/server/" in planned.out
+    assert not list(out.glob("*/key.pem"))
+    tools = Tools(tmp_path / "bin")
+    authority = tmp_path / "certs"
+    assert tools.run(out / "sign.sh", authority) == 1
+    assert "covey certs request server --dir /etc/covey/server" in tools.said
+    for own in out.glob("*/"):
+        machine = tmp_path / "machines" / own.name
+        assert covey("certs", "request", own.name, "--dir", machine).code == 0
+        shutil.copy(machine / "request.pem", own)
+    assert tools.run(out / "sign.sh", authority) == 0, tools.said
+    machine = tmp_path / "machines" / "device0-1"
+    shutil.copytree(out / "device0-1", machine, dirs_exist_ok=True)
+    assert Identity(machine).check().seats == ("device0", "device1")
 
 
 ODD = "covey of ours/50%/$x/it's; touch harm"
@@ -294,14 +365,14 @@ def test_commands_take_any_state_folder(address: str, tmp_path: Path) -> None:
     """`ssh` runs a command through a second shell."""
     settings = Settings(address={"server": address}, state=f"/srv/{ODD}", port=7000)
     processes = processes_of(Tree.flat(1), settings)
-    lines = commands(processes, tmp_path / "a plan")
+    lines = commands(processes)
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("ssh", "rsync", "install", "chown", "systemctl", "mkdir", "cp"):
         (tools / name).write_text(TOOL, encoding="utf-8")
         (tools / name).chmod(0o755)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
-    script = "\n".join(["set -eu", *lines])
+    script = "\n".join(["set -eu", "folder='a plan'", *lines])
     subprocess.run(["bash", "-n", "-c", script], check=True)
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, env=environment)
     log = (tmp_path / "log").read_text(encoding="utf-8")
