@@ -25,6 +25,7 @@ from covey.algorithms.permfl import PerMFL
 from covey.data import Part, Shards, digits
 from covey.errors import ConfigError
 from covey.papers import __main__ as command
+from covey.papers import measure as measuring
 from covey.papers import printed, report, reproduce, results, search, tables, verdicts
 from covey.papers.measure import (
     LATENCY,
@@ -81,6 +82,7 @@ class Silent:
 
     def __init__(self, stop_after: int = 10**9) -> None:
         self.ran: list[str] = []
+        self.kept: list[str] = []
         self._left = stop_after
 
     def begin(self, row: Row, protocol: Protocol) -> None:
@@ -90,6 +92,9 @@ class Silent:
 
     def tick(self, done: float) -> None:
         assert 0 < done <= 1
+
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        self.kept.append(reason)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         if result is not None:
@@ -547,6 +552,39 @@ def test_a_wrong_word_is_named(tmp_path: Path, words: list[str], text: str) -> N
     assert not list(tmp_path.iterdir())
 
 
+WHOLE = {"rounds": 1, "seeds": 1, "seconds": 1.0, "models": {"global": [90.0]}}
+POINT = {"fields": {"lr": 0.1}, "validation": {"global": 90.0}, "seconds": 1.0}
+SEARCH = {"rounds": 1, "seeds": 1, "seconds": 1.0, "points": [POINT], "chosen": {"lr": 0.1}}
+DAMAGED: list[dict[str, Any]] = [
+    *(
+        {"settings": "x", "paper": {**WHOLE, **wrong}}
+        for wrong in (
+            {"models": 3},
+            {"models": {"global": 3}},
+            {"models": {"global": ["90"]}},
+            {"area": []},
+            {"rounds": "x"},
+            {"seeds": None},
+            {"seconds": []},
+            {"diverged": 3},
+            {"score_every": "5"},
+        )
+    ),
+    {"settings": "x", "search": 3},
+    *(
+        {"settings": "x", "search": {**SEARCH, **wrong}}
+        for wrong in ({"points": 3}, {"points": [3]}, {"chosen": 3}, {"points": [{"fields": 1}]})
+    ),
+    {"settings": 3, "paper": WHOLE},
+]
+
+
+def test_what_is_damaged_above_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "pfedme.json"
+    path.write_text(json.dumps({"a": {"settings": "x", "paper": WHOLE, "search": SEARCH}}))
+    assert list(results.read(path)) == ["a"]
+
+
 def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "pfedme.json"
     for content in (
@@ -555,6 +593,7 @@ def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
         '{"table1/a": 3}',
         '{"table1/a": {"paper": {"rounds": 1}}}',
         '{"table1/a": {"settings": "x", "paper": {"rounds": 1}}}',
+        *(json.dumps({"table1/a": entry}) for entry in DAMAGED),
     ):
         path.write_text(content)
         with pytest.raises(ConfigError, match=r"pfedme\.json"):
@@ -775,3 +814,154 @@ def test_the_claims_of_a_papers_figures_are_drawn(
     titles = [title for title, _ in drawn.values()]
     assert "\nholds (+0.10)" in titles[0]
     assert "does not hold (-0.31)" in titles[2]
+
+
+def diverging() -> Row:
+    """A row whose weights grow by a factor of 1e13 in every round, which is too much in the third.
+
+    Every step makes them -3e4 times as large.
+    """
+    follows = {"name": "pfedme", "lam": 0.001, "lr": 1000.0, "steps": 1, "local_rounds": 3}
+    return replace(small(), algorithm={**follows, "personal_lr": 1e4, "weight_decay": 3.0})
+
+
+def test_the_last_good_round_is_scored_whatever_rounds_are_due() -> None:
+    often, never = (
+        measure(diverging(), "paper", Options(1, 20, every), curves=True) for every in (1, 20)
+    )
+    assert often["diverged"] == never["diverged"]
+    assert list(never["models"]) == list(often["models"]) == list(never["curve"])
+    assert "global" in never["models"]
+    for model, curve in never["curve"].items():
+        ((last, accuracy),) = curve.items()
+        assert max(often["curve"][model]) == last < 20
+        assert often["curve"][model][last] == accuracy
+        assert never["models"][model] == [pytest.approx(accuracy, abs=0.01)]
+
+
+def test_a_seed_without_a_scored_round_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seeds that run one after the other, one of which diverges in its first round."""
+    steps = iter((0.1, 1e30, 0.1))
+    make = measuring.make_experiment
+
+    def made(row: Row, *arguments: Any, **more: Any) -> Experiment:
+        changed = {"name": "fedprox", "mu": 1.0, "steps": 4, "lr": next(steps)}
+        return make(replace(row, algorithm=changed), *arguments, **more)
+
+    monkeypatch.setattr(measuring, "make_experiment", made)
+    result = measure(small(), "paper", Options(seeds=3))
+    assert len(result["models"]["global"]) == len(result["area"]["global"]) == 2
+    assert result["diverged"].startswith("round 1: ")
+
+
+def test_a_result_says_how_often_it_was_scored_and_on_which_device() -> None:
+    result = measure(small(), "paper", QUICK)
+    assert (result["score_every"], result["device"]) == (1, "cpu")
+    assert measure(small(), "paper", Options(1, 2, 2))["score_every"] == 2
+
+
+def sized(rounds: int, seeds: int, **facts: Any) -> dict[str, Any]:
+    """A result of this size."""
+    models = {"models": {"global": [93.9] * seeds}}
+    return {"rounds": rounds, "seeds": seeds, "seconds": 1.0, **models, **facts}
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "said"),
+    [
+        (
+            sized(4, 2),
+            Options(seeds=3, rounds=2),
+            "of 4 rounds, 2 seeds stays; 2 rounds, 3 seeds are less",
+        ),
+        (
+            sized(4, 2, compute="bf16"),
+            Options(seeds=1, rounds=2),
+            "of 4 rounds, 2 seeds, bf16 stays; 2 rounds, 1 seeds are less",
+        ),
+    ],
+)
+def test_a_lesser_result_never_replaces_a_better_one(
+    tmp_path: Path, stored: Mapping[str, Any], options: Options, said: str
+) -> None:
+    row = small()
+    with Store(tmp_path, "pfedme") as store:
+        store.put(row, "paper", stored)
+    watcher = Silent()
+    reproduce.reproduce([row], ("paper",), options, tmp_path, watcher)
+    assert results.read(tmp_path / "pfedme.json")[row.key]["paper"] == stored
+    assert said in watcher.kept[0]
+    assert not watcher.ran
+    with Store(tmp_path, "pfedme") as store:  # of a process that began before the better one ended
+        lesser = sized(options.rounds or 0, options.seeds)
+        assert store.put(row, "paper", lesser) == stored
+        assert store.read()[row.key]["paper"] == stored
+
+
+def test_data_that_is_no_longer_here_leaves_the_result(tmp_path: Path) -> None:
+    row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    with Store(tmp_path, "pfedme") as store:
+        store.put(row, "paper", sized(800, 3))
+    watcher = Silent()
+    gone = Options(seeds=5, data_dir=str(tmp_path / "none"))
+    reproduce.reproduce([row], ("paper",), gone, tmp_path, watcher)
+    assert results.read(tmp_path / "pfedme.json")[row.key]["paper"] == sized(800, 3)
+    assert watcher.kept == ["the result of 800 rounds, 3 seeds stays; mnist is not here"]
+
+
+def test_a_shorter_run_of_a_searched_row_leaves_its_search_and_its_results(tmp_path: Path) -> None:
+    row = to_search(0.05, 0.1)
+    reproduce.reproduce([row], ("paper",), Options(seeds=1), tmp_path, Silent())
+    before = results.read(tmp_path / "pfedme.json")[row.key]
+    reproduce.reproduce([row], ("honest",), QUICK, tmp_path, Silent())
+    after = results.read(tmp_path / "pfedme.json")[row.key]
+    assert after["honest"]["rounds"] == 2
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_result_that_was_scored_less_often_does_not_stand_for_one_that_was_more() -> None:
+    row = small()
+    content = {row.key: {"settings": row.digest(), "paper": sized(4, 1, score_every=2)}}
+    assert has(content, row, "paper", Options(1, score_every=2))
+    assert has(content, row, "paper", Options(1, score_every=4))
+    assert not has(content, row, "paper", Options(1, score_every=1))
+    del content[row.key]["paper"]["score_every"]  # type: ignore[attr-defined]
+    assert has(content, row, "paper", Options(1, score_every=1))
+
+
+SEARCHED = {"rounds": 3, "seeds": 1, "seconds": 1.0, "points": [POINT], "chosen": {"lr": 0.1}}
+UNFINISHED = {name: value for name, value in SEARCHED.items() if name != "chosen"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "stays"),
+    [
+        ({"settings": "new"}, {"settings": "old"}, "ours"),
+        ({"settings": "old"}, {"settings": "new"}, "theirs"),
+        ({"settings": "old"}, {"settings": "older"}, "ours"),
+        ({"search": SEARCHED}, {"search": UNFINISHED}, "ours"),
+        ({"search": UNFINISHED}, {"search": SEARCHED}, "theirs"),
+        ({"search": SEARCHED}, {"search": {**SEARCHED, "chosen": {"lr": 1.0}}}, "ours"),
+        (
+            {"search": SEARCHED},
+            {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}},
+            "theirs",
+        ),
+    ],
+)
+def test_merging_keeps_the_present_settings_and_the_finished_search(
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], stays: str
+) -> None:
+    row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    digests = {"new": row.digest(), "old": "0" * 12, "older": "1" * 12}
+    entries = {}
+    for name, given in (("ours", ours), ("theirs", theirs)):
+        entries[name] = {**given, "settings": digests[given.get("settings", "new")]}
+        entries[name]["paper"] = sized(800, 3, seconds=float(len(name)))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pfedme.json").write_text(json.dumps({row.key: entries[name]}))
+    with Store(tmp_path / "ours", "pfedme") as store:
+        assert store.merge(tmp_path / "theirs" / "pfedme.json") == (1, stays == "ours")
+        assert store.read()[row.key] == entries[stays]

@@ -147,6 +147,11 @@ class Bar:
         """Move on by a part of a row."""
         self._bar.update(self._task, completed=self._done + done)
 
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        """Say which result stays."""
+        text = f"{row.key} ({protocol}): {reason}"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """Move on to the next row."""
         self._done += 1

@@ -28,6 +28,10 @@ class Printer:
     def tick(self, done: float) -> None:
         """Nothing."""
 
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        """Say which result stays."""
+        print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
+
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """Print what was measured."""
         if result is not None:
@@ -90,9 +94,9 @@ def _merge(folder: Path, files: Sequence[Path]) -> None:
         raise ConfigError("merge needs files of results: merge DIR/PAPER.json ... --out DIR.")
     for file in files:
         with Store(folder, file.stem) as store:
-            rows = store.merge(file)
+            rows, left = store.merge(file)
             write_page(store.path)
-        print(f"{folder / file.name}: {rows} rows")
+        print(f"{folder / file.name}: {rows} rows; {left} of {file} were there, or are no better")
 
 
 def _parser() -> argparse.ArgumentParser:
