@@ -171,6 +171,9 @@ def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
     for table in listed:
         console.print(f"[bold]{table.path}[/] {escape(table.title)}")
         console.print(f"  {report.counts_in_words(table, _results(out, table.paper))}")
+    for paper, counts in report.papers_in_words(listed, lambda paper: _results(out, paper)):
+        console.print(f"[bold]{paper}[/], every cell once")
+        console.print(f"  {counts}")
     console.print(escape(report.whereabouts(out)))
 
 
@@ -183,15 +186,19 @@ def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
     for line in shown:
         grid.add_row(*map(escape, report.cells(line)[:-1]))
     print_wide(console, grid)
-    settings = {line.row.setting for line in shown}
+    own = list({line.row.key: line.row for line in shown}.values())
+    settings = {row.setting for row in own}
     for claim in verdicts.claims(table, results):
-        if claim.ours is not None and claim.setting in settings:
+        known = claim.ours is not None or not claim.ordering.chain
+        if known and settings & set(claim.setting.split(", ")):
             text, setting, printed, ours = report.claim_cells(claim)
             console.print(escape(f"{text}, {setting}: {ours} here; {printed} in the paper"))
     for reason, rows in _reasons(shown).items():
         console.print(escape(f"why: {reason} ({', '.join(rows)})"))
     for choice in table.unprinted:
         console.print(escape(f"not printed in the paper: {choice}"))
+    for note in report.notes(own):
+        console.print(escape(note))
 
 
 def _reasons(shown: Sequence[Line]) -> dict[str, list[str]]:
@@ -214,6 +221,7 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "best_on_test": list(line.paper),
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
+        "devices": list(line.devices),
         "verdict": line.verdict,
         "searched": dict(line.searched),
         "why": line.why,

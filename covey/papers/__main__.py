@@ -15,7 +15,7 @@ from covey.errors import ConfigError, CoveyError
 from covey.papers import report, results, tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.reproduce import reproduce, write_page
-from covey.papers.results import Store
+from covey.papers.results import Results, Store
 from covey.papers.tables import Row
 
 
@@ -74,9 +74,16 @@ def _do(given: argparse.Namespace) -> None:
 
 def _list(folder: Path, names: Sequence[str]) -> None:
     """Print the tables of these names, or all, with what is known of them in a folder."""
-    for table in tables.select(names or ["*"]):
+    listed = tables.select(names or ["*"])
+
+    def results_of(paper: str) -> Results:
+        return results.read(folder / f"{paper}.json")
+
+    for table in listed:
         print(f"{table.path} {table.title}")
-        print(f"  {report.counts_in_words(table, results.read(folder / f'{table.paper}.json'))}")
+        print(f"  {report.counts_in_words(table, results_of(table.paper))}")
+    for paper, counts in report.papers_in_words(listed, results_of):
+        print(f"{paper}, every cell once\n  {counts}")
     print(report.whereabouts(folder))
 
 

@@ -191,7 +191,7 @@ class Store(AbstractContextManager["Store"]):
         with self._alone():
             content = self.read()
             entry = valid(content, row)
-            before = entry.get(protocol)
+            before: Entry | None = entry.get(protocol)
             if before is not None and is_better(before, result):
                 return before
             if not entry or (protocol == "search" and _rounds(before) != result["rounds"]):
@@ -285,7 +285,8 @@ def _merged(ours: Entry, theirs: Entry, present: str | None) -> dict[str, Any]:
 
 def _chosen(entry: Entry) -> Entry | None:
     """The point that a search has chosen; None where there is none, or not yet."""
-    return entry.get("search", {}).get("chosen")
+    search: Entry = entry.get("search", {})
+    return search.get("chosen")
 
 
 def _searched(entry: Entry) -> tuple[bool, int]:
