@@ -411,6 +411,25 @@ def test_a_claim_may_compare_settings_or_say_half_or_need_rows_that_are_not_here
     assert "3 claimed orders, 2 run, 2 hold" in report.counts_in_words(table, content)
 
 
+def test_a_reason_is_about_its_own_data_set() -> None:
+    """Patterns match whole names: MNIST's are not Fashion-MNIST's."""
+    table = tables.read("permfl/table1")
+    for setting, figure in (("mnist", "96.62"), ("fmnist", "95.02")):
+        row = row_of(table.path, f"{setting}/linear/perfedavg")
+        assert figure in table.reason(row)
+
+
+def test_a_list_counts_a_paper_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (["sfedhp/table1", "sfedhp/table2"], ["sfedhp/table2"]):
+        command.main(["list", *names, "--out", str(ROOT / "experiments" / "papers")])
+        lines = capsys.readouterr().out.splitlines()
+        counted = [
+            lines[place + 1] for place, line in enumerate(lines) if "every cell once" in line
+        ]
+        assert len(counted) == len(names) - 1
+        assert all(text.startswith("  52 printed cells, 52 run") for text in counted)
+
+
 def test_a_cell_has_one_verdict_in_all_tables_of_a_paper_and_counts_once() -> None:
     content = results.read(ROOT / "experiments" / "papers" / "sfedhp.json")
     own = [table for table in TABLES if table.paper == "sfedhp"]

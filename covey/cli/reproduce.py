@@ -73,6 +73,26 @@ def reproduce(
     Where a paper prints no settings, a row may have a grid of them. The row then runs at the best
     point on validation data, and is marked "searched".
 
+    A result is never replaced by a lesser one: more rounds count first, then more seeds, then fp32.
+
+    The verdict on a printed cell is the first of these that applies:
+
+      data not found, not run: there is no figure
+
+      short: fewer rounds than the paper, or fewer than three seeds
+
+      within 1 point: of the mean of the seeds
+
+      within 2 printed sd: further away, but within twice the printed standard deviation
+
+      ordering holds: further away; the paper claims at least one order of this cell, and every
+      such order that its own figures keep was run whole in this setting, and holds
+
+      not reproduced: none of these
+
+    A cell that several settings or models stand for counts once: by the whole run whose figure is
+    nearest to the printed one.
+
     Examples:
 
       covey reproduce list

@@ -194,7 +194,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """What a reader should know of the printed figures of these rows."""
     groups: dict[str, dict[str, None]] = {}
     for row in rows:
-        if row.printed:
+        if row.printed and row.cells:
             note = printed.groups()[row.paper][row.printed].note
             groups.setdefault(note, {})[row.printed] = None
     groups.pop("", None)

@@ -23,7 +23,7 @@ SEEDS = 3  # fewer are "short"
 
 
 class Verdict(StrEnum):
-    """What can be said of a printed cell; `MEANINGS` has the exact words."""
+    """What can be said of a printed cell; `covey reproduce --help` has the rules in words."""
 
     POINT = "within 1 point"
     DEVIATION = "within 2 printed sd"
@@ -32,23 +32,6 @@ class Verdict(StrEnum):
     SHORT = "short"
     NO_DATA = "data not found"
     NOT_RUN = "not run"
-
-
-MEANINGS: Mapping[Verdict, str] = {
-    Verdict.POINT: "the mean of our seeds is at most one point from the printed figure",
-    Verdict.DEVIATION: "it is further away, but within two printed standard deviations",
-    Verdict.ORDERING: "it is further away; the paper claims at least one order of this cell, and "
-    "every such order that its own figures keep was run whole in this setting and holds",
-    Verdict.DIFFERS: "none of these",
-    Verdict.SHORT: "fewer rounds than the paper, or fewer than three seeds with a figure",
-    Verdict.NO_DATA: "the data set is not on the machine",
-    Verdict.NOT_RUN: "there is no result of the row",
-}
-"""The rule of each verdict.
-
-A cell that several settings or models stand for counts once: by the whole run whose figure is
-nearest to the printed one.
-"""
 
 
 @dataclass(frozen=True)
