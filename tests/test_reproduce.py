@@ -25,6 +25,7 @@ from covey.algorithms.permfl import PerMFL
 from covey.data import Part, Shards, digits
 from covey.errors import ConfigError
 from covey.papers import __main__ as command
+from covey.papers import measure as measuring
 from covey.papers import printed, report, reproduce, results, search, tables, verdicts
 from covey.papers.measure import (
     LATENCY,
@@ -81,6 +82,7 @@ class Silent:
 
     def __init__(self, stop_after: int = 10**9) -> None:
         self.ran: list[str] = []
+        self.kept: list[str] = []
         self._left = stop_after
 
     def begin(self, row: Row, protocol: Protocol) -> None:
@@ -90,6 +92,9 @@ class Silent:
 
     def tick(self, done: float) -> None:
         assert 0 < done <= 1
+
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        self.kept.append(reason)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         if result is not None:
@@ -131,12 +136,13 @@ def test_every_point_that_is_searched_can_be_made_and_permfl_keeps_its_bounds() 
 def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
     models = ("global", "personal", LATENCY)
     cells = {f"{row.method}:{model}" for row in table.rows for model in models}
+    cells |= {f"{row.name}:{model}" for row in table.rows for model in models}
     settings = {row.setting for other in TABLES for row in other.rows}
     for ordering in table.orderings:
         assert {name for group in ordering.chain for name in group} <= cells
         assert fnmatch.filter(settings, ordering.settings)
         assert ordering.of in ("models", "area")
-        assert ordering.by in ("all", "best", "equal")
+        assert ordering.by in ("all", "best", "equal", "half")
 
 
 def test_all_files_are_package_data() -> None:
@@ -158,7 +164,8 @@ def test_all_files_are_package_data() -> None:
         ("sfedhp", "MNIST setting 1", "pFedMe 30 PM", Cell(52.07)),
         ("sfedhp", "FMNIST setting 2", "HierFAVG GM", Cell(85.48, 0.08)),
         ("sfedhp", "CIFAR-10 setting 2", "sFedHP 30 GM", Cell(94.09, 0.10)),
-        ("permfl", "MNIST linear", "PerMFL PM", Cell(96.77, 0.0)),
+        ("permfl", "MNIST linear", "PerMFL PM", Cell(96.77, 0.0, uncertain=True)),
+        ("permfl", "Synthetic linear", "PerMFL PM", Cell(87.94, 0.001)),
         ("permfl", "FMNIST linear", "hSGD GM", Cell(81.653, 1.8, uncertain=True)),
         ("permfl", "FMNIST network worst", "PerMFL GM", Cell(70.28)),
         ("wireless", "latency in ms", "only personalization", Cell(55, 0.55)),
@@ -226,6 +233,24 @@ def test_an_order_that_the_paper_itself_contradicts_is_said_so() -> None:
     assert report.claim_cells(claims[1])[2:] == ("does not hold (-0.21)", "not run")
 
 
+def test_all_flat_methods_take_part_in_the_order_of_hierarchical_ones() -> None:
+    """pFedMe's best lambda is above HierFAVG on CIFAR-10 in print."""
+    for name, margin in (("sfedhp/table6", 52.76 - 58.66), ("sfedhp/table7", 87.28 - 90.31)):
+        claims = verdicts.claims(tables.read(name), {})
+        (claim,) = [claim for claim in claims if "all flat" in claim.ordering.claim]
+        assert claim.printed == pytest.approx(margin)
+
+
+def test_what_is_known_of_printed_figures_and_the_device_are_shown() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 3)
+    row = table.rows[0]
+    content[row.key]["paper"]["device"] = "cpu"
+    content[row.key]["search"] = {**SEARCH, "seconds": 4.0, "device": "cuda: H200"}
+    page = report.markdown([table], content)
+    assert "- of the print, mnist mlr: devices of the public code share images: test" in page
+    assert "| 5 (cpu, cuda: H200) |" in page
+
+
 def test_of_an_order_of_the_best_only_the_best_in_print_take_part() -> None:
     table, content = hand_made(fedavg=(80.0,) * 3, perfedavg=(80.0,) * 3, pfedme=(85.0,) * 3)
     chain = (("pfedme:global", "perfedavg:global"), ("fedavg:global",))
@@ -276,12 +301,149 @@ def test_few_rounds_or_seeds_are_short_and_missing_data_has_its_command() -> Non
     assert counts == {Verdict.SHORT: 2, Verdict.NO_DATA: 1}
 
 
-def test_a_cell_of_two_settings_counts_once_by_the_better_verdict() -> None:
+def test_a_cell_of_two_settings_counts_once_by_the_nearer_whole_figure() -> None:
     table, content = hand_made(fedavg=(93.9,) * 3)
     other = replace(table.rows[0], setting="disjoint/mlr")
     content[other.key] = entry(other, 91.0, 91.0, 91.0)
     table = replace(table, rows=(other, table.rows[0]))
     assert verdicts.counted(verdicts.lines(table, content)) == {Verdict.POINT: 1}
+    content[table.rows[1].key] = entry(table.rows[1], 93.9)
+    assert verdicts.counted(verdicts.lines(table, content)) == {Verdict.DIFFERS: 1}
+    del content[other.key]
+    assert verdicts.counted(verdicts.lines(table, content)) == {Verdict.SHORT: 1}
+
+
+def test_an_order_that_holds_far_away_does_not_outweigh_a_nearer_figure() -> None:
+    table, content = hand_made(fedavg=(80.0,) * 3, pfedme=(85.0,) * 3)
+    far = {line.row.method: line.verdict for line in verdicts.lines(table, content)}
+    assert far["fedavg"] is Verdict.ORDERING
+    nearer = [replace(row, setting="disjoint/mlr") for row in table.rows]
+    content[nearer[0].key] = entry(nearer[0], 92.0, 92.0, 92.0)
+    content[nearer[2].key] = entry(nearer[2], 91.0, 91.0, 91.0)
+    table = replace(table, rows=(*table.rows, *nearer))
+    counts = verdicts.counted(verdicts.lines(table, content))
+    assert counts == {Verdict.DIFFERS: 2, Verdict.NOT_RUN: 1}
+
+
+def test_an_order_that_was_not_run_in_a_setting_does_not_hold_there() -> None:
+    """One order holds, another that the paper claims of the same cell lacks a row."""
+    table, content = hand_made(fedavg=(80.0,) * 3, pfedme=(85.0,) * 3)
+    chain = (("pfedme:global",), ("perfedavg:global",))
+    more = replace(table, orderings=(*table.orderings, Ordering("another", chain)))
+    for rows in (table.rows, (table.rows[0], table.rows[2])):  # not run, and not in the setting
+        said = {
+            line.row.method: line.verdict
+            for line in verdicts.lines(replace(more, rows=rows), content)
+        }
+        assert said["fedavg"] is Verdict.ORDERING
+        assert said["pfedme"] is Verdict.DIFFERS
+    claims = verdicts.claims(replace(more, rows=(table.rows[0], table.rows[2])), content)
+    assert [claim.ordering.claim for claim in claims] == ["claimed"]
+
+
+def test_rows_that_are_out_of_order_need_no_others() -> None:
+    table, content = hand_made(fedavg=(92.0,) * 3, pfedme=(91.0,) * 3)
+    chain = (("pfedme:global",), ("fedavg:global", "perfedavg:global"))
+    table = replace(table, orderings=(Ordering("claimed", chain),))
+    (claim,) = verdicts.claims(table, content)
+    assert claim.ours == pytest.approx(-1)
+    content[table.rows[0].key] = entry(table.rows[0], 90.0, 90.0, 90.0)
+    (claim,) = verdicts.claims(table, content)
+    assert claim.ours is None
+
+
+def test_a_row_without_a_scored_round_is_below_all_others() -> None:
+    table, content = hand_made(fedavg=(92.0,) * 3, perfedavg=(92.0,) * 3, pfedme=(93.0,) * 3)
+    pfedme = table.rows[2]
+    content[pfedme.key] = entry(pfedme, models={}, seeds=3, diverged="round 1: w is not finite")
+    (claim,) = verdicts.claims(table, content)
+    assert report.claim_cells(claim)[-1] == "does not hold (a row diverged)"
+    chain = (("pfedme:global", "perfedavg:global"), ("fedavg:global",))
+    table = replace(table, orderings=(Ordering("best", chain, by="best"),))
+    (claim,) = verdicts.claims(table, content)
+    assert report.claim_cells(claim)[-1] == "does not hold (+0.00)"
+    said = {line.row.method: line.why for line in verdicts.lines(table, content)}
+    assert said["pfedme"] == "diverged in round 1: w is not finite; no round before was scored"
+
+
+def test_a_divergence_is_said_of_a_cell_that_is_near_its_print_too() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 3, perfedavg=(94.4, 94.4), pfedme=(80.0,) * 3)
+    for row in table.rows:
+        content[row.key]["paper"]["diverged"] = "round 9: w is not finite"
+    text = "diverged in round 9: w is not finite; the best round before counts"
+    lines = {line.row.method: line for line in verdicts.lines(table, content)}
+    assert lines["fedavg"].verdict is Verdict.POINT
+    assert lines["perfedavg"].verdict is Verdict.SHORT
+    assert lines["perfedavg"].why == f"800 of 800 rounds, 2 of 3 seeds; {text}"
+    assert lines["fedavg"].why == lines["pfedme"].why == text
+
+
+def test_a_claim_of_short_runs_is_marked_and_is_not_counted_as_run() -> None:
+    table, content = hand_made(fedavg=(92.0,) * 3, pfedme=(93.0,) * 3)
+    for key in content:
+        content[key]["paper"]["rounds"] = 100
+    (claim,) = verdicts.claims(table, content)
+    assert report.claim_cells(claim)[-1] == "holds (+1.00), short"
+    assert report.counts_in_words(table, content).endswith(
+        "1 claimed orders, 0 run, 0 hold, 1 short"
+    )
+
+
+def test_a_claim_may_compare_settings_or_say_half_or_need_rows_that_are_not_here() -> None:
+    table, content = hand_made(fedavg=(92.0,) * 3, pfedme=(45.0,) * 3)
+    other = replace(table.rows[0], setting="disjoint/mlr")
+    content[other.key] = entry(other, 92.4, 92.4, 92.4)
+    names = [f"{row.name}:global" for row in (table.rows[0], other)]
+    orderings = (
+        Ordering("across", ((names[0],), (names[1],)), by="equal"),
+        Ordering("half", (("fedavg:global",), ("pfedme:global",)), by="half", settings="l*"),
+        Ordering("no rows", settings="legacy2020/mlr"),
+    )
+    table = replace(table, rows=(*table.rows, other), orderings=orderings)
+    across, half, none = map(report.claim_cells, verdicts.claims(table, content))
+    assert across[1:] == (
+        "legacy2020/mlr, disjoint/mlr",
+        "holds (0.00 apart)",
+        "holds (0.40 apart)",
+    )
+    assert half[-1] == "holds (+1.00)"
+    assert none == ("no rows", "legacy2020/mlr", "a figure", "not run")
+    assert "3 claimed orders, 2 run, 2 hold" in report.counts_in_words(table, content)
+
+
+def test_a_reason_is_about_its_own_data_set() -> None:
+    """Patterns match whole names: MNIST's are not Fashion-MNIST's."""
+    table = tables.read("permfl/table1")
+    for setting, figure in (("mnist", "96.62"), ("fmnist", "95.02")):
+        row = row_of(table.path, f"{setting}/linear/perfedavg")
+        assert figure in table.reason(row)
+
+
+def test_a_list_counts_a_paper_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (["sfedhp/table1", "sfedhp/table2"], ["sfedhp/table2"]):
+        command.main(["list", *names, "--out", str(ROOT / "experiments" / "papers")])
+        lines = capsys.readouterr().out.splitlines()
+        counted = [
+            lines[place + 1] for place, line in enumerate(lines) if "every cell once" in line
+        ]
+        assert len(counted) == len(names) - 1
+        assert all(text.startswith("  52 printed cells, 52 run") for text in counted)
+
+
+def test_a_cell_has_one_verdict_in_all_tables_of_a_paper_and_counts_once() -> None:
+    content = results.read(ROOT / "experiments" / "papers" / "sfedhp.json")
+    own = [table for table in TABLES if table.paper == "sfedhp"]
+    said: dict[tuple[str, str], Verdict | None] = {}
+    for line in (line for table in own for line in verdicts.lines(table, content)):
+        if line.printed is not None:
+            assert said.setdefault((line.row.key, line.model), line.verdict) is line.verdict
+    whole = report.paper_cells("sfedhp", own, content)
+    parts = [report.summary_cells(table, content) for table in own if table.name != "table1"]
+    assert whole[0] == "sfedhp"
+    assert list(map(int, whole[1:])) == [
+        sum(int(part[column]) for part in parts) for column in range(1, len(whole))
+    ]
+    assert whole[1] == "162"
 
 
 def test_results_of_other_settings_are_no_results() -> None:
@@ -547,6 +709,40 @@ def test_a_wrong_word_is_named(tmp_path: Path, words: list[str], text: str) -> N
     assert not list(tmp_path.iterdir())
 
 
+WHOLE = {"rounds": 1, "seeds": 1, "seconds": 1.0, "models": {"global": [90.0]}}
+POINT = {"fields": {"lr": 0.1}, "validation": {"global": 90.0}, "seconds": 1.0}
+SEARCH = {"rounds": 1, "seeds": 1, "seconds": 1.0, "points": [POINT], "chosen": {"lr": 0.1}}
+WRONG_RESULTS: list[dict[str, Any]] = [
+    {"models": 3},
+    {"models": {"global": 3}},
+    {"models": {"global": ["90"]}},
+    {"area": []},
+    {"rounds": "x"},
+    {"seeds": None},
+    {"seconds": []},
+    {"diverged": 3},
+    {"score_every": "5"},
+]
+WRONG_SEARCHES: list[dict[str, Any]] = [
+    {"points": 3},
+    {"points": [3]},
+    {"points": [{"fields": 1}]},
+    {"chosen": 3},
+]
+DAMAGED = [
+    *({"settings": "x", "paper": {**WHOLE, **wrong}} for wrong in WRONG_RESULTS),
+    *({"settings": "x", "search": {**SEARCH, **wrong}} for wrong in WRONG_SEARCHES),
+    {"settings": "x", "search": 3},
+    {"settings": 3, "paper": WHOLE},
+]
+
+
+def test_what_is_damaged_above_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "pfedme.json"
+    path.write_text(json.dumps({"a": {"settings": "x", "paper": WHOLE, "search": SEARCH}}))
+    assert list(results.read(path)) == ["a"]
+
+
 def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "pfedme.json"
     for content in (
@@ -555,6 +751,7 @@ def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
         '{"table1/a": 3}',
         '{"table1/a": {"paper": {"rounds": 1}}}',
         '{"table1/a": {"settings": "x", "paper": {"rounds": 1}}}',
+        *(json.dumps({"table1/a": entry}) for entry in DAMAGED),
     ):
         path.write_text(content)
         with pytest.raises(ConfigError, match=r"pfedme\.json"):
@@ -775,3 +972,154 @@ def test_the_claims_of_a_papers_figures_are_drawn(
     titles = [title for title, _ in drawn.values()]
     assert "\nholds (+0.10)" in titles[0]
     assert "does not hold (-0.31)" in titles[2]
+
+
+def diverging() -> Row:
+    """A row whose weights grow by a factor of 1e13 in every round, which is too much in the third.
+
+    Every step makes them -3e4 times as large.
+    """
+    follows = {"name": "pfedme", "lam": 0.001, "lr": 1000.0, "steps": 1, "local_rounds": 3}
+    return replace(small(), algorithm={**follows, "personal_lr": 1e4, "weight_decay": 3.0})
+
+
+def test_the_last_good_round_is_scored_whatever_rounds_are_due() -> None:
+    often, never = (
+        measure(diverging(), "paper", Options(1, 20, every), curves=True) for every in (1, 20)
+    )
+    assert often["diverged"] == never["diverged"]
+    assert list(never["models"]) == list(often["models"]) == list(never["curve"])
+    assert "global" in never["models"]
+    for model, curve in never["curve"].items():
+        ((last, accuracy),) = curve.items()
+        assert max(often["curve"][model]) == last < 20
+        assert often["curve"][model][last] == accuracy
+        assert never["models"][model] == [pytest.approx(accuracy, abs=0.01)]
+
+
+def test_a_seed_without_a_scored_round_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seeds that run one after the other, one of which diverges in its first round."""
+    steps = iter((0.1, 1e30, 0.1))
+    make = measuring.make_experiment
+
+    def made(row: Row, *arguments: Any, **more: Any) -> Experiment:
+        changed = {"name": "fedprox", "mu": 1.0, "steps": 4, "lr": next(steps)}
+        return make(replace(row, algorithm=changed), *arguments, **more)
+
+    monkeypatch.setattr(measuring, "make_experiment", made)
+    result = measure(small(), "paper", Options(seeds=3))
+    assert len(result["models"]["global"]) == len(result["area"]["global"]) == 2
+    assert result["diverged"].startswith("round 1: ")
+
+
+def test_a_result_says_how_often_it_was_scored_and_on_which_device() -> None:
+    result = measure(small(), "paper", QUICK)
+    assert (result["score_every"], result["device"]) == (1, "cpu")
+    assert measure(small(), "paper", Options(1, 2, 2))["score_every"] == 2
+
+
+def sized(rounds: int, seeds: int, **facts: Any) -> dict[str, Any]:
+    """A result of this size."""
+    models = {"models": {"global": [93.9] * seeds}}
+    return {"rounds": rounds, "seeds": seeds, "seconds": 1.0, **models, **facts}
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "said"),
+    [
+        (
+            sized(4, 2),
+            Options(seeds=3, rounds=2),
+            "of 4 rounds, 2 seeds stays; 2 rounds, 3 seeds are less",
+        ),
+        (
+            sized(4, 2, compute="bf16"),
+            Options(seeds=1, rounds=2),
+            "of 4 rounds, 2 seeds, bf16 stays; 2 rounds, 1 seeds are less",
+        ),
+    ],
+)
+def test_a_lesser_result_never_replaces_a_better_one(
+    tmp_path: Path, stored: Mapping[str, Any], options: Options, said: str
+) -> None:
+    row = small()
+    with Store(tmp_path, "pfedme") as store:
+        store.put(row, "paper", stored)
+    watcher = Silent()
+    reproduce.reproduce([row], ("paper",), options, tmp_path, watcher)
+    assert results.read(tmp_path / "pfedme.json")[row.key]["paper"] == stored
+    assert said in watcher.kept[0]
+    assert not watcher.ran
+    with Store(tmp_path, "pfedme") as store:  # of a process that began before the better one ended
+        lesser = sized(options.rounds or 0, options.seeds)
+        assert store.put(row, "paper", lesser) == stored
+        assert store.read()[row.key]["paper"] == stored
+
+
+def test_data_that_is_no_longer_here_leaves_the_result(tmp_path: Path) -> None:
+    row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    with Store(tmp_path, "pfedme") as store:
+        store.put(row, "paper", sized(800, 3))
+    watcher = Silent()
+    gone = Options(seeds=5, data_dir=str(tmp_path / "none"))
+    reproduce.reproduce([row], ("paper",), gone, tmp_path, watcher)
+    assert results.read(tmp_path / "pfedme.json")[row.key]["paper"] == sized(800, 3)
+    assert watcher.kept == ["the result of 800 rounds, 3 seeds stays; mnist is not here"]
+
+
+def test_a_shorter_run_of_a_searched_row_leaves_its_search_and_its_results(tmp_path: Path) -> None:
+    row = to_search(0.05, 0.1)
+    reproduce.reproduce([row], ("paper",), Options(seeds=1), tmp_path, Silent())
+    before = results.read(tmp_path / "pfedme.json")[row.key]
+    reproduce.reproduce([row], ("honest",), QUICK, tmp_path, Silent())
+    after = results.read(tmp_path / "pfedme.json")[row.key]
+    assert after["honest"]["rounds"] == 2
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_result_that_was_scored_less_often_does_not_stand_for_one_that_was_more() -> None:
+    row = small()
+    content = {row.key: {"settings": row.digest(), "paper": sized(4, 1, score_every=2)}}
+    assert has(content, row, "paper", Options(1, score_every=2))
+    assert has(content, row, "paper", Options(1, score_every=4))
+    assert not has(content, row, "paper", Options(1, score_every=1))
+    del content[row.key]["paper"]["score_every"]  # type: ignore[attr-defined]
+    assert has(content, row, "paper", Options(1, score_every=1))
+
+
+SEARCHED: dict[str, Any] = {**SEARCH, "rounds": 3}
+UNFINISHED = {name: value for name, value in SEARCHED.items() if name != "chosen"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "stays"),
+    [
+        ({"settings": "new"}, {"settings": "old"}, "ours"),
+        ({"settings": "old"}, {"settings": "new"}, "theirs"),
+        ({"settings": "old"}, {"settings": "older"}, "ours"),
+        ({"search": SEARCHED}, {"search": UNFINISHED}, "ours"),
+        ({"search": UNFINISHED}, {"search": SEARCHED}, "theirs"),
+        ({"search": SEARCHED}, {"search": {**SEARCHED, "chosen": {"lr": 1.0}}}, "ours"),
+        (
+            {"search": SEARCHED},
+            {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}},
+            "theirs",
+        ),
+    ],
+)
+def test_merging_keeps_the_present_settings_and_the_finished_search(
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], stays: str
+) -> None:
+    row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    digests = {"new": row.digest(), "old": "0" * 12, "older": "1" * 12}
+    entries = {}
+    for name, given in (("ours", ours), ("theirs", theirs)):
+        entries[name] = {**given, "settings": digests[given.get("settings", "new")]}
+        entries[name]["paper"] = sized(800, 3, seconds=float(len(name)))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pfedme.json").write_text(json.dumps({row.key: entries[name]}))
+    with Store(tmp_path / "ours", "pfedme") as store:
+        assert store.merge(tmp_path / "theirs" / "pfedme.json") == (1, stays == "ours")
+        assert store.read()[row.key] == entries[stays]

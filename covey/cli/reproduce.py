@@ -73,6 +73,26 @@ def reproduce(
     Where a paper prints no settings, a row may have a grid of them. The row then runs at the best
     point on validation data, and is marked "searched".
 
+    A result is never replaced by a lesser one: more rounds count first, then more seeds, then fp32.
+
+    The verdict on a printed cell is the first of these that applies:
+
+      data not found, not run: there is no figure
+
+      short: fewer rounds than the paper, or fewer than three seeds
+
+      within 1 point: of the mean of the seeds
+
+      within 2 printed sd: further away, but within twice the printed standard deviation
+
+      ordering holds: further away; the paper claims at least one order of this cell, and every
+      such order that its own figures keep was run whole in this setting, and holds
+
+      not reproduced: none of these
+
+    A cell that several settings or models stand for counts once: by the whole run whose figure is
+    nearest to the printed one.
+
     Examples:
 
       covey reproduce list
@@ -147,6 +167,11 @@ class Bar:
         """Move on by a part of a row."""
         self._bar.update(self._task, completed=self._done + done)
 
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        """Say which result stays."""
+        text = f"{row.key} ({protocol}): {reason}"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """Move on to the next row."""
         self._done += 1
@@ -166,6 +191,9 @@ def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
     for table in listed:
         console.print(f"[bold]{table.path}[/] {escape(table.title)}")
         console.print(f"  {report.counts_in_words(table, _results(out, table.paper))}")
+    for paper, counts in report.papers_in_words(listed, lambda paper: _results(out, paper)):
+        console.print(f"[bold]{paper}[/], every cell once")
+        console.print(f"  {counts}")
     console.print(escape(report.whereabouts(out)))
 
 
@@ -178,15 +206,19 @@ def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
     for line in shown:
         grid.add_row(*map(escape, report.cells(line)[:-1]))
     print_wide(console, grid)
-    settings = {line.row.setting for line in shown}
+    own = list({line.row.key: line.row for line in shown}.values())
+    settings = {row.setting for row in own}
     for claim in verdicts.claims(table, results):
-        if claim.ours is not None and claim.setting in settings:
+        known = claim.ours is not None or not claim.ordering.chain
+        if known and settings & set(claim.setting.split(", ")):
             text, setting, printed, ours = report.claim_cells(claim)
             console.print(escape(f"{text}, {setting}: {ours} here; {printed} in the paper"))
     for reason, rows in _reasons(shown).items():
         console.print(escape(f"why: {reason} ({', '.join(rows)})"))
     for choice in table.unprinted:
         console.print(escape(f"not printed in the paper: {choice}"))
+    for note in report.notes(own):
+        console.print(escape(note))
 
 
 def _reasons(shown: Sequence[Line]) -> dict[str, list[str]]:
@@ -209,6 +241,7 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "best_on_test": list(line.paper),
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
+        "devices": list(line.devices),
         "verdict": line.verdict,
         "searched": dict(line.searched),
         "why": line.why,

@@ -15,7 +15,7 @@ from covey.errors import ConfigError, CoveyError
 from covey.papers import report, results, tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.reproduce import reproduce, write_page
-from covey.papers.results import Store
+from covey.papers.results import Results, Store
 from covey.papers.tables import Row
 
 
@@ -27,6 +27,10 @@ class Printer:
 
     def tick(self, done: float) -> None:
         """Nothing."""
+
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        """Say which result stays."""
+        print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """Print what was measured."""
@@ -70,9 +74,16 @@ def _do(given: argparse.Namespace) -> None:
 
 def _list(folder: Path, names: Sequence[str]) -> None:
     """Print the tables of these names, or all, with what is known of them in a folder."""
-    for table in tables.select(names or ["*"]):
+    listed = tables.select(names or ["*"])
+
+    def results_of(paper: str) -> Results:
+        return results.read(folder / f"{paper}.json")
+
+    for table in listed:
         print(f"{table.path} {table.title}")
-        print(f"  {report.counts_in_words(table, results.read(folder / f'{table.paper}.json'))}")
+        print(f"  {report.counts_in_words(table, results_of(table.paper))}")
+    for paper, counts in report.papers_in_words(listed, results_of):
+        print(f"{paper}, every cell once\n  {counts}")
     print(report.whereabouts(folder))
 
 
@@ -90,9 +101,9 @@ def _merge(folder: Path, files: Sequence[Path]) -> None:
         raise ConfigError("merge needs files of results: merge DIR/PAPER.json ... --out DIR.")
     for file in files:
         with Store(folder, file.stem) as store:
-            rows = store.merge(file)
+            rows, left = store.merge(file)
             write_page(store.path)
-        print(f"{folder / file.name}: {rows} rows")
+        print(f"{folder / file.name}: {rows} rows; {left} of {file} were there, or are no better")
 
 
 def _parser() -> argparse.ArgumentParser:

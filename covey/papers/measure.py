@@ -6,7 +6,7 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from covey.engine.precision import Compute
 from covey.errors import ConfigError, DivergedError
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
-from covey.runs.run import Round, runs
+from covey.runs.run import Round, Runs, runs
 from covey.runs.selection import select
 from covey.tree import Tree
 from covey.wireless import POLICIES, Cells, Channel, Devices, Noise, Radio, Spread
@@ -61,6 +61,10 @@ class Options:
         """How many rounds a row runs."""
         return self.rounds or row.rounds
 
+    def score_every_of(self, row: Row) -> int:
+        """Every how many rounds the models of a row are scored."""
+        return self.score_every or row.score_every
+
 
 def measure(
     row: Row,
@@ -76,8 +80,9 @@ def measure(
     on test ("paper"), or of the round chosen on validation ("honest"). Of a row with a radio it has
     the mean latency of all rounds too, in milliseconds. `area` has the mean over all scored rounds,
     which says how fast a model learns. A run that diverges has the figures of the
-    rounds before, and `diverged` says why it ended. `compute` is there where products were not
-    computed in fp32. With `curves`, `curve` has the mean over the seeds after each scored round.
+    rounds before, of which the last is always scored, and `diverged` says why it ended. A seed that
+    diverges in its first round has no figure. `compute` is there where products were not computed
+    in fp32. With `curves`, `curve` has the mean over the seeds after each scored round.
     """
     began = time.perf_counter()
     experiments = [make_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
@@ -85,7 +90,9 @@ def measure(
     out = {
         "rounds": options.rounds_of(row),
         "seeds": options.seeds,
+        "score_every": options.score_every_of(row),
         "seconds": round(time.perf_counter() - began, 1),
+        "device": device_name(options.device),
         "models": _figures(records, protocol) | _latencies(records),
         "area": _areas(records),
     }
@@ -98,8 +105,19 @@ def measure(
     return out
 
 
+def device_name(device: str) -> str:
+    """A device in words: "cpu", or "cuda: " with the name of the GPU."""
+    if torch.device(device).type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    return device
+
+
 def histories(experiments: Sequence[Experiment], tick: Tick) -> tuple[list[tuple[Round, ...]], str]:
-    """The records of every seed, and why a seed ended early where one did."""
+    """The records of every seed, and why a seed ended early where one did.
+
+    The last round before a divergence is scored whether it was due or not. What is known of a run
+    that diverges early then does not depend on how often it is scored.
+    """
     groups = [list(experiments)]
     if difference(experiments) is not None:
         groups = [[experiment] for experiment in experiments]
@@ -112,19 +130,33 @@ def histories(experiments: Sequence[Experiment], tick: Tick) -> tuple[list[tuple
                 tick((number + together.round / group[0].rounds) / len(groups))
         except DivergedError as error:
             reasons.append(str(error).partition(";")[0])
-        out += [tuple(seed.history) for seed in together.seeds]
+        out += _scored_to_the_end(together)
     return out, "; ".join(reasons)
 
 
+def _scored_to_the_end(together: Runs) -> list[tuple[Round, ...]]:
+    """The records of every seed, with scores in the last, unless the scores diverge too."""
+    records = [tuple(seed.history) for seed in together.seeds]
+    if not together.round or records[0][-1].models:
+        return records
+    try:
+        scores = together.scores(*together.experiment.parts)
+    except DivergedError:
+        return records
+    return [
+        (*history[:-1], replace(history[-1], models=by_model))
+        for history, by_model in zip(records, scores, strict=True)
+    ]
+
+
 def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[str, list[float]]:
-    """Test accuracy in percent, by model and seed; none where no round was scored."""
-    scored = [record for history in histories for record in history if record.models]
-    if not scored:
-        return {}
+    """Test accuracy in percent, by model and seed; of the seeds that have a scored round."""
     out: dict[str, list[float]] = {}
-    for model in scored[-1].models:
-        chosen = [select(history, model, protocol).chosen for history in histories]
-        out[model] = [_accuracy(record, model) for record in chosen]
+    for history in histories:
+        scored = [record for record in history if record.models]
+        for model in scored[-1].models if scored else ():
+            chosen = select(history, model, protocol).chosen
+            out.setdefault(model, []).append(_accuracy(chosen, model))
     return out
 
 
@@ -198,7 +230,7 @@ def make_experiment(
         protocol=protocol,
         device=options.device,
         compute=options.compute,
-        score_every=options.score_every or row.score_every,
+        score_every=options.score_every_of(row),
         parts=parts or _PARTS[protocol],
         radio=make_radio(row.radio, tree),
         **row.links,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from covey.papers import verdicts
+from covey.papers import printed, verdicts
 from covey.papers.results import Results
-from covey.papers.tables import Table, names
+from covey.papers.tables import Row, Table, names
 from covey.papers.verdicts import Claim, Line, Verdict
 
 PUBLISHED = Path("experiments/papers")  # below the root of a checkout
@@ -34,10 +35,20 @@ def cells(line: Line) -> tuple[str, ...]:
         str(line.printed or ""),
         spread(line.paper),
         spread(line.honest),
-        f"{line.seconds:.0f}" if line.seconds else "",
+        _seconds(line),
         _verdict(line),
         why(line),
     )
+
+
+def _seconds(line: Line) -> str:
+    """The seconds of both results and of the search, with the device where it is known."""
+    if not line.seconds:
+        return ""
+    text = f"{line.seconds:.0f}"
+    if line.devices:
+        text += f" ({', '.join(line.devices)})"
+    return text
 
 
 def _verdict(line: Line) -> str:
@@ -72,36 +83,79 @@ def spread(values: Sequence[float]) -> str:
 
 def claim_cells(claim: Claim) -> tuple[str, ...]:
     """A claim under `CLAIM_HEAD`."""
+    ours = _holds(claim, claim.ours, "not run")
+    if claim.ours is not None and claim.short:
+        ours += ", short"
     return (
         claim.ordering.claim,
         claim.setting,
         _holds(claim, claim.printed, "a figure"),
-        _holds(claim, claim.ours, "not run"),
+        ours,
     )
 
 
 def summary_cells(table: Table, results: Results) -> tuple[str, ...]:
     """A table under `SUMMARY_HEAD`: how many of its printed cells have each verdict."""
-    counts = verdicts.counted(verdicts.lines(table, results))
+    return _summary(table.path, verdicts.lines(table, results))
+
+
+def paper_cells(paper: str, listed: Sequence[Table], results: Results) -> tuple[str, ...]:
+    """A paper under `SUMMARY_HEAD`; a cell that stands in two of its tables counts once."""
+    lines = [line for table in listed for line in verdicts.lines(table, results)]
+    return _summary(paper, lines)
+
+
+def _summary(name: str, lines: Sequence[Line]) -> tuple[str, ...]:
+    counts = verdicts.counted(lines)
     cells = sum(counts.values())
     not_run = counts[Verdict.NO_DATA] + counts[Verdict.NOT_RUN]
     numbers = (cells, cells - not_run, *(counts[verdict] for verdict in Verdict))
-    return (table.path, *map(str, numbers))
+    return (name, *map(str, numbers))
 
 
 def counts_in_words(table: Table, results: Results) -> str:
     """The rows, printed cells and claimed orders of a table, and what is known of them."""
     parts = [f"{len(table.rows)} rows"]
-    _, cells, run, *counts = summary_cells(table, results)
-    claims = verdicts.claims(table, results)
-    if cells != "0":
-        parts.append(f"{cells} printed cells{_verdicts_in_words(run, counts, bool(results))}")
-    if claims:
-        margins = [claim.ours for claim in claims if claim.ours is not None]
-        holding = sum(margin > 0 for margin in margins)
-        known = f", {len(margins)} run, {holding} hold" if results else ""
-        parts.append(f"{len(claims)} claimed orders{known}")
+    parts += _cells_in_words(summary_cells(table, results), results)
+    parts += _claims_in_words(verdicts.claims(table, results), results)
     return "; ".join(parts)
+
+
+def papers_in_words(
+    listed: Sequence[Table], results_of: Callable[[str], Results]
+) -> Iterator[tuple[str, str]]:
+    """Every paper of which several tables are listed, and the counts of its cells and claims."""
+    papers = dict.fromkeys(table.paper for table in listed)
+    for paper in papers:
+        own = [table for table in listed if table.paper == paper]
+        if len(own) > 1:
+            results = results_of(paper)
+            claims = [claim for table in own for claim in verdicts.claims(table, results)]
+            parts = _cells_in_words(paper_cells(paper, own, results), results)
+            parts += _claims_in_words(claims, results)
+            yield paper, "; ".join(parts)
+
+
+def _cells_in_words(summary: Sequence[str], results: Results) -> list[str]:
+    """The printed cells and their verdicts; nothing where there is no cell."""
+    _, cells, run, *counts = summary
+    if cells == "0":
+        return []
+    return [f"{cells} printed cells{_verdicts_in_words(run, counts, bool(results))}"]
+
+
+def _claims_in_words(claims: Sequence[Claim], results: Results) -> list[str]:
+    """The claimed orders, those that were run whole, those that hold, and short ones."""
+    if not claims:
+        return []
+    text = f"{len(claims)} claimed orders"
+    if results:
+        run = [claim for claim in claims if claim.ours is not None]
+        whole = [claim.ours for claim in run if claim.ours is not None and not claim.short]
+        text += f", {len(whole)} run, {sum(margin > 0 for margin in whole)} hold"
+        if len(run) > len(whole):
+            text += f", {len(run) - len(whole)} short"
+    return [text]
 
 
 def _verdicts_in_words(run: str, counts: Sequence[str], known: bool) -> str:
@@ -136,10 +190,22 @@ def markdown(tables: Sequence[Table], results: Results) -> str:
     return "\n".join(blocks)
 
 
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What a reader should know of the printed figures of these rows."""
+    groups: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.printed and row.cells:
+            note = printed.groups()[row.paper][row.printed].note
+            groups.setdefault(note, {})[row.printed] = None
+    groups.pop("", None)
+    return [f"of the print, {', '.join(names)}: {note}" for note, names in groups.items()]
+
+
 def _blocks(table: Table, shown: Sequence[Line], results: Results) -> Iterator[str]:
     yield f"## {table.title}\n"
     yield f"`covey reproduce {table.path}`\n"
     yield from (f"- {choice}." for choice in table.unprinted)
+    yield from (f"- {note}." for note in notes(table.rows))
     yield ""
     yield from rows_of_markdown(HEAD, [cells(line) for line in shown])
     claims = [claim_cells(claim) for claim in verdicts.claims(table, results)]
@@ -162,6 +228,8 @@ def _holds(claim: Claim, margin: float | None, otherwise: str) -> str:
     if margin is None:
         return otherwise
     word = "holds" if margin > 0 else "does not hold"
+    if math.isinf(margin):
+        return f"{word} (a row diverged)"
     if claim.ordering.by == "equal":
         return f"{word} ({verdicts.POINTS - margin:.2f} apart)"
     return f"{word} ({margin:+.2f})"

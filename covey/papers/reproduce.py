@@ -13,7 +13,16 @@ from covey.data import inventory
 from covey.errors import ConfigError, DataError
 from covey.papers import report, tables
 from covey.papers.measure import Options, Protocol, load, measure
-from covey.papers.results import Store, has, read
+from covey.papers.results import (
+    Entry,
+    Store,
+    expected,
+    has,
+    is_better,
+    read,
+    size_in_words,
+    valid,
+)
 from covey.papers.search import search
 from covey.papers.tables import Row
 from covey.runs.checks import check_device
@@ -27,6 +36,9 @@ class Watcher(Interface):
 
     def tick(self, done: float) -> None:
         """A round of it is over; `done` is the share of the row."""
+
+    def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
+        """A better result than the one that was asked for is there, and stays."""
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """A row is over; None where there was a result already, or another process runs it."""
@@ -79,20 +91,39 @@ def write_page(path: Path) -> None:
 def _one(
     store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
 ) -> Mapping[str, Any] | None:
-    """Run and save a row, unless its result is there or another process runs it."""
+    """Run and save a row, unless a result as good is there or another process runs it."""
     with store.claim(row, protocol) as mine:
-        if not mine or has(store.read(), row, protocol, options):
+        stored = store.read()
+        if not mine or has(stored, row, protocol, options):
             return None
+        before = valid(stored, row).get(protocol)
         missing = _missing(row, options)
+        wanted = expected(row, options)
         if missing:
-            result: dict[str, Any] = {"rounds": 0, "seeds": 0, "seconds": 0.0, "missing": missing}
+            wanted = {"rounds": 0, "seeds": 0}
+        if before is not None and is_better(before, wanted):
+            watcher.stays(row, protocol, _reason(before, wanted, missing))
+            return None
+        if missing:
+            result: dict[str, Any] = {**wanted, "seconds": 0.0, "missing": missing}
         else:
             measured = _measured(store, row, protocol, options, watcher)
             if measured is None:
                 return None
             result = measured
-        store.put(row, protocol, result)
+        better = store.put(row, protocol, result)  # of another folder's process, merged meanwhile
+        if better is not None:
+            watcher.stays(row, protocol, _reason(better, result, missing))
+            return None
         return result
+
+
+def _reason(stays: Entry, lesser: Entry, missing: str) -> str:
+    """Why a result stays."""
+    text = f"the result of {size_in_words(stays)} stays"
+    if missing:
+        return f"{text}; {missing} is not here"
+    return f"{text}; {size_in_words(lesser)} are less: choose another --out for them"
 
 
 def _measured(

@@ -1,8 +1,12 @@
 """Results of rows on disk: one JSON file per paper, safe with several processes at once.
 
-A result is {"rounds", "seeds", "seconds", "models": {model: [accuracy of every seed]}}. A row has
-{"settings": its digest, "paper": result, "honest": result}. A row whose settings are searched also
-has "search": {"rounds", "seeds", "seconds", "points", "chosen"}.
+A result is {"rounds", "seeds", "score_every", "seconds", "device", "models": {model: [accuracy of
+every seed]}}; older ones lack "score_every" and "device". A row has {"settings": its digest,
+"paper": result, "honest": result}. A row whose settings are searched also has "search": {"rounds",
+"seeds", "seconds", "points", "chosen"}.
+
+Of two results of a row the better one stays: the one with more rounds, then more seeds, then
+products in fp32, then more scored rounds.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.errors import ConfigError
+from covey.papers import tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.tables import Row
 from covey.runs import lock
@@ -44,14 +49,64 @@ def read(path: Path) -> dict[str, Entry]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is what a row has: the hash of its settings, and results."""
-    if not isinstance(entry, dict) or "settings" not in entry:
+    """Whether this is what a row has: the hash of its settings, results, and a search."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("settings"), str):
         return False
     results = [entry[protocol] for protocol in PROTOCOLS if protocol in entry]
+    if not all(_is_result(result) for result in results):
+        return False
+    return "search" not in entry or _is_search(entry["search"])
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "rounds": int,
+    "seeds": int,
+    "seconds": (int, float),
+    "score_every": int,
+    "device": str,
+    "compute": str,
+    "diverged": str,
+    "missing": str,
+    "points": list,
+    "chosen": dict,
+}
+"""The kinds of what a result or a search may have, but for figures."""
+_ALWAYS = ("rounds", "seeds", "seconds")
+
+
+def _has_kinds(values: Any, always: Sequence[str] = _ALWAYS) -> bool:
+    """Whether these names are there, and every known name has a value of its kind."""
+    if not isinstance(values, dict) or not all(name in values for name in always):
+        return False
+    return all(isinstance(values[name], kind) for name, kind in _KINDS.items() if name in values)
+
+
+def _is_result(result: Any) -> bool:
+    """Whether this has rounds, seeds and seconds, and figures by model and seed."""
+    if not _has_kinds(result):
+        return False
+    figures = [result.get(name, {}) for name in ("models", "area")]
     return all(
-        isinstance(result, dict) and all(name in result for name in ("rounds", "seeds", "seconds"))
-        for result in results
+        isinstance(by_model, dict) and all(map(_are_numbers, by_model.values()))
+        for by_model in figures
     )
+
+
+def _is_search(search: Any) -> bool:
+    """Whether this has the points of a grid, each with its fields and scores."""
+    if not _has_kinds(search, (*_ALWAYS, "points")):
+        return False
+    return all(
+        isinstance(point, dict)
+        and isinstance(point.get("fields"), dict)
+        and isinstance(point.get("validation"), dict)
+        and _are_numbers([*point["validation"].values(), point.get("seconds")])
+        for point in search["points"]
+    )
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, int | float) for value in values)
 
 
 def valid(results: Results, row: Row) -> Entry:
@@ -63,14 +118,46 @@ def valid(results: Results, row: Row) -> Entry:
 def has(results: Results, row: Row, protocol: Protocol, options: Options) -> bool:
     """Whether there is a result of this row: of its settings, with as many rounds and seeds.
 
-    A result in bf16 does not stand for one in fp32.
+    A result in bf16 does not stand for one in fp32, nor one that was scored less often. Of an older
+    result it is not known how often it was scored, and it stands.
     """
     result = valid(results, row).get(protocol)
     if result is None:
         return False
     enough = result["rounds"] >= options.rounds_of(row)
     exact = result.get("compute", options.compute) == options.compute
-    return bool(enough and exact and result["seeds"] >= options.seeds)
+    often = result.get("score_every", 0) <= options.score_every_of(row)
+    return bool(enough and exact and often and result["seeds"] >= options.seeds)
+
+
+def expected(row: Row, options: Options) -> dict[str, Any]:
+    """The size of the result that a run of a row would have."""
+    out: dict[str, Any] = {"rounds": options.rounds_of(row), "seeds": options.seeds}
+    out["score_every"] = options.score_every_of(row)
+    if options.compute != "fp32":
+        out["compute"] = options.compute
+    return out
+
+
+def is_better(result: Entry, other: Entry) -> bool:
+    """Whether a result is better than another, by its size alone."""
+    if _size(result) != _size(other):
+        return _size(result) > _size(other)
+    if "score_every" in result and "score_every" in other:
+        return bool(result["score_every"] < other["score_every"])
+    return False
+
+
+def size_in_words(result: Entry) -> str:
+    """The rounds and seeds of a result, and the type of products where it is not fp32.
+
+    >>> size_in_words({"rounds": 800, "seeds": 3, "compute": "bf16"})
+    '800 rounds, 3 seeds, bf16'
+    """
+    words = [f"{result['rounds']} rounds", f"{result['seeds']} seeds"]
+    if "compute" in result:
+        words.append(result["compute"])
+    return ", ".join(words)
 
 
 class Store(AbstractContextManager["Store"]):
@@ -95,36 +182,46 @@ class Store(AbstractContextManager["Store"]):
         """All results."""
         return read(self.path)
 
-    def put(self, row: Row, protocol: Protocol | Literal["search"], result: Entry) -> None:
+    def put(self, row: Row, protocol: Protocol | Literal["search"], result: Entry) -> Entry | None:
         """Add the result of a row, or a search for it.
 
-        Results of other settings of the row are dropped, and those of a search of other length.
+        Results of other settings of the row are dropped, and those of a shorter search. Where a
+        better result is there, that one stays, and is returned.
         """
         with self._alone():
             content = self.read()
             entry = valid(content, row)
-            other = entry.get("search", {}).get("rounds") != result["rounds"]
-            if not entry or (protocol == "search" and other):
+            before: Entry | None = entry.get(protocol)
+            if before is not None and is_better(before, result):
+                return before
+            if not entry or (protocol == "search" and _rounds(before) != result["rounds"]):
                 entry = {"settings": row.digest()}
             content[row.key] = {**entry, protocol: result}
             self._write(content)
+        return None
 
-    def merge(self, other: Path) -> int:
-        """Add the results of another file, and return how many rows there are then.
+    def merge(self, other: Path) -> tuple[int, int]:
+        """Add the results of another file.
 
-        A file that is not there is an error.
+        Returns how many rows there are then, and how many of the other file bring nothing. A file
+        that is not there is an error.
 
-        Of two results of a row and protocol the one with more rounds, then seeds, stays; of equal
-        ones that in fp32.
+        Of two results of a row and protocol the better one stays. Results of the present settings
+        of a row stay before those of old ones, and results of a finished or longer search before
+        those of another.
         """
         if not other.exists():
             raise ConfigError(f"{other} does not exist; give files of results, PAPER.json.")
+        present = _present_settings(self.path.stem)
+        left = 0
         with self._alone():
             content = self.read()
             for key, entry in read(other).items():
-                content[key] = _merged(content.get(key, {}), entry)
+                before = content.get(key)
+                content[key] = _merged(before or {}, entry, present.get(key))
+                left += content[key] == before
             self._write(content)
-        return len(content)
+        return len(content), left
 
     @contextmanager
     def claim(self, row: Row, protocol: Protocol | Literal["search"]) -> Iterator[bool]:
@@ -160,26 +257,53 @@ def _byte(text: str) -> int:
     return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
-def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:
-    if _point(ours) != _point(theirs):
+def _present_settings(paper: str) -> dict[str, str]:
+    """The digest of every row of a paper's tables, by its key."""
+    own = [tables.read(name) for name in tables.names() if name.startswith(f"{paper}/")]
+    return {row.key: row.digest() for table in own for row in table.rows}
+
+
+def _merged(ours: Entry, theirs: Entry, present: str | None) -> dict[str, Any]:
+    """What two files say of a row together; `present` is the digest of its settings today."""
+    if not ours:
+        return dict(theirs)
+    replaces = theirs["settings"] == present
+    alike = ours["settings"] == theirs["settings"]
+    if alike and _chosen(ours) != _chosen(theirs):
+        alike = False
+        replaces = _searched(theirs) > _searched(ours)
+    if not alike and replaces:
         return dict(theirs)
     out = dict(ours)
-    for protocol, result in theirs.items():
-        if protocol == "settings":
-            continue
-        before = out.get(protocol)
-        if before is None or _size(before) <= _size(result):
-            out[protocol] = result
+    if not alike:
+        return out
+    for name, result in theirs.items():
+        if name != "settings" and not (name in out and is_better(out[name], result)):
+            out[name] = result
     return out
 
 
-def _point(entry: Entry) -> tuple[str | None, Entry | None]:
-    """The settings of a row, and the point that a search has chosen."""
-    return entry.get("settings"), entry.get("search", {}).get("chosen")
+def _chosen(entry: Entry) -> Entry | None:
+    """The point that a search has chosen; None where there is none, or not yet."""
+    search: Entry = entry.get("search", {})
+    return search.get("chosen")
 
 
-def _size(result: Entry) -> tuple[int, int, bool]:
-    return result["rounds"], result["seeds"], "compute" not in result
+def _searched(entry: Entry) -> tuple[bool, int]:
+    """How far a search is: whether it has chosen a point, and the rounds of its points."""
+    return _chosen(entry) is not None, _rounds(entry.get("search"))
+
+
+def _rounds(result: Entry | None) -> int:
+    if result is None:
+        return 0
+    rounds: int = result["rounds"]
+    return rounds
+
+
+def _size(result: Entry) -> tuple[int, int, bool, int]:
+    points = len(result.get("points", ()))
+    return result["rounds"], result["seeds"], "compute" not in result, points
 
 
 def _text(entry: Entry) -> str:

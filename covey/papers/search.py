@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.errors import ConfigError
-from covey.papers.measure import Options, Tick, histories, make_experiment
+from covey.papers.measure import Options, Tick, device_name, histories, make_experiment
 from covey.papers.results import Store, valid
 from covey.papers.tables import Row
 
@@ -26,13 +26,19 @@ Point = Mapping[str, Any]
 def search(row: Row, store: Store, options: Options, tick: Tick) -> Row | None:
     """The row at the best point of its grid; None where another process searches it.
 
-    A point is saved when it is done: a search that was stopped goes on after it.
+    A point is saved when it is done: a search that was stopped goes on after it. One that is there
+    with more rounds stays, and goes on with as many.
     """
     with store.claim(row, "search") as claimed:
         if not claimed:
             return None
-        shorter = replace(options, rounds=min(row.search_rounds, options.rounds_of(row)))
-        points = _points_done(row, store, shorter)
+        rounds = min(row.search_rounds, options.rounds_of(row))
+        before = valid(store.read(), row).get("search", {"rounds": 0, "points": []})
+        points: list[Point] = []
+        if before["rounds"] >= rounds:
+            rounds = before["rounds"]
+            points = list(before["points"])
+        shorter = replace(options, rounds=rounds)
         wanted = grid(row)
         for number in range(len(points), len(wanted)):
             points.append(_point(row, wanted[number], shorter))
@@ -62,14 +68,6 @@ def _score(row: Row, point: Point) -> float:
     return statistics.mean(compared or by_model.values())
 
 
-def _points_done(row: Row, store: Store, options: Options) -> list[Point]:
-    """The points that an earlier search of as many rounds has left."""
-    before = valid(store.read(), row).get("search", {})
-    if before.get("rounds") != options.rounds:
-        return []
-    return list(before["points"])
-
-
 def _point(row: Row, fields: Mapping[str, Any], options: Options) -> Point:
     """Train at a point; without scores where that diverges."""
     began = time.perf_counter()
@@ -91,6 +89,7 @@ def _result(row: Row, points: list[Point], options: Options) -> dict[str, Any]:
     """A search as JSON holds it; `chosen` is there when all points are done."""
     seconds = sum(point["seconds"] for point in points)
     out = {"rounds": options.rounds, "seeds": 1, "seconds": round(seconds, 1), "points": points}
+    out["device"] = device_name(options.device)
     if len(points) == len(grid(row)):
         out["chosen"] = best_of(row, points)["fields"]
     return out

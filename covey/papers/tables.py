@@ -18,8 +18,12 @@ and is marked as searched.
 
 An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
 are above all of the next; with `by = "best"` only the best of each group are compared. With
-`by = "equal"` all differ by less than a point. With `of = "area"` it is about speed: the mean over
-all rounds is compared. `why` gives reasons for differences, by patterns of SETTING/METHOD.
+`by = "equal"` all differ by less than a point, and with `by = "half"` those of a group are at most
+half of those before. With `of = "area"` it is about speed: the mean over all rounds is compared. It
+is checked in every setting that its pattern `settings` matches and that has all its methods. A
+chain may also name rows of several settings, as SETTING/METHOD:MODEL. An ordering without a chain
+is a claim that no row of the table can check, and is listed as not run. `why` gives reasons for
+differences, by patterns of SETTING/METHOD, which match whole names.
 """
 
 from __future__ import annotations
@@ -95,11 +99,21 @@ class Ordering:
     """A claim of a paper about the order of its figures."""
 
     claim: str
-    chain: tuple[tuple[str, ...], ...]  # groups of METHOD:MODEL, from high to low
-    by: str = "all"  # or "best", or "equal"
+    chain: tuple[tuple[str, ...], ...] = ()  # groups of METHOD:MODEL, from high to low
+    by: str = "all"  # or "best", "equal" or "half"
     settings: str = "*"  # the settings in which it is claimed
     of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
     printed: float | None = None  # the gap in points, where the paper prints it and no figures
+
+    @property
+    def names(self) -> list[str]:
+        """All names of the chain."""
+        return [name for group in self.chain for name in group]
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether it names rows as SETTING/METHOD:MODEL, and not methods of one setting."""
+        return any("/" in name for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -205,7 +219,7 @@ def _content(paper: str, table: str) -> dict[str, Any]:
 
 
 def _ordering(entry: Fields) -> Ordering:
-    chain = tuple(tuple(group) for group in entry["chain"])
+    chain = tuple(tuple(group) for group in entry.get("chain", ()))
     return Ordering(**{**entry, "chain": chain})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from covey.papers import printed
+from covey.papers import printed, tables
 from covey.papers.printed import Cell
 from covey.papers.results import Entry, Results, valid
 from covey.papers.tables import Ordering, Row, Table
@@ -22,7 +23,7 @@ SEEDS = 3  # fewer are "short"
 
 
 class Verdict(StrEnum):
-    """What can be said of a printed cell."""
+    """What can be said of a printed cell; `covey reproduce --help` has the rules in words."""
 
     POINT = "within 1 point"
     DEVIATION = "within 2 printed sd"
@@ -42,18 +43,27 @@ class Line:
     printed: Cell | None
     paper: tuple[float, ...]
     honest: tuple[float, ...]
-    seconds: float
+    seconds: float  # of both results, and of the search
     verdict: Verdict | None  # None where the paper prints nothing
     why: str
     searched: Mapping[str, Any] = field(default_factory=dict)  # what a search has chosen
+    devices: tuple[str, ...] = ()  # on which the seconds were taken, as far as that is known
+
+    @property
+    def distance(self) -> float:
+        """How far the figure is from the printed one; infinite where one of them is missing."""
+        if self.printed is None or not self.paper:
+            return math.inf
+        return abs(statistics.mean(self.paper) - self.printed.value)
 
 
 @dataclass(frozen=True)
 class Claim:
     """How a claimed order fares in one setting: by how many points it holds, negative if not.
 
-    Equal figures hold by what their distance is below a point.
-    None where a figure is missing. `cells` are METHOD:MODEL of the figures that decide in print.
+    Equal figures hold by what their distance is below a point. None where a figure is missing.
+    `cells` are the figures that decide in print, as TABLE/SETTING/METHOD:MODEL. A claim is `short`
+    where a row of it has fewer rounds than the paper, or fewer than three seeds.
     """
 
     ordering: Ordering
@@ -61,6 +71,13 @@ class Claim:
     printed: float | None
     ours: float | None
     cells: frozenset[str] = frozenset()
+    short: bool = False
+    has_rows: bool = True  # False where a row of it is not in the setting
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the printed figures are not in the claimed order."""
+        return self.printed is not None and self.printed <= 0
 
 
 Figure = Callable[[Row, str], float | None]
@@ -69,7 +86,7 @@ Figure = Callable[[Row, str], float | None]
 
 def lines(table: Table, results: Results) -> list[Line]:
     """Every model of every row, and every printed cell that was not run."""
-    checked = claims(table, results)
+    checked = list(_checked(table, results))
     return [
         _line(table, row, model, valid(results, row), checked)
         for row in table.rows
@@ -77,46 +94,112 @@ def lines(table: Table, results: Results) -> list[Line]:
     ]
 
 
+def _checked(table: Table, results: Results) -> Iterator[Claim]:
+    """All claims about the rows of a table, also those of the tables that its rows are from."""
+    yield from _all_claims(table, results)
+    others = dict.fromkeys(row.table for row in table.rows if row.table != table.name)
+    for name in others:
+        yield from _all_claims(tables.read(f"{table.paper}/{name}"), results)
+
+
 def claims(table: Table, results: Results) -> list[Claim]:
-    """Every ordering of a table in every setting that it is claimed for."""
-    by_setting: dict[str, dict[str, Row]] = {}
+    """Every ordering of a table in every setting that it is claimed for and that has its rows.
+
+    An ordering that needs rows that no table has is there once, and is not run.
+    """
+    return [claim for claim in _all_claims(table, results) if claim.has_rows]
+
+
+def _all_claims(table: Table, results: Results) -> Iterator[Claim]:
+    """The claims of a table, also in settings that lack rows of them."""
+    for ordering in table.orderings:
+        if not ordering.chain:
+            yield Claim(ordering, ordering.settings, ordering.printed, None)
+        elif ordering.names_rows:
+            by_name = {row.name: row for row in table.rows}
+            yield _claim(ordering, _settings(ordering), by_name, {}, results)
+        else:
+            yield from _by_setting(ordering, table, results)
+
+
+def _by_setting(ordering: Ordering, table: Table, results: Results) -> Iterator[Claim]:
+    """An ordering of methods in every setting that it is claimed for."""
+    settings: dict[str, dict[str, Row]] = {}
+    groups: dict[str, dict[str, Row]] = {}
     for row in table.rows:
-        by_setting.setdefault(row.setting, {})[row.method] = row
+        settings.setdefault(row.setting, {})[row.method] = row
+        if row.printed:
+            groups.setdefault(row.printed, {})[row.method] = row
+    for setting, rows in settings.items():
+        if fnmatch.fnmatchcase(setting, ordering.settings):
+            group = next(iter(rows.values())).printed
+            yield _claim(ordering, setting, rows, groups.get(group, {}), results)
 
-    return [
-        _claim(ordering, setting, rows, results)
-        for ordering in table.orderings
-        for setting, rows in by_setting.items()
-        if fnmatch.fnmatchcase(setting, ordering.settings)
-    ]
+
+def _settings(ordering: Ordering) -> str:
+    """The settings of an ordering that names rows of several."""
+    names = [name.partition(":")[0].rpartition("/")[0] for name in ordering.names]
+    return ", ".join(dict.fromkeys(names))
 
 
-def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: Results) -> Claim:
+def _claim(
+    ordering: Ordering,
+    setting: str,
+    rows: Mapping[str, Row],
+    group: Mapping[str, Row],
+    results: Results,
+) -> Claim:
+    """An ordering over rows by their names; `group` are rows of the same printed figures.
+
+    A setting may lack a method whose figure is printed.
+    """
+
     def ours(row: Row, model: str) -> float | None:
-        values = _figures(valid(results, row), "paper", model, of=ordering.of)
-        return statistics.mean(values) if values else None
+        entry = valid(results, row)
+        values = _figures(entry, "paper", model, of=ordering.of)
+        if values:
+            return statistics.mean(values)
+        if entry.get("paper", {}).get("diverged"):
+            return -math.inf  # it has no model, so it is below all others
+        return None
 
+    in_print = {**group, **rows}
     claimed = ordering.printed
     if claimed is None:
-        claimed = _margin(ordering, rows, _printed)
+        claimed = _margin(ordering, in_print, _printed)
+    named = [name.partition(":") for name in ordering.names]
+    own = [rows[method] for method, _, _ in named if method in rows]
     margin = None
-    if _alike(ordering, rows, results):
+    if _alike(own, results):
         margin = _margin(ordering, rows, ours)
-    cells = frozenset(_deciding(ordering, rows))
-    return Claim(ordering, setting, claimed, margin, cells)
+    deciding = [name.partition(":") for name in _deciding(ordering, in_print)]
+    return Claim(
+        ordering,
+        setting,
+        claimed,
+        margin,
+        frozenset(f"{rows[method].key}:{model}" for method, _, model in deciding if method in rows),
+        short=any(_is_short(row, results) for row in own),
+        has_rows=len(own) == len(named),
+    )
 
 
-def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> bool:
+def _is_short(row: Row, results: Results) -> bool:
+    """Whether a row was run with fewer rounds than the paper has, or with few seeds."""
+    result = valid(results, row).get("paper", {})
+    return bool(result.get("models")) and (result["rounds"] < row.rounds or result["seeds"] < SEEDS)
+
+
+def _alike(rows: Sequence[Row], results: Results) -> bool:
     """Whether the rows of an order that were run have equally many rounds and seeds.
 
     Their products must be computed in the same type, too.
 
     A short row beside a whole one decides nothing.
     """
-    methods = {name.partition(":")[0] for group in ordering.chain for name in group}
     sizes = set()
-    for method in methods & set(rows):
-        result = valid(results, rows[method]).get("paper", {})
+    for row in rows:
+        result = valid(results, row).get("paper", {})
         if result.get("models"):
             sizes.add((result["rounds"], result["seeds"], result.get("compute")))
     return len(sizes) <= 1
@@ -145,17 +228,25 @@ def _figure(name: str, rows: Mapping[str, Row], figure: Figure) -> float | None:
 def counted(listed: Iterable[Line]) -> Counter[Verdict]:
     """How many printed cells have each verdict.
 
-    A cell that was run in several settings, or that two models stand for, counts once, by the best
-    verdict.
+    A cell that was run in several settings, or that two models stand for, counts once. The whole
+    run whose figure is nearest to the printed one decides, not the best verdict. Where no run is
+    whole, a short one counts before none.
     """
     order = list(Verdict)
-    best: dict[tuple[str, str], Verdict] = {}
+    by_cell: dict[tuple[str, str, str], Line] = {}
     for line in listed:
         if line.verdict is None:
             continue
-        cell = (line.row.printed, line.row.cells[line.model])
-        best[cell] = min(line.verdict, best.get(cell, line.verdict), key=order.index)
-    return Counter(best.values())
+        cell = (line.row.paper, line.row.printed, line.row.cells[line.model])
+        by_cell[cell] = min(line, by_cell.get(cell, line), key=lambda other: _rank(other, order))
+    return Counter(line.verdict for line in by_cell.values() if line.verdict is not None)
+
+
+def _rank(line: Line, order: Sequence[Verdict]) -> tuple[int, float]:
+    """Whole runs by their distance, then the verdicts of all others."""
+    assert line.verdict is not None
+    place = order.index(line.verdict)
+    return max(place, order.index(Verdict.DIFFERS)), line.distance
 
 
 def compare(ours: Sequence[float], cell: Cell) -> Verdict:
@@ -175,20 +266,22 @@ def compare(ours: Sequence[float], cell: Cell) -> Verdict:
 def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Claim]) -> Line:
     cell = printed.cell(row, model)
     verdict = None
-    why = entry.get("paper", {}).get("diverged", "")
+    why = _divergence(entry.get("paper", {}))
     if cell is not None:
         verdict, why = _verdict(table, row, model, cell, entry, checked)
-    parts = [entry[protocol]["seconds"] for protocol in ("paper", "honest") if protocol in entry]
+    parts = [entry[name] for name in ("paper", "honest", "search") if name in entry]
+    devices = dict.fromkeys(part["device"] for part in parts if "device" in part)
     return Line(
         row,
         model,
         cell,
         _figures(entry, "paper", model),
         _figures(entry, "honest", model),
-        sum(parts),
+        sum(part["seconds"] for part in parts),
         verdict,
         why,
         entry.get("search", {}).get("chosen", {}),
+        tuple(devices),
     )
 
 
@@ -201,21 +294,31 @@ def _verdict(
         command = f"covey reproduce {row.paper}/{row.table} --rows '{row.name}' --data-dir DIR"
         return Verdict.NO_DATA, f"{result['missing']} is not here; run {command}"
     ours = _figures(entry, "paper", model)
+    diverged = _divergence(result)
     if not ours:
-        if result.get("diverged"):
-            return Verdict.DIFFERS, "it diverged before the first score"
+        if diverged:
+            return Verdict.DIFFERS, diverged
         return Verdict.NOT_RUN, ""
     if result["rounds"] < row.rounds or len(ours) < SEEDS:
-        return Verdict.SHORT, _shortness(result, row, len(ours))
+        return Verdict.SHORT, "; ".join(
+            filter(None, (_shortness(result, row, len(ours)), diverged))
+        )
     verdict = compare(ours, cell)
-    reason = table.reason(row)
-    if result.get("diverged"):
-        reason = f"it diverges, {result['diverged']}; the best round before counts"
     if verdict is not Verdict.DIFFERS:
-        return verdict, ""
+        return verdict, diverged
     if _in_order(row, model, checked):
         verdict = Verdict.ORDERING
-    return verdict, reason
+    return verdict, diverged or table.reason(row)
+
+
+def _divergence(result: Entry) -> str:
+    """In which round a run diverged and why, and what its figures are then; "" where it did not."""
+    if "diverged" not in result:
+        return ""
+    counts = "no round before was scored"
+    if result.get("models"):
+        counts = "the best round before counts"
+    return f"diverged in {result['diverged']}; {counts}"
 
 
 def _shortness(result: Entry, row: Row, seeds: int) -> str:
@@ -227,38 +330,50 @@ def _shortness(result: Entry, row: Row, seeds: int) -> str:
 
 
 def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:
-    """Whether all orders hold here that name a cell, hold in print, and were run."""
-    name = f"{row.method}:{model}"
-    naming = [
-        claim
-        for claim in checked
-        if claim.setting == row.setting
-        and name in claim.cells
-        and claim.printed is not None
-        and claim.printed > 0
+    """Whether a cell has a claimed order, and all that hold in print were run whole and hold."""
+    name = f"{row.key}:{model}"
+    naming = [claim for claim in checked if name in claim.cells and not claim.contradicted]
+    holding = [
+        claim for claim in naming if claim.ours is not None and claim.ours > 0 and not claim.short
     ]
-    margins = [claim.ours for claim in naming if claim.ours is not None]
-    return bool(margins) and min(margins) > 0
+    return bool(naming) and len(holding) == len(naming)
 
 
 def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> float | None:
-    """By how many points an order holds; None where a figure is missing."""
+    """By how many points an order holds.
+
+    None where a figure is missing, unless the others are out of order already. It is not finite
+    where all of a group diverged.
+    """
     groups = []
+    missing = False
     for group in ordering.chain:
-        values = []
-        for name in group:
-            value = _figure(name, rows, figure)
-            if value is None:
-                return None
-            values.append(value)
-        groups.append(values)
+        figures = [_figure(name, rows, figure) for name in group]
+        known = [value for value in figures if value is not None]
+        missing |= len(known) < len(figures)
+        if known:
+            groups.append(known)
+    if missing and (ordering.by == "best" or len(groups) < 2):
+        return None
+    margin = _least_gap(ordering, groups)
+    if math.isnan(margin) or (missing and margin > 0):
+        return None
+    return margin
+
+
+def _least_gap(ordering: Ordering, groups: Sequence[Sequence[float]]) -> float:
+    """The smallest distance between neighbouring groups, or what equal figures lack to a point."""
     if ordering.by == "equal":
         values = list(itertools.chain(*groups))
         return POINTS - (max(values) - min(values))
     gaps = []
     for higher, lower in itertools.pairwise(groups):
         least = max(higher) if ordering.by == "best" else min(higher)
+        if ordering.by == "half":
+            least /= 2
         gaps.append(least - max(lower))
+    if any(math.isnan(gap) for gap in gaps):
+        return math.nan
     return min(gaps)
 
 

@@ -242,6 +242,13 @@ class Runs(Iterator[tuple[Round, ...]]):
                 out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out
 
+    def scores(self, *parts: str) -> list[dict[str, Model]]:
+        """Every seed's models on these parts of the data, as they stand after the last round."""
+        with self.alone("score"):
+            last = max(self.round - 1, 0)
+            scorer, played = self._play_scores(self._state.w, last, parts)
+            return self._read_scores(scorer, played)
+
     def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
         return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
@@ -410,11 +417,10 @@ class Runs(Iterator[tuple[Round, ...]]):
         parts = self.experiment.due(self.round)
         if not parts:
             return None
-        scorer = self._scorer(parts)
-        played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
+        scorer, played = self._play_scores(w, self.round, parts)
         self._needs = dict(played.needs)
         metrics = self.runtime.task.metrics
-        scores = [scorer.read(row, tree, metrics) for row in played.answer.split(1)]
+        scores = self._read_scores(scorer, played)
         devices = tree.devices // tree.copies
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
@@ -422,6 +428,17 @@ class Runs(Iterator[tuple[Round, ...]]):
                 scores[copy] = with_errors(scores[copy], reports, devices, metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
+
+    def _play_scores(self, w: Tensor, round: int, parts: tuple[str, ...]) -> tuple[Scorer, Played]:
+        """The scoring programs on the models of a round, and what they answered."""
+        scorer = self._scorer(parts)
+        return scorer, self.runtime.play(scorer.server, w, round=round, lane="score")
+
+    def _read_scores(self, scorer: Scorer, played: Played) -> list[dict[str, Model]]:
+        """The scores of every seed in the answer of the scoring programs."""
+        tree = self.runtime.tree
+        metrics = self.runtime.task.metrics
+        return [scorer.read(row, tree, metrics) for row in played.answer.split(1)]
 
     def _observed(
         self, w: Tensor, scores: list[dict[str, Model]], played: Played, parts: tuple[str, ...]
