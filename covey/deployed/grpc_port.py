@@ -117,6 +117,7 @@ class GrpcPort:
         """Replies that could not be sent."""
         self._pauses = waits()
         self._failures = Failures()
+        self._unread = Failures()
         self._loop = shared_loop()
         self._closing = asyncio.Event()
         self._served: Future[None] | None = None
@@ -393,8 +394,11 @@ class GrpcPort:
             try:
                 revoked = self._identity.revoked()
             except (CoveyError, OSError, ValueError) as error:
-                LOG.error("the revoked certificates are not read anew: %s", error)
+                text = f"the revoked certificates are not read anew: {error}"
+                if self._unread.add(text):
+                    say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
                 continue
+            self._unread.clear()
             refusal = session.parent.refusal(revoked, datetime.now(UTC))
             if refusal is not None:
                 raise _Ended(refusal)

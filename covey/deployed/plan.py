@@ -9,6 +9,7 @@ import ipaddress
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 from covey.deployed.seats import NamedSeat, Names, check_name, seats_of
@@ -486,7 +487,7 @@ def _patience(seat: NamedSeat, settings: Settings) -> Patience | None:
         return None
     needed = quorum
     if isinstance(quorum, float):
-        needed = math.ceil(quorum * count)
+        needed = math.ceil(Fraction(str(quorum)) * count)  # .07 of 100 are 7, not 8
     if needed > count:
         fix = f"give 1 to {count}, or a fraction"
         raise ConfigError(

@@ -20,7 +20,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from covey.deployed import grpc_transport
-from covey.deployed.certificates import Identity
+from covey.deployed.certificates import REVOKED, Identity
 from covey.deployed.frames import CHUNK, Assembler, Message
 from covey.deployed.grpc_options import check_plain, waits
 from covey.deployed.grpc_port import GrpcPort
@@ -579,6 +579,26 @@ def test_a_revoked_parent_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         joined = served.port.joined
         time.sleep(0.3)
         assert served.port.joined == joined
+
+
+def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the child; the stream stays, and the list counts again when it is whole."""
+    with family(tmp_path, count=1) as tree:
+        assert tree.authority is not None
+        served = tree.dial(0)
+        tree.wait(0)
+        file = tmp_path / "certs" / "device0" / REVOKED
+        whole = file.read_bytes()
+        file.write_bytes(b"damaged")
+        until(lambda: served.port._unread.count >= 8)
+        lines = [record.message for record in caplog.records if str(file) in record.message]
+        assert len(lines) < served.port._unread.count
+        assert all(line.startswith("revoked_unread: ") for line in lines)
+        file.write_bytes(whole)
+        until(lambda: served.port._unread.count == 0)
+        assert served.port.joined == 1
 
 
 def test_no_key_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
