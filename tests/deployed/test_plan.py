@@ -487,8 +487,11 @@ def test_bounds_and_strikes_are_those_of_children() -> None:
     ("fraction", "needed"), [(0.07, 7), (0.29, 29), (0.55, 55), (0.555, 56), (1.0, 100), (1e-9, 1)]
 )
 def test_a_fraction_of_the_children_is_not_one_too_many(fraction: float, needed: int) -> None:
-    quorum = {"server": fraction}
-    settings = Settings(address=ADDRESS, deadline={"server": 1.0}, quorum=quorum)
+    settings = Settings(
+        address={"server": "server.example"},
+        deadline={"server": 1.0},
+        quorum={"server": fraction},
+    )
     (server, *_) = processes_of(Tree.flat(100), settings)
     assert server.patience is not None
     assert server.patience.quorum == needed
