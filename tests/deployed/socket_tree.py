@@ -77,7 +77,7 @@ class SocketTree:
             return None
         folder = self.authority.folder / name
         if not folder.exists():
-            self.authority.issue(name, seats=seats)
+            self.authority.issue(name, seats=seats, holders="keep")  # a seat may dial, and listen
         return Identity(folder)
 
     def _node(self, parts: Parts, tier: str, number: int, facts: Told) -> None:

@@ -270,16 +270,18 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
 def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) -> None:
     """The device holds the row that it had when the order was given, and nothing owes it then."""
     case = CASES["PFedMe"]
-    local = LocalTree(tmp_path, patience={"server": Patience(0.05, 7)})
+    local = LocalTree(tmp_path)
     one = experiment(case, score_every=9, rounds=4)
     run = server_run(one, local)
     next(run)
     (before,) = local.nodes["device", 2].own_rows("personal", "present")
-    local.transport_above("device", 2).leave(2)
     run.runtime.commit()
+    local.nodes["server", 0].patience = Patience(0.05, 7)
+    local.transport_above("device", 2).leave(2)
     run.runtime.hold("best", 0, [("device", "personal")])
     run.runtime.hold("second", 0, [("device", "personal")])
     assert not local.nodes["device", 2].own_rows("personal", "best")
+    local.patience["server"] = Patience(60, 7)  # nobody is late
     again = server_run(one, local)  # all nodes are made anew, from their disks
     next(again)
     device = local.nodes["device", 2]
