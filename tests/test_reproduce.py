@@ -600,6 +600,9 @@ def test_every_change_of_a_setting_changes_rows_and_what_was_run_is_shown() -> N
     assert len({row.key for row in rows}) == len(rows)
     stored = results.read(settings.FOLDER / f"{settings.NAME}.json")
     assert list(settings.lines(stored))
+    populations = list(settings.changed("*/fedavg", "10 populations"))
+    assert [row.method for _, row in populations] == ["fedavg", "fedavg"]
+    assert all("seed" not in row.data and change.seeds == 10 for change, row in populations)
 
 
 def test_a_row_that_diverges_has_the_figures_of_the_rounds_before() -> None:
@@ -915,7 +918,7 @@ def test_steps_on_both_kinds_of_batches_start_from_one_trained_model() -> None:
     )
     for algorithm in adaptation.algorithms(row).values():
         best = adaptation.measure(row, algorithm, Options(seeds=2))
-        assert best["test"] == best["train"]  # steps of no length
+        assert best["test"] == best["train"] == best["none"]  # steps of no length
         assert len(best["test"]) == 2
 
 

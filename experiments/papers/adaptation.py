@@ -2,9 +2,10 @@
 
 `python -m experiments.papers.adaptation [--rows GLOB] [--data-dir DIR] [--seeds 3] [--rounds N]`
 writes adaptation.json, and `--show` prints it as Markdown. The rows are those of Per-FedAvg in
-pFedMe's Table 1. In that code a device takes two steps from the global model, of alpha and of beta,
-each on a batch of its test examples. It is then scored on all of its test examples. Here every
-device takes the same two steps on training batches and on test batches, from the same global model.
+pFedMe's Table 1, two of FedMac's, and the first 60 rounds of the rows `half` of sFedHP. In pFedMe's
+public code a device takes two steps from the global model, of alpha and of beta, each on a batch of
+its test examples. It is then scored on all of its test examples. Here every device takes the same
+two steps on training batches and on test batches, from the same global model, and none at all.
 It is trained as published, and as the public code of 2020 did (perfedavg.py).
 """
 
@@ -34,13 +35,19 @@ from covey.papers.tables import Row
 from experiments.papers.perfedavg import TwoSteps
 
 OUT = Path(__file__).parent / "adaptation.json"
-HEAD = ("row", "trained", "rounds", "printed", "training batches", "test batches")
+HEAD = ("row", "trained", "rounds", "printed", "no steps", "training batches", "test batches")
 SCORE_EVERY = 10
+OTHERS = {
+    "pfedme/table1": ("legacy2020/mlr", "legacy2020/dnn", "synthetic/mlr", "synthetic/dnn"),
+    "fedmac/table1": ("mnist", "synthetic"),
+}
+SFEDHP = ("sfedhp/table2", "sfedhp/table3", "sfedhp/table4", "sfedhp/table5")
+ROUNDS = 60  # of sFedHP's rows, in which the global model collapses at once
 
-Source = Literal["train", "test"]
-"""The part of a device's examples that its personal steps take batches from."""
+Source = Literal["none", "train", "test"]
+"""The part of a device's examples that its personal steps take batches from; none: no steps."""
 
-SOURCES: tuple[Source, ...] = ("train", "test")
+SOURCES: tuple[Source, ...] = ("none", "train", "test")
 
 
 def algorithms(row: Row) -> dict[str, covey.Algorithm]:
@@ -79,11 +86,12 @@ def accuracy(
     """The share of all test examples that the devices' adapted models predict."""
     correct = 0
     for device in range(shards.devices):
-        held = shards.part(source).held(device)
         adapted = copy.deepcopy(model)
-        for lr in (row.algorithm["alpha"], row.algorithm["lr"]):
-            batch = held[torch.randperm(len(held), generator=draws)[: row.algorithm["batch"]]]
-            step(adapted, shards.x[batch], shards.y[batch], lr)
+        if source != "none":
+            held = shards.part(source).held(device)
+            for lr in (row.algorithm["alpha"], row.algorithm["lr"]):
+                batch = held[torch.randperm(len(held), generator=draws)[: row.algorithm["batch"]]]
+                step(adapted, shards.x[batch], shards.y[batch], lr)
         test = shards.test.held(device)
         with torch.no_grad():
             predicted = adapted(shards.x[test]).argmax(1)
@@ -102,17 +110,22 @@ def step(model: nn.Module, x: Tensor, y: Tensor, lr: float) -> None:
 
 
 def rows() -> Iterator[Row]:
-    """The rows of Per-FedAvg on the data of the public code."""
-    for row in tables.read("pfedme/table1").rows:
-        if row.method == "perfedavg" and row.setting.startswith(("synthetic", "legacy2020")):
-            yield replace(row, score_every=SCORE_EVERY)
+    """The rows of Per-FedAvg on the data of the public code, FedMac's, and sFedHP's."""
+    for name, settings in OTHERS.items():
+        for row in tables.read(name).rows:
+            if row.method == "perfedavg" and row.setting in settings:
+                yield replace(row, score_every=SCORE_EVERY)
+    for name in SFEDHP:
+        for row in tables.read(name).rows:
+            if row.method == "perfedavg" and row.setting.endswith("-half"):
+                yield replace(row, score_every=SCORE_EVERY, rounds=ROUNDS)
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     """A line under `HEAD` for every row and way of training that was run."""
     for row in rows():
         for trained, result in figures.get(row.setting, {}).items():
-            sources = [report.spread(result[source]) for source in SOURCES]
+            sources = [report.spread(result.get(source, ())) for source in SOURCES]
             printed = str(cell(row, "personal"))
             yield row.setting, trained, str(result["rounds"]), printed, *sources
 

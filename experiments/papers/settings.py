@@ -1,8 +1,8 @@
 """Which unprinted setting explains a printed figure: rows of the tables with one thing changed.
 
-`python -m experiments.papers.settings [--rows GLOB] [--device cuda] [--data-dir DIR]` runs what is
-missing of `CHANGES` and writes settings.json. `--show` prints what is there as Markdown. Several
-processes share the work, as with `python -m covey.papers`. Every result has the accuracy after each
+`python -m experiments.papers.settings [--rows GLOB] [--changes GLOB] [--data-dir DIR]` runs what is
+missing of `CHANGES` and writes settings.json; with `--out DIR` it runs them again. `--show` prints
+what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every result has the accuracy after each
 scored round, so that fewer rounds can be read from it.
 """
 
@@ -31,7 +31,10 @@ HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
 
 @dataclass(frozen=True)
 class Change:
-    """Rows of PAPER/TABLE whose names match, with other fields of the algorithm or of the data."""
+    """Rows of PAPER/TABLE whose names match, with other fields of the algorithm or of the data.
+
+    A field of the data that is None is left out.
+    """
 
     name: str
     table: str
@@ -39,11 +42,16 @@ class Change:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     score_every: int = 20
+    rounds: int | None = None  # None: as many as the row
+    seeds: int = 3
 
 
 _SFEDHP = ("sfedhp/table2", "sfedhp/table4", "sfedhp/table3", "sfedhp/table5")
 _CODE = {"lam": 5.0, "lr": 0.01, "personal_lr": 0.005, "beta": 0.99, "weight_decay": 0.001}
 _FIGURE3 = {"lam": 1.5, "gamma": 3.0, "beta": 0.3}
+_DEMLEARN = {"lr": 0.05, "amplify": 1.15}
+_PFEDBAYES = {"lr": 0.001, "personal_lr": 0.001, "zeta": 10.0}
+_POPULATIONS = 10
 
 
 def _of_sfedhp() -> Iterator[Change]:
@@ -93,6 +101,30 @@ def _of_permfl() -> Iterator[Change]:
     yield Change("Figure 3, alpha = .1", table, "synthetic/*/permfl", larger)
     yield Change("Figure 3, alpha = .1", table, f"{half}permfl", larger)
     yield Change("eta_p = .1", table, "synthetic/*/pfedme", {"personal_lr": 0.1})
+    for lam in (60.0, 100.0):  # 30 is the largest that Theorem 2 allows at eta = .03
+        fields = {**_FIGURE3, "lam": lam}
+        yield Change(f"Figure 3, lambda = {lam:g}", table, "synthetic/linear/permfl", fields)
+    yield from _of_other_codes(table)
+    yield from _of_populations(table)
+
+
+def _of_other_codes(table: str) -> Iterator[Change]:
+    """AL2GD without its means, as in PerMFL's code; what other codes say of the other two."""
+    for rows in ("synthetic/linear/", "synthetic/dnn/", "[mf]*nist/linear/"):
+        yield Change("no means", table, f"{rows}al2gd", {"lam": 0.0, "gamma": 0.0})
+        larger = "step .05, means x 1.15, 100 rounds"
+        yield Change(larger, table, f"{rows}demlearn", _DEMLEARN, rounds=100)
+        yield Change("steps .001, zeta = 10", table, f"{rows}pfedbayes", _PFEDBAYES)
+
+
+def _of_populations(table: str) -> Iterator[Change]:
+    """Every seed draws its own population of the same generator."""
+    name = f"{_POPULATIONS} populations"
+    own = {"seed": None}
+    for rows in ("synthetic/linear/", "synthetic/dnn/"):
+        for method in ("fedavg", "centralised", "permfl"):
+            fields = _FIGURE3 if method == "permfl" else {}
+            yield Change(name, table, rows + method, fields, own, seeds=_POPULATIONS)
 
 
 def _of_pfedme() -> Iterator[Change]:
@@ -109,9 +141,14 @@ def _rows(table: str) -> Sequence[Row]:
     return tables.read(table).rows
 
 
-def changed() -> Iterator[tuple[Change, Row]]:
-    """Every row that is run, named by its paper, its table, its setting and what is changed."""
+def changed(rows: str = "*", changes: str = "*") -> Iterator[tuple[Change, Row]]:
+    """Every row that is run, named by its paper, its table, its setting and what is changed.
+
+    `rows` is a pattern of PAPER/TABLE/ROW, and `changes` one of the changes' names.
+    """
     for change in CHANGES:
+        if not fnmatch.fnmatchcase(change.name, changes):
+            continue
         for row in _rows(change.table):
             if row.search or not fnmatch.fnmatchcase(row.name, change.rows):
                 continue
@@ -120,10 +157,16 @@ def changed() -> Iterator[tuple[Change, Row]]:
                 table=f"{change.table}/{row.name}",
                 setting=change.name,
                 algorithm={**row.algorithm, **change.algorithm},
-                data={**row.data, **change.data},
+                data=_without_none({**row.data, **change.data}),
+                rounds=change.rounds or row.rounds,
                 score_every=change.score_every,
             )
-            yield change, named
+            if fnmatch.fnmatchcase(named.table, rows):
+                yield change, named
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def run(store: Store, row: Row, options: Options) -> bool:
@@ -136,14 +179,14 @@ def run(store: Store, row: Row, options: Options) -> bool:
         return True
 
 
-def lines(results: Results) -> Iterator[Sequence[str]]:
-    """A line under `HEAD` for every model with a printed cell."""
-    for change, row in changed():
+def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Sequence[str]]:
+    """A line under `HEAD` for every model with a printed cell; of a row without cells for all."""
+    for change, row in changed(rows, changes):
         entry = results.get(row.key, {})
         if entry.get("settings") != row.digest():
             continue
         result = entry["paper"]
-        for model in row.cells:
+        for model in row.cells or result["models"]:
             values = result["models"].get(model, ())
             early = [
                 value
@@ -152,27 +195,29 @@ def lines(results: Results) -> Iterator[Sequence[str]]:
             ]
             best = f"{max(early):.2f}" if early else "-"
             where = f"{row.paper} {row.table.partition('/')[2].partition('/')[2]}"
-            yield where, change.name, model, str(cell(row, model)), report.spread(values), best
+            paper = str(cell(row, model) or "")
+            yield where, change.name, model, paper, report.spread(values), best
 
 
 def main() -> None:
     """Run what is missing, or show what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="*", help="only rows whose PAPER/TABLE/ROW matches this")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--changes", default="*", help="only changes whose name matches this")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--show", action="store_true")
     asked = parser.parse_args()
     if asked.show:
-        listed = list(lines(read(asked.out / f"{NAME}.json")))
+        stored = read(asked.out / f"{NAME}.json")
+        listed = list(lines(stored, asked.rows, asked.changes))
         print("\n".join(report.rows_of_markdown(HEAD, listed)))
         return
-    options = Options(asked.seeds, device=asked.device, data_dir=asked.data_dir)
     with Store(asked.out, NAME) as store:
-        for change, row in changed():
-            if fnmatch.fnmatchcase(row.table, asked.rows) and run(store, row, options):
+        for change, row in changed(asked.rows, asked.changes):
+            options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
+            if run(store, row, options):
                 figures = store.read()[row.key]["paper"]["models"]
                 means = {model: statistics.mean(values) for model, values in figures.items()}
                 print(row.table, change.name, means, flush=True)
