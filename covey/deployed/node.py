@@ -694,7 +694,7 @@ class Node(Station):
                 self._owed_orders.settle(seat)
             elif key.program in _ONCE:
                 owing[seat] = own[seat]
-        self._owed_orders.add(key, label, owing)
+        self._owed_orders.add(key, label, owing, self.epoch.before)
 
     def _order_patience(
         self, name: str, arguments: Mapping[str, Any], asked: int

@@ -21,10 +21,11 @@ _FOLLOWED = "followed orders"
 
 @dataclass
 class OwedOrders:
-    """The orders that some children did not follow: for each child, the last one of each label.
+    """The orders that some children did not follow: for each child, the last ones of each label.
 
     An order on a label replaces the earlier ones. A child that is away does not train, so it would
-    hold the same row for each of them.
+    hold the same row for each of them. But the round of the last one may be rolled back. So the
+    last order of a good round stays too.
     """
 
     disk: Disk
@@ -43,13 +44,15 @@ class OwedOrders:
         for key, requests in self._requests.items():
             transport.owe(key, requests)
 
-    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
-        """Some children did not follow an order in time; the disk knows it when this returns."""
+    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes], before: int) -> None:
+        """Some children did not follow an order in time; the disk knows it when this returns.
+
+        Rounds before `before` are good.
+        """
         if not requests:
             return
-        for earlier, earlier_label in list(self._labels.items()):
-            if earlier_label == label:
-                self._drop(earlier, requests)
+        for seat in requests:
+            self._replace(label, seat, before)
         self._put(key, label, requests)
         self.disk.note(**self.facts())
 
@@ -69,6 +72,18 @@ class OwedOrders:
                 text = b64encode(request).decode()
                 entries.append([key.as_dict(), self._labels[key], text, owing])
         return {OWED_ORDERS: entries}
+
+    def _replace(self, label: str, seat: Seat, before: int) -> None:
+        """Drop what a child owes of a label, but for the last order of a good round."""
+        owed = []
+        for key, requests in self._requests.items():
+            if self._labels[key] == label and seat in requests:
+                owed.append(key)
+        good = [key for key in owed if key.round < before]
+        last_good = max(good, key=_time, default=None)
+        for key in owed:
+            if key != last_good:
+                self._drop(key, [seat])
 
     def _put(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
         self._labels[key] = label

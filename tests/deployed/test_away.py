@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("grpc")
 
-import covey
+from covey.deployed import parcel
 from covey.deployed.disk import Disk
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
@@ -242,8 +242,9 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
     """The row that is held stays that of the first time, though the device has trained since."""
     case = CASES["PFedMe"]
     local = LocalTree(tmp_path)
-    run = covey.run(experiment(case, score_every=9, rounds=2), runtime=local)
+    run = server_run(experiment(case, score_every=9, rounds=2), local)
     next(run)
+    run.runtime.commit()  # so that the order is not of an earlier round than the next training
     device = local.nodes["device", 2]
     orders = []
 
@@ -256,7 +257,8 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
     run.runtime.hold("best", 0, [("device", "personal")])
     (held,) = device.own_rows("personal", "best")
     next(run)
-    assert device.answer(*orders[0]) == device.answer(*orders[0])
+    header, _ = parcel.unpack(device.answer(*orders[0]))
+    assert header["error"] is None
     (again,) = device.own_rows("personal", "best")
     (present,) = device.own_rows("personal", "present")
     assert held.row is not None
@@ -440,11 +442,11 @@ def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
     """Children with the same request share it; what a child has followed is forgotten."""
     disk = Disk(tmp_path / "node.sqlite")
     orders = OwedOrders(disk)
-    orders.add(key(0, "order"), "chosen global", {0: b"old", 2: b"old"})
+    orders.add(key(0, "order"), "chosen global", {0: b"old", 2: b"old"}, before=0)
     for number in range(1, 40):
         requests = {0: b"same", 1: b"same", 2: b"other"}
-        orders.add(key(number, "order"), "chosen personal", requests)
-    orders.add(key(40, "order"), "chosen personal", {2: b"last"})
+        orders.add(key(number, "order"), "chosen personal", requests, before=0)
+    orders.add(key(40, "order"), "chosen personal", {2: b"last"}, before=0)
     rounds = [(entry[0]["round"], entry[3]) for entry in disk.fact("owed orders")]
     assert rounds == [(0, [0, 2]), (39, [0, 1]), (40, [2])]
     again = OwedOrders(disk)
@@ -455,6 +457,46 @@ def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
     disk.seat_children({"b": 0, "d": 1})
     assert [entry[3] for entry in disk.fact("owed orders")] == [[0]]
     disk.close()
+
+
+def test_the_last_owed_order_of_a_good_round_stays(tmp_path: Path) -> None:
+    """The round of a later one may still be rolled back."""
+    disk = Disk(tmp_path / "node.sqlite")
+    orders = OwedOrders(disk)
+    for number, before in ((1, 1), (2, 2), (3, 2), (4, 4), (5, 4)):
+        orders.add(key(number, "order"), "best", {0: b"hold"}, before)
+    assert [entry[0]["round"] for entry in disk.fact("owed orders")] == [3, 5]
+    disk.close()
+
+
+def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -> None:
+    """The device holds the row of the last choice that counts, though it was away for it."""
+    personal = [("device", "personal")]
+    local = LocalTree(tmp_path)
+    one = experiment(CASES["PFedMe"], score_every=9, rounds=6)
+    run = server_run(one, local)
+    next(run)
+    run.runtime.hold("best", 0, personal)
+    next(run)
+    (chosen,) = local.nodes["device", 2].own_rows("personal", "present")
+    local.patience["server"] = Patience(0.05, 7)
+    local.nodes["server", 0].patience = local.patience["server"]
+    local.transport_above("device", 2).leave(2)
+    run.runtime.hold("best", 0, personal)
+    next(run)
+    run.runtime.hold("best", 0, personal)  # of a round that never becomes good
+    local.patience["server"] = Patience(60, 7)  # nobody is late any more
+    again = server_run(one, local)
+    assert local.nodes["server", 0].epoch.rollbacks == (2,)
+    next(again)
+    again.runtime.commit()
+    next(again)
+    (held,) = local.nodes["device", 2].own_rows("personal", "best")
+    assert held.round == chosen.round == 1
+    assert held.row is not None
+    assert chosen.row is not None
+    assert torch.equal(held.row, chosen.row)
+    local.close()
 
 
 def test_an_order_before_the_last_one_of_its_label_is_not_followed(tmp_path: Path) -> None:
