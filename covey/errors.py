@@ -72,6 +72,15 @@ class EvictedError(TransportError):
     """This node of a deployed tree is evicted, until an operator admits it again."""
 
 
+def install(extra: str) -> str:
+    """How to install the libraries of an extra, for a message; covey is not on PyPI.
+
+    >>> install("deploy")
+    "in the clone of covey: pip install '.[deploy]'"
+    """
+    return f"in the clone of covey: pip install '.[{extra}]'"
+
+
 def closest(given: Any, choices: Iterable[str]) -> str | None:
     """The choice that is most like what was given, whatever its case; None where none is.
 

@@ -649,7 +649,7 @@ class GrpcTransport:
             if refusal.code == "INTERNAL":
                 level = logging.ERROR
             LOG.log(level, "refused %s: %s", peer, refusal, extra={"facts": facts})
-        metadata = ()
+        metadata: tuple[tuple[str, str], ...] = ()
         if refusal.evicted:
             metadata = ((EVICTED, "yes"),)
         await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal), metadata)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -219,7 +219,7 @@ class Scripted:
     """A tree of a server that runs, and of a device whose starts end as the script says."""
 
     def __init__(
-        self, folder: Path, script: list[tuple[int | None, str]], patch: pytest.MonkeyPatch
+        self, folder: Path, script: Sequence[tuple[int | None, str]], patch: pytest.MonkeyPatch
     ) -> None:
         """The script has the code and the log of each start of the device."""
         self._script = list(script)
