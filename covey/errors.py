@@ -12,6 +12,7 @@ CoveyError
 │   └── OtherExperiment  one that is of another experiment
 ├── RankError        another process of a sharded run has ended, or does something else
 └── TransportError   another node of a deployed tree is refused, or cannot be reached
+    └── EvictedError     this node is evicted, until an operator admits it again
 """
 
 from collections.abc import Iterable
@@ -65,6 +66,19 @@ class RankError(CoveyError):
 
 class TransportError(CoveyError):
     """Another node of a deployed tree is refused, or cannot be reached."""
+
+
+class EvictedError(TransportError):
+    """This node of a deployed tree is evicted, until an operator admits it again."""
+
+
+def install(extra: str) -> str:
+    """How to install the libraries of an extra, for a message; covey is not on PyPI.
+
+    >>> install("deploy")
+    "in the clone of covey: pip install '.[deploy]'"
+    """
+    return f"in the clone of covey: pip install '.[{extra}]'"
 
 
 def closest(given: Any, choices: Iterable[str]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from covey.engine.descend import descend
-from covey.errors import ConfigError
+from covey.errors import ConfigError, install
 from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import prox_steps
@@ -52,7 +52,7 @@ class DemLearn(Algorithm):
     def __post_init__(self) -> None:
         if self.levels > 1 and find_spec("scipy") is None:
             needs = f"levels = {self.levels} needs scipy, which makes the dendrogram"
-            raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")
+            raise ConfigError(f"DemLearn: {needs}; {install('demlearn')}.")
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices = me.ask(self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from covey.errors import DataError
+from covey.errors import DataError, install
 
 
 def needed(module: str, *, extra: str, to: str) -> Any:
@@ -18,6 +18,5 @@ def needed(module: str, *, extra: str, to: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise DataError(
-            f"To {to}, {library} is needed ({error}); pip install 'covey[{extra}]'."
-        ) from error
+        text = f"To {to}, {library} is needed ({error})"
+        raise DataError(f"{text}; {install(extra)}.") from error

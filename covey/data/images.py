@@ -59,7 +59,7 @@ def images(
     `size`, all images must have the same. There is one channel where `grey` is set or every image
     is grey, and three otherwise. Transparent pixels become white, and photographs are
     turned upright. Classes are ordered as text, or as numbers if all of them are. Reading needs
-    Pillow, as in pip install 'covey[images]'.
+    Pillow, as in pip install '.[images]' in the clone of covey.
     """
     folder = Path(path).expanduser()
     side = side_of(size)

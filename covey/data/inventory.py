@@ -12,6 +12,7 @@ import numpy as np
 from covey.data import cache, formats, locations
 from covey.data.catalog import CATALOG, KnownSet, known
 from covey.data.formats import Arrays
+from covey.errors import install
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _status(entry: KnownSet, root: Path) -> Status:
         missing = ()
     get = locations.advice(entry, root)
     if entry.repository is not None:
-        get = f"covey fetches {entry.repository} from the hub (pip install 'covey[hub]'), or {get}"
+        get = f"covey fetches {entry.repository} from the hub ({install('hub')}), or {get}"
     shown = source if not missing else ""
     return Status(
         entry.name,

@@ -14,6 +14,8 @@ from covey.deployed.transport import Admission, Seat
 from covey.deployed.wire import PROTOCOL, Hello
 from covey.errors import ConfigError, CoveyError, shown
 
+EVICTED = "covey-evicted"
+"""The key of the trailing metadata of a stream that ends because its seat is evicted."""
 _MIN_NONCE = 16
 
 
@@ -23,11 +25,17 @@ class Refusal(CoveyError):
     After PERMISSION_DENIED and FAILED_PRECONDITION it does not try again.
     """
 
-    def __init__(self, code: str, text: str, seats: Sequence[str] = ()) -> None:
-        """`seats` are those of its certificate, where they are known."""
+    def __init__(
+        self, code: str, text: str, seats: Sequence[str] = (), *, evicted: bool = False
+    ) -> None:
+        """`seats` are those of its certificate, where they are known.
+
+        `evicted` says that an operator may let the process in again.
+        """
         super().__init__(text)
         self.code = code
         self.seats = tuple(seats)
+        self.evicted = evicted
 
 
 @dataclass
@@ -93,7 +101,7 @@ class Doorkeeper:
             raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
         if name in self.evicted:
             fix = f"once its process is mended: covey ctl admit {name}"
-            raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}")
+            raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
 
     def check_disks(self, hello: Hello) -> None:
         """Refuse a disk that is behind what this parent has received."""

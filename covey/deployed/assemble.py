@@ -31,7 +31,10 @@ MAX_VALUE = min(MAX_MESSAGE, 10**9)
 _BESIDE = 2**24
 """Bytes of facts beside the models of a value."""
 _MODELS = 3
-"""Models in one value at least: the server writes where its run stands, with the best versions."""
+"""Models in one value at least: the server writes where its run stands, with the best versions.
+
+It checks the same again with the models that nodes keep, which it knows from its rehearsal.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from covey.errors import ConfigError
+from covey.errors import ConfigError, install
 
 
 def needed(module: str) -> Any:
@@ -19,7 +19,7 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        fix = "in the clone of covey: pip install '.[deploy]'"
+        fix = install("deploy")
         raise ConfigError(f"A deployed tree needs {library} ({error}); {fix}.") from error
 
 

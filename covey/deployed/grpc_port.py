@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from covey.deployed.admit import signed_text
+from covey.deployed.admit import EVICTED, signed_text
 from covey.deployed.certificates import Certificate, Identity
 from covey.deployed.disk import fault
 from covey.deployed.extras import grpc
@@ -39,7 +39,7 @@ from covey.deployed.grpc_options import (
 )
 from covey.deployed.transport import AskKey, Handler, Seat
 from covey.deployed.wire import PROTOCOL, Hello, Key, Reply, Request, Taken, Welcome
-from covey.errors import ConfigError, CoveyError, DecodeError, TransportError
+from covey.errors import ConfigError, CoveyError, DecodeError, EvictedError, TransportError
 
 _FINAL = ("PERMISSION_DENIED", "FAILED_PRECONDITION")
 _QUEUED = 8  # requests of a seat that wait to be handled
@@ -188,7 +188,10 @@ class GrpcPort:
             return
         text = f"{self.parent} at {self.address}: {_reason(error)}"
         if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
-            raise TransportError(f"{text.rstrip('.')}.")
+            text = f"{text.rstrip('.')}."
+            if EVICTED in (error.trailing_metadata() or ()):
+                raise EvictedError(text)
+            raise TransportError(text)
         if self._failures.add(text):
             say(logging.WARNING, "dial_again", text, count=self._failures.count)
 
@@ -435,8 +438,10 @@ async def _end_of(call: Any, error: Exception) -> Exception:
     if not call.done():
         return error
     library = grpc().aio
-    empty = library.Metadata()
-    out: Exception = library.AioRpcError(await call.code(), empty, empty, await call.details())
+    code = await call.code()
+    trailing = await call.trailing_metadata()
+    details = await call.details()
+    out: Exception = library.AioRpcError(code, library.Metadata(), trailing, details)
     return out
 
 

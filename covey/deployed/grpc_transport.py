@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
-from covey.deployed.admit import Doorkeeper, Refusal, signed_text
+from covey.deployed.admit import EVICTED, Doorkeeper, Refusal, signed_text
 from covey.deployed.certificates import Certificate, Identity
 from covey.deployed.extras import grpc
 from covey.deployed.frames import Assembler, Message, cut
@@ -184,10 +184,10 @@ class _Stream:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return f"{', '.join(names[:3])}{more} ({self.peer})"
 
-    def close(self, code: str, text: str) -> None:
+    def close(self, code: str, text: str, *, evicted: bool = False) -> None:
         """End the stream with this reason."""
         if self.reason is None:
-            self.reason = Refusal(code, text)
+            self.reason = Refusal(code, text, evicted=evicted)
         self.end.set()
 
     def queue(self, ask: _Ask) -> None:
@@ -448,7 +448,7 @@ class GrpcTransport:
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
             fix = f"an operator lets it in again: covey ctl admit {name}"
-            stream.close("PERMISSION_DENIED", f"{name} is evicted; {fix}")
+            stream.close("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
             self._leave(stream)
         await self._remember_evicted()
 
@@ -649,7 +649,10 @@ class GrpcTransport:
             if refusal.code == "INTERNAL":
                 level = logging.ERROR
             LOG.log(level, "refused %s: %s", peer, refusal, extra={"facts": facts})
-        await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal))
+        metadata: tuple[tuple[str, str], ...] = ()
+        if refusal.evicted:
+            metadata = ((EVICTED, "yes"),)
+        await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal), metadata)
 
     def _authenticated(self, context: Any) -> Certificate | None:
         """The certificate of a peer; None where the tree has none."""
@@ -753,7 +756,7 @@ class GrpcTransport:
         for result in results:
             if isinstance(result, Exception):
                 refusal = _judged(result)
-                stream.close(refusal.code, str(refusal))
+                stream.close(refusal.code, str(refusal), evicted=refusal.evicted)
 
     async def _write(self, stream: _Stream, context: Any) -> None:
         """Send requests as they come."""
@@ -895,7 +898,8 @@ class GrpcTransport:
         self.refused["dropped"] += 1
         LOG.warning("dropped of %s: %s", stream, text)
         if self._strike(stream, text):
-            raise Refusal("PERMISSION_DENIED", f"evicted; the last reason: {text}")
+            reason = f"evicted; the last reason: {text}"
+            raise Refusal("PERMISSION_DENIED", reason, evicted=True)
         return False
 
     def _strike(self, stream: _Stream, text: str) -> bool:
@@ -1004,7 +1008,8 @@ class GrpcTransport:
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
         if not isinstance(reason, Diverged) and self._strike(stream, reason):
-            stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
+            text = f"evicted; the last reason: {reason}"
+            stream.close("PERMISSION_DENIED", text, evicted=True)
             self._leave(stream)
 
 

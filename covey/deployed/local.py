@@ -1,6 +1,6 @@
 """All processes of a tree on this machine, watched: if one fails, all are stopped.
 
-One that its parent refuses, as after `covey ctl evict`, is started again, as systemd does.
+One that its parent evicts, as `covey ctl evict` does, is started again, as systemd does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from covey.deployed.plan import Process
 from covey.deployed.plan_files import NODE
-from covey.errors import CoveyError, DivergedError, TransportError
+from covey.errors import CoveyError, DivergedError, EvictedError, TransportError
 
 STARTER = "COVEY_STARTER"
 """The process that watches a tree on this machine: none of its nodes outlives it."""
@@ -39,7 +39,7 @@ _POLL = 0.1  # s between two looks at the processes
 _LOOK = 1.0  # s between two looks at the process that has started a node
 _DIVERGED = 3  # the exit code of a run that diverged
 _REFUSED = 6  # the exit code of a node that its parent refuses, or that cannot listen
-_START_AGAIN = 5.0  # s after which such a node is started again, as in the units of a plan
+_START_AGAIN = 5.0  # s after which an evicted node is started again, as in the units of a plan
 _HEAD = 1 << 16  # bytes of a log in which a process says that it has started
 _TOO_MANY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a system that has no room for one more process or file."""
@@ -169,10 +169,12 @@ class LocalProcesses:
         self._insecure = insecure
         self._say = say
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._refusals: dict[str, str] = {}
-        """Why a process was refused, as it has been said."""
+        self._log_offsets: dict[str, int] = {}
+        """Where the log of a process has what it has written since it was last started."""
+        self._evictions: dict[str, str] = {}
+        """Why a process was evicted, as it has been said."""
         self._due: dict[str, float] = {}
-        """When a process that was refused is started again."""
+        """When a process that was evicted is started again."""
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -196,9 +198,10 @@ class LocalProcesses:
         environment = {"OMP_NUM_THREADS": "1", **os.environ, STARTER: str(os.getpid())}
         log_file = folder / LOG
         try:
-            if log_file.exists() and name not in self._refusals:
+            if log_file.exists() and name not in self._log_offsets:
                 log_file.replace(folder / OLD_LOG)
             with open(log_file, "ab") as log:
+                self._log_offsets[name] = log.tell()
                 # A session of its own: Ctrl-C reaches this process alone, which stops the others.
                 return subprocess.Popen(
                     command,
@@ -242,32 +245,47 @@ class LocalProcesses:
             code = process.poll()
             if code is None:
                 continue
-            if code == _REFUSED and name != server:
+            if code == _REFUSED and self._is_evicted(name):
                 self._start_again(name)
                 continue
             path = self._folder / name / LOG
-            text = f"{name} ended with code {code}: {last_words(path)}"
+            text = f"{name} ended with code {code}: {self._last_words(name)}"
             text = f"{text} (all processes are stopped; its log: {path})."
             if code == _DIVERGED:
                 raise DivergedError(text)
             raise ProcessFailed(text, code)
 
+    def _is_evicted(self, name: str) -> bool:
+        """Whether a process has ended because its seat is evicted; no other refusal passes."""
+        if name in self._due:
+            return True
+        kinds = []
+        with suppress(OSError):
+            lines = _lines(self._folder / name / LOG, self._log_offsets.get(name, 0))
+            failures = [event for event in _events(lines) if event.get("event") == "failed"]
+            kinds = [event.get("kind") for event in failures]
+        return EvictedError.__name__ in kinds
+
+    def _last_words(self, name: str) -> str:
+        """Why a process has ended, as it has said since it was last started."""
+        return last_words(self._folder / name / LOG, self._log_offsets.get(name, 0))
+
     def _start_again(self, name: str) -> None:
-        """Start a process that was refused again after a while: it may be admitted meanwhile."""
+        """Start a process that was evicted again after a while: it may be admitted meanwhile."""
         now = time.monotonic()
         if name not in self._due:
             self._due[name] = now + _START_AGAIN
-            self._tell_refusal(name, last_words(self._folder / name / LOG))
+            self._tell_eviction(name, self._last_words(name))
         if now >= self._due[name]:
             del self._due[name]
             self._running[name] = self._start(name)
 
-    def _tell_refusal(self, name: str, reason: str) -> None:
-        """Say why a process was refused, once for each reason."""
-        if self._say is not None and self._refusals.get(name) != reason:
+    def _tell_eviction(self, name: str, reason: str) -> None:
+        """Say why a process was evicted, once for each reason."""
+        if self._say is not None and self._evictions.get(name) != reason:
             again = f"it is started again every {_START_AGAIN:.0f} s"
             self._say(f"{name} ended with code {_REFUSED}: {reason} ({again})")
-        self._refusals[name] = reason
+        self._evictions[name] = reason
 
     def _end_server(self) -> None:
         """Let the server end its round and write everything down, while the others are there."""
@@ -322,10 +340,20 @@ def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
                 yield event
 
 
-def last_words(path: Path) -> str:
-    """Why a process has ended, as its log says: the text of its last error, or its last line."""
+def _lines(path: Path, since: int) -> list[str]:
+    """The lines of a log from a byte on."""
+    with open(path, "rb") as log:
+        log.seek(since)
+        return log.read().decode(errors="replace").splitlines()
+
+
+def last_words(path: Path, since: int = 0) -> str:
+    """Why a process has ended, as its log says: the text of its last error, or its last line.
+
+    Bytes before `since` are not read: they are of an earlier start.
+    """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _lines(path, since)
     except OSError as error:
         return f"its log cannot be read: {error.strerror}"
     for event in reversed(list(_events(lines))):

@@ -100,7 +100,7 @@ def test_emnist_matlab_knows_its_writers(tmp_path: Path) -> None:
 
 
 def test_matlab_without_scipy_says_what_to_install() -> None:
-    with refused("To read it, no_such_library is needed", "pip install 'covey[matlab]'"):
+    with refused("To read it, no_such_library is needed", "pip install '.[matlab]'"):
         needed("no_such_library.io", extra="matlab", to="read it")
 
 

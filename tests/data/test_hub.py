@@ -175,12 +175,12 @@ def test_without_the_library_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str, **_: Any) -> None:
-        raise DataError("install it with: pip install 'covey[hub]'")
+        raise DataError("install it with: pip install '.[hub]'")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(hub, "unreachable", lambda: pytest.fail("nobody is to be asked"))
     monkeypatch.setattr(hub, "needed", missing)
-    with refused("pip install 'covey[hub]'", "train-images-idx3-ubyte.gz", str(tmp_path / "mnist")):
+    with refused("pip install '.[hub]'", "train-images-idx3-ubyte.gz", str(tmp_path / "mnist")):
         sets.load("mnist", data_dir=tmp_path)
 
 

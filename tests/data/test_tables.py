@@ -284,7 +284,7 @@ def test_parquet_names_bad_rows(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "pumps.parquet").touch()
-    with refused("read", "pumps.parquet", "pyarrow", "pip install 'covey[parquet]'"):
+    with refused("read", "pumps.parquet", "pyarrow", "pip install '.[parquet]'"):
         files(str(tmp_path / "pumps.parquet"))
 
 

@@ -29,7 +29,7 @@ from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.stored import AnswerFile, ArrivalFile, NamelessFile, Stored
 from covey.deployed.transport import Answer, AskKey, Patience, Seat
 from covey.deployed.wire import Key, Reply
-from covey.errors import ConfigError, TransportError
+from covey.errors import ConfigError, EvictedError, TransportError
 from tests.deployed.hostile import Peer, frame, hello
 from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
@@ -188,7 +188,7 @@ def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with family(tmp_path, secure=False, limits=replace(FAST, strikes=2)) as tree:
-        tree.dial(0, handler=lambda *_: bytes(6 * CHUNK))
+        liar = tree.dial(0, handler=lambda *_: bytes(6 * CHUNK))
         tree.dial(1, handler=lambda *_: bytes(CHUNK))
         tree.wait(0, 1)
         own = {0: b"", 1: b""}
@@ -198,6 +198,8 @@ def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
         assert tree.parent.received_bytes < 4 * CHUNK
         text = f"an answer of {6 * CHUNK} bytes to {key()}, more than {CHUNK}"
         assert text in caplog.text
+        liar.thread.join(5)
+        assert isinstance(liar.errors[0], EvictedError)
 
 
 def test_an_answer_that_arrives_is_held_where_its_file_is_full(

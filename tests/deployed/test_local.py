@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -203,29 +204,74 @@ class Ended:
         pass
 
 
-def test_a_process_that_is_refused_is_started_again(
+EVICTED = '{"level": "error", "event": "failed", "kind": "EvictedError", "text": "evicted"}\n'
+BEHIND = '{"level": "error", "event": "failed", "kind": "TransportError", "text": "behind"}\n'
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits before it looks, or before it starts a process again."""
+    monkeypatch.setattr(local, "_START_AGAIN", 0.0)
+    monkeypatch.setattr(local, "_POLL", 0.0)
+
+
+class Scripted:
+    """A tree of a server that runs, and of a device whose starts end as the script says."""
+
+    def __init__(
+        self, folder: Path, script: Sequence[tuple[int | None, str]], patch: pytest.MonkeyPatch
+    ) -> None:
+        """The script has the code and the log of each start of the device."""
+        self._script = list(script)
+        self.starts = 0
+        self.said: list[str] = []
+        for name in ("server", "device0"):
+            (folder / name).mkdir()
+        patch.setattr(subprocess, "Popen", self._start)
+        self._tree = LocalProcesses(folder, ["server", "device0"], say=self.said.append)
+
+    def _start(self, command: list[str], *, stdout: BinaryIO, **_: object) -> Ended:
+        if "device0" not in command[-1]:
+            return Ended(None)
+        self.starts += 1
+        code, log = self._script.pop(0)
+        stdout.write(log.encode())
+        return Ended(code)
+
+    def watch(self, looks: int = 9) -> None:
+        with self._tree.started():
+            for _ in zip(range(looks), self._tree.watch(), strict=False):
+                pass
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_process_that_is_evicted_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `covey ctl evict`: systemd does the same, and `covey ctl admit` lets it back in."""
-    monkeypatch.setattr(local, "_START_AGAIN", 0.0)
-    monkeypatch.setattr(local, "_POLL", 0.0)
-    codes: dict[str, list[int | None]] = {"server": [None], "device0": [6, 6, 6, None]}
-    started = []
+    tree = Scripted(tmp_path, [(6, EVICTED)] * 3 + [(None, "")], monkeypatch)
+    tree.watch()
+    assert tree.starts == 4
+    assert tree.said == ["device0 ended with code 6: evicted (it is started again every 0 s)"]
 
-    def start(self: LocalProcesses, name: str) -> Ended:
-        started.append(name)
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / local.LOG).write_text('{"level": "error", "text": "evicted"}\n')
-        return Ended(codes[name].pop(0))
 
-    monkeypatch.setattr(LocalProcesses, "_start", start)
-    said: list[str] = []
-    tree = LocalProcesses(tmp_path, ["server", "device0"], say=said.append)
-    with tree.started():
-        for _ in zip(range(9), tree.watch(), strict=False):
-            pass
-    assert started == ["server", "device0", "device0", "device0", "device0"]
-    assert said == ["device0 ended with code 6: evicted (it is started again every 0 s)"]
+@pytest.mark.usefixtures("at_once")
+def test_a_refusal_that_does_not_pass_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(6, EVICTED)] + [(6, BEHIND)] * 9, monkeypatch)
+    with pytest.raises(ProcessFailed, match="device0 ended with code 6: behind") as failed:
+        tree.watch()
+    assert (tree.starts, failed.value.exit_code) == (2, 6)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_death_is_not_explained_by_an_earlier_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(6, EVICTED), (-9, "")], monkeypatch)
+    with pytest.raises(ProcessFailed, match="device0 ended with code -9: it said nothing"):
+        tree.watch()
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(4, 4), (-9, 6), (130, 6), (6, 6)])

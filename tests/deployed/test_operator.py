@@ -19,6 +19,7 @@ from covey.deployed.grpc_network import GrpcNetwork
 from covey.deployed.grpc_port import GrpcPort
 from covey.deployed.plan import Settings
 from covey.deployed.process import Member, fingerprint_of
+from covey.errors import EvictedError
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned
@@ -81,9 +82,11 @@ def test_a_seat_is_evicted_and_admitted_again(tmp_path: Path) -> None:
             assert "evicted" in next(line for line in screen.splitlines() if "device0" in line)
             first.thread.join(5)
             assert "PERMISSION_DENIED: device0 is evicted" in str(first.errors[0])
+            assert isinstance(first.errors[0], EvictedError)
             again = people.serve(parent.child(0), {0: echo})  # as systemd would start it
             again.thread.join(5)
             assert "device0 is evicted" in str(again.errors[0])
+            assert isinstance(again.errors[0], EvictedError)
         with edge(tmp_path) as parent:  # started again: its disk remembers
             after = people.serve(parent.child(0), {0: echo})
             after.thread.join(5)

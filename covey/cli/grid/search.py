@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from covey.cli.grid.axes import Axis, product
-from covey.errors import ConfigError
+from covey.errors import ConfigError, install
 
 Name = Literal["grid", "random", "optuna"]
 NAMES: tuple[Name, ...] = ("grid", "random", "optuna")
@@ -143,7 +143,7 @@ def check(name: str, trials: int | None) -> None:
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials {trials}: give 1 or more.")
     if name == "optuna" and find_spec("optuna") is None:
-        raise ConfigError("--search optuna needs optuna: pip install 'covey[optuna]'.")
+        raise ConfigError(f"--search optuna needs optuna; {install('optuna')}.")
 
 
 def grid(axes: Sequence[Axis]) -> list[Settings]:
