@@ -569,7 +569,7 @@ class GrpcTransport:
 
     def _check_diverged(self, ask: _Ask, patience: Patience | None) -> None:
         """Raise what a seat says of its training where the others are too few for a quorum."""
-        if len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
+        if not ask.diverged or len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
             return
         seat = min(ask.diverged)
         fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
