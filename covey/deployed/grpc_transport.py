@@ -1005,12 +1005,16 @@ class GrpcTransport:
         return ask.check(seat, data)
 
     def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
-        """Count a bad answer; evict the sender of too many, unless its training diverged."""
-        self.refused["bad"] += 1
+        """Count a bad answer, and evict the sender of too many; a divergence is none of them."""
         name = self._names[seat]
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
+        if isinstance(reason, Diverged):
+            self.refused["diverged"] += 1
+            LOG.warning("diverged of %s: %s", name, reason, extra={"facts": facts})
+            return
+        self.refused["bad"] += 1
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
-        if not isinstance(reason, Diverged) and self._strike(stream, reason):
+        if self._strike(stream, reason):
             stream.close("PERMISSION_DENIED", f"evicted; the last reason: {reason}")
             self._leave(stream)
 
