@@ -40,7 +40,7 @@ from covey.deployed.grpc_options import (
 )
 from covey.deployed.memory import give_back_free
 from covey.deployed.owed import Owed
-from covey.deployed.stored import AnswerFile, Arrival, ArrivalFile, Stored
+from covey.deployed.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport import (
     Admission,
     Answer,
@@ -252,29 +252,38 @@ class _Incoming:
     late: bool = False
     """Whether its ask has ended before it began."""
     ask: _Ask | None = None
+    size: int = 0
+    """Bytes of the whole answer."""
     reserved: int = 0
     """Bytes of its ask's memory that are kept free for it."""
     arrival: Arrival | None = None
     """Where its bytes go; None: to memory."""
     _pieces: list[bytes] = field(default_factory=list)
 
+    def reserve(self) -> None:
+        """Keep as much of its ask's memory free as it takes."""
+        if self.ask is not None and not self.reserved:
+            self.reserved = self.size
+            self.ask.held += self.size
+
+    def release(self) -> None:
+        """Give its ask that memory back."""
+        if self.ask is not None:
+            self.ask.held -= self.reserved
+            self.reserved = 0
+
     def add(self, piece: bytes) -> None:
         """Take bytes that are to be written."""
         self._pieces.append(piece)
 
     async def write(self) -> None:
-        """Write the bytes that came since."""
+        """Write the bytes that came since; where no file takes them, they count as held."""
         pieces = self._pieces
         if self.arrival is not None and pieces:
             self._pieces = []
             await asyncio.to_thread(self.arrival.write, pieces)
-
-    def end(self) -> None:
-        """Forget a reply of which the rest will not come."""
-        if self.ask is not None:
-            self.ask.held -= self.reserved
-        if self.arrival is not None:
-            self.arrival.end()
+            if self.arrival.error is not None:
+                self.reserve()
 
 
 class GrpcTransport:
@@ -302,9 +311,6 @@ class GrpcTransport:
         """
         self._folder = folder
         self._limits = limits or Limits()
-        self._arrivals: ArrivalFile | None = None
-        if folder is not None:
-            self._arrivals = ArrivalFile(folder, self._limits.message)
         self._identity = identity
         self._revoked: frozenset[int] = frozenset()
         if identity is None:
@@ -333,7 +339,7 @@ class GrpcTransport:
         self._reading = asyncio.Lock()
         """Held while an answer that has arrived in a file is in memory to be checked."""
         self._tasks: set[asyncio.Future[None]] = set()
-        """Work that nobody waits for: checks of answers, and notes of who is evicted."""
+        """Work that nobody waits for: checks of answers, ends of files, notes of the evicted."""
         self._empty_since: dict[Seat, float] = {}
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
@@ -563,7 +569,7 @@ class GrpcTransport:
 
     def _check_diverged(self, ask: _Ask, patience: Patience | None) -> None:
         """Raise what a seat says of its training where the others are too few for a quorum."""
-        if len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
+        if not ask.diverged or len(ask.own) - len(ask.diverged) >= ask.quorum(patience):
             return
         seat = min(ask.diverged)
         fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
@@ -807,7 +813,13 @@ class GrpcTransport:
                     del received, message
                 await self._wait_for_checks()
         finally:
-            incoming.end()
+            self._forget(incoming)
+
+    def _forget(self, incoming: _Incoming) -> None:
+        """Forget a reply of which the rest will not come, or that came too late."""
+        incoming.release()
+        if incoming.arrival is not None:
+            self._begin(asyncio.to_thread(incoming.arrival.end))
 
     async def _wait_for_checks(self) -> None:
         """Read no more while many answers wait to be checked and put away."""
@@ -860,18 +872,13 @@ class GrpcTransport:
             incoming.late = True
             assembler.discard()
             return
-        (size,) = assembler.sizes
-        if self._arrivals is not None and ask.held + size > self._room(ask):
-            try:
-                incoming.arrival = self._arrivals.begin()
-            except OSError as error:
-                self._note_unwritten(error)
-            else:
-                assembler.divert(incoming.add)
-                return
         incoming.ask = ask
-        incoming.reserved = size
-        ask.held += size
+        (incoming.size,) = assembler.sizes
+        if self._folder is not None and ask.held + incoming.size > self._room(ask):
+            incoming.arrival = Arrival(self._folder)
+            assembler.divert(incoming.add)
+        else:
+            incoming.reserve()
 
     def _receive(self, stream: _Stream, incoming: _Incoming, message: Message) -> None:
         """Take a reply that is complete."""
@@ -884,10 +891,10 @@ class GrpcTransport:
         stream.wake.set()
         ask = self._asks.get(key)
         if ask is None or incoming.late:
-            incoming.end()
+            self._forget(incoming)
             self._note_late(stream, head.seat, key)
         elif incoming.arrival is not None:
-            self._begin(self._check_arrived(stream, ask, head.seat, incoming.arrival))
+            self._begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
         else:
             data = message.blobs[0]
             self._unchecked += len(data)
@@ -920,22 +927,22 @@ class GrpcTransport:
             self._forget_followed()
 
     async def _check_arrived(
-        self, stream: _Stream, ask: _Ask, seat: Seat, arrival: Arrival
+        self, stream: _Stream, ask: _Ask, seat: Seat, incoming: _Incoming, arrival: Arrival
     ) -> None:
         """Check an answer that has arrived in a file; one such answer at a time is in memory."""
         async with self._reading:
             try:
-                data = await asyncio.to_thread(arrival.read)
+                data = await asyncio.to_thread(arrival.take)
             except Exception as error:
+                incoming.release()
                 ask.error = error
                 ask.changed.set()
                 return
             finally:
                 if arrival.error is not None:
                     self._note_unwritten(arrival.error)
-                arrival.end()
             self._unchecked += len(data)
-            await self._check(stream, ask, seat, data, 0)
+            await self._check(stream, ask, seat, data, incoming.reserved)
 
     async def _check(
         self, stream: _Stream, ask: _Ask, seat: Seat, data: bytes, reserved: int
@@ -1002,12 +1009,16 @@ class GrpcTransport:
         return ask.check(seat, data)
 
     def _drop(self, stream: _Stream, ask: _Ask, seat: Seat, reason: str) -> None:
-        """Count a bad answer; evict the sender of too many, unless its training diverged."""
-        self.refused["bad"] += 1
+        """Count a bad answer, and evict the sender of too many; a divergence is none of them."""
         name = self._names[seat]
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}
+        if isinstance(reason, Diverged):
+            self.refused["diverged"] += 1
+            LOG.warning("diverged of %s: %s", name, reason, extra={"facts": facts})
+            return
+        self.refused["bad"] += 1
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
-        if not isinstance(reason, Diverged) and self._strike(stream, reason):
+        if self._strike(stream, reason):
             text = f"evicted; the last reason: {reason}"
             stream.close("PERMISSION_DENIED", text, evicted=True)
             self._leave(stream)

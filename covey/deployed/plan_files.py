@@ -125,6 +125,7 @@ def unit(process: Process) -> str:
         "Restart=on-failure",
         "RestartSec=5",
         f"RestartPreventExitStatus={_NO_RESTART}",
+        "LimitNOFILE=65536",  # a stream of each child, and a file while its answer arrives
         "NoNewPrivileges=yes",
         "PrivateTmp=yes",
         "ProtectHome=read-only",

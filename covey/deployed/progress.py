@@ -9,7 +9,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from covey.deployed.socket_bytes import SocketBytes
-from covey.deployed.transport import Answer, AskKey, Blob, Check, Handler, Patience, Seat, Transport
+from covey.deployed.transport import (
+    Answer,
+    AskKey,
+    Blob,
+    Check,
+    Diverged,
+    Handler,
+    Patience,
+    Seat,
+    Transport,
+)
 
 State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
@@ -33,7 +43,7 @@ class SeatProgress:
     down_bytes: int = 0
     up_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """How many asks were answered, late or absent, and how many answers were bad."""
+    """How many asks were answered, late or absent, and how many answers were bad or diverged."""
     reason: str | None = None
     """Why its last bad answer was refused."""
     turned_away: str | None = None
@@ -196,10 +206,13 @@ class Progress:
                 child.ended(key, answer.status, len(answer.data), now - began, now)
 
     def refused(self, name: str, reason: str) -> None:
-        """An answer of a child was bad."""
+        """An answer of a child was bad, or says that its training diverged."""
         with self._lock:
-            self.seats[name].count("bad")
-            self.seats[name].reason = reason
+            if isinstance(reason, Diverged):
+                self.seats[name].count("diverged")
+            else:
+                self.seats[name].count("bad")
+                self.seats[name].reason = reason
 
     def members(
         self,
@@ -349,7 +362,7 @@ class WatchedTransport:
         check: Check | None = None,
         most: int | None = None,
     ) -> Mapping[Seat, Answer]:
-        """Ask as the transport below does; bad answers are counted."""
+        """Ask as the transport below does; answers that are refused are counted."""
         if key.lane != "order":
             self._progress.gate()
         sizes = {seat: len(common) + len(part) for seat, part in own.items()}
@@ -367,7 +380,7 @@ class WatchedTransport:
         self._inner.owe(key, own)
 
     def _watched(self, check: Check) -> Check:
-        """The same check, which tells of bad answers."""
+        """The same check, which tells of answers that are refused."""
 
         def watched(seat: Seat, data: bytes) -> str | None:
             reason = check(seat, data)

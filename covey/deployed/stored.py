@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -35,7 +35,7 @@ class NamelessFile:
         self._folder = folder
         self.stream = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._alone = threading.Lock()
-        weakref.finalize(self, self.stream.close)
+        self._close = weakref.finalize(self, self.stream.close)
 
     def write(self, start: int, data: bytes) -> None:
         """Write bytes at a position."""
@@ -60,10 +60,10 @@ class NamelessFile:
                 position += len(piece)
         return b"".join(pieces)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Give the space on the disk back."""
-        with self._alone:
-            self.stream.truncate(0)
+        with self._alone, suppress(OSError):  # nobody wants the bytes any more
+            self._close()
 
 
 class AnswerFile:
@@ -94,13 +94,20 @@ class AnswerFile:
 
 
 class Arrival:
-    """An answer that arrives piece by piece, in its place of an `ArrivalFile`."""
+    """An answer that arrives piece by piece, in a file of its own without a name.
 
-    def __init__(self, file: NamelessFile, start: int, leave: Callable[[], None]) -> None:
-        """`leave` gives the place back."""
-        self._file = file
-        self._start = start
-        self._leave = leave
+    Every call may wait for the disk. So none is for the thread of an event loop.
+
+    >>> arrival = Arrival(Path())
+    >>> arrival.write([b"ab", b"c"])
+    >>> arrival.take()
+    b'abc'
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """The file is made when it gets its first bytes."""
+        self._folder = folder
+        self._file: NamelessFile | None = None
         self._written = 0
         self._held: BytesIO | None = None
         self._ended = False
@@ -118,69 +125,41 @@ class Arrival:
     def _add(self, piece: bytes) -> None:
         if self._held is None:
             try:
-                self._file.write(self._start + self._written, piece)
+                if self._file is None:
+                    self._file = NamelessFile(self._folder)
+                self._file.write(self._written, piece)
                 self._written += len(piece)
                 return
             except OSError as error:
                 self.error = error
                 self._held = BytesIO()
                 self._held.write(self._stored())
+                self._close()
         self._held.write(piece)
 
-    def read(self) -> bytes:
-        """All bytes so far."""
-        with self._alone:
-            if self._held is not None:
-                return self._held.getvalue()
-            return self._stored()
+    def take(self) -> bytes:
+        """All bytes; nothing keeps them any more."""
+        try:
+            with self._alone:
+                if self._held is not None:
+                    return self._held.getvalue()
+                return self._stored()
+        finally:
+            self.end()
 
     def _stored(self) -> bytes:
-        return self._file.read(self._start, self._written)
+        if self._file is None:
+            return b""
+        return self._file.read(0, self._written)
 
     def end(self) -> None:
-        """Forget the bytes; another answer may have the place."""
-        with self._alone:  # a thread may still write a piece
-            if not self._ended:
-                self._ended = True
-                self._held = None
-                self._leave()
-
-
-class ArrivalFile:
-    """A file without a name for answers of which not all bytes are there.
-
-    Each has a place in it, which is used again. So an answer that never ends takes no more of the
-    disk than any other, however often it begins.
-
-    >>> file = ArrivalFile(Path(), longest=100)
-    >>> arrival = file.begin()
-    >>> arrival.write([b"ab", b"c"])
-    >>> arrival.read()
-    b'abc'
-    >>> arrival.end()
-    """
-
-    def __init__(self, folder: Path, longest: int) -> None:
-        """`longest` are the bytes of an answer; the file is made when the first one begins."""
-        self._folder = folder
-        self._longest = longest
-        self._file: NamelessFile | None = None
-        self._places: set[int] = set()
-        self._alone = threading.Lock()
-
-    def begin(self) -> Arrival:
-        """A place for one more answer; an OSError where there can be no file."""
+        """Forget the bytes, and give their space on the disk back."""
+        self._ended = True  # a thread that still writes stops after its piece
         with self._alone:
-            if self._file is None:
-                self._file = NamelessFile(self._folder)
-            place = next(number for number in itertools.count() if number not in self._places)
-            self._places.add(place)
-        start = place * self._longest
-        leave = partial(self._end, place)
-        return Arrival(self._file, start, leave)
+            self._held = None
+            self._close()
 
-    def _end(self, place: int) -> None:
-        with self._alone:
-            self._places.discard(place)
-            if not self._places and self._file is not None:
-                self._file.clear()
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -26,8 +25,9 @@ from covey.deployed.frames import CHUNK, Assembler, Message
 from covey.deployed.grpc_options import check_plain, waits
 from covey.deployed.grpc_port import GrpcPort, _Session
 from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.stored import AnswerFile, ArrivalFile, NamelessFile, Stored
-from covey.deployed.transport import Answer, AskKey, Patience, Seat
+from covey.deployed.progress import Progress
+from covey.deployed.stored import AnswerFile, Arrival, NamelessFile, Stored
+from covey.deployed.transport import Answer, AskKey, Diverged, Patience, Seat
 from covey.deployed.wire import Key, Reply
 from covey.errors import ConfigError, EvictedError, TransportError
 from tests.deployed.hostile import Peer, frame, hello
@@ -119,6 +119,16 @@ def test_answers_that_arrive_at_once_go_to_a_file_while_they_arrive(
 ) -> None:
     """Two of four have room in memory; of the others the first frame is there at most."""
     monkeypatch.setattr(grpc_transport, "Assembler", Counted)
+    files = []
+    add = Arrival._add
+
+    def added(arrival: Arrival, piece: bytes) -> None:
+        add(arrival, piece)
+        assert arrival._file is not None
+        if arrival._file.stream not in files:
+            files.append(arrival._file.stream)
+
+    monkeypatch.setattr(Arrival, "_add", added)
     barrier = threading.Barrier(4)
     checked = []
 
@@ -146,11 +156,8 @@ def test_answers_that_arrive_at_once_go_to_a_file_while_they_arrive(
             ]
         assert CHUNK <= Counted.peak <= (8 + 4) * CHUNK
         assert checked == [True] * 8
-        arrivals = tree.parent._arrivals
-        assert arrivals is not None
-        assert arrivals._file is not None
-        assert not arrivals._places
-        assert os.fstat(arrivals._file.stream.fileno()).st_size == 0
+        assert len(files) == 4
+        assert all(file.closed for file in files)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -184,6 +191,52 @@ def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> 
         until(lambda: ask.held == 0)
 
 
+def test_a_slow_disk_does_not_stop_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream ends while a frame of its answer is written; other threads do the disk's work."""
+    writes = threading.Event()
+    gate = threading.Event()
+    opened: list[int] = []
+    make = NamelessFile.__init__
+
+    def opens(file: NamelessFile, folder: Path) -> None:
+        opened.append(threading.get_ident())
+        make(file, folder)
+
+    def write(*_: object) -> None:
+        writes.set()
+        gate.wait(60)
+
+    monkeypatch.setattr(NamelessFile, "__init__", opens)
+    monkeypatch.setattr(NamelessFile, "write", write)
+    limits = replace(FAST, held=CHUNK, held_requests=0)
+    with ThreadPoolExecutor() as threads, family(tmp_path, limits=limits, keeps=tmp_path) as tree:
+        slow = Peer(tree.parent.address, tree.identity("device0")).send(hello("device0"))
+        slow.read()
+        tree.wait(0)
+        asked = threads.submit(tree.parent.ask, key(), b"", {0: b"", 1: b""}, Patience(0.1, 1))
+        slow.read()
+        slow.send(frame(2, Reply(Key.of(key()), 0, 3 * CHUNK), bytes(CHUNK)))
+        try:
+            assert writes.wait(10)
+            slow.close()
+            until(lambda: not tree.parent.members(), 3)
+            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), tree.parent._loop)
+            alive.result(3)
+            tree.dial(1)
+            assert asked.result(5)[1].status == "answered"
+        finally:
+            gate.set()
+        in_loop = asyncio.run_coroutine_threadsafe(_thread(), tree.parent._loop).result()
+        assert opened
+        assert in_loop not in opened
+
+
+async def _thread() -> int:
+    return threading.get_ident()
+
+
 def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,26 +258,54 @@ def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
 def test_an_answer_that_arrives_is_held_where_its_file_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = ArrivalFile(tmp_path, longest=10)
-    first = file.begin()
-    second = file.begin()
-    second.write([b"ab"])
+    arrival = Arrival(tmp_path)
+    arrival.write([b"ab"])
 
     def full(*_: object) -> None:
         raise OSError("no space is left")
 
     monkeypatch.setattr(NamelessFile, "write", full)
-    second.write([b"cd"])
-    second.write([b"e"])
+    arrival.write([b"cd"])
     monkeypatch.undo()
-    first.write([b"xyz"])
-    assert (first.read(), second.read()) == (b"xyz", b"abcde")
-    assert "no space" in str(second.error)
+    arrival.write([b"e"])
+    assert "no space" in str(arrival.error)
+    assert arrival._file is None  # what it had of the disk is free
+    assert arrival.take() == b"abcde"
+
+
+def test_an_answer_that_ends_gives_its_space_back_while_others_arrive(tmp_path: Path) -> None:
+    first = Arrival(tmp_path)
+    second = Arrival(tmp_path)
+    for arrival in (first, second):
+        arrival.write([b"abc"])
+    assert second._file is not None
+    stream = second._file.stream
     second.end()
+    assert stream.closed
     second.write([b"late"])  # by a thread that had begun
-    third = file.begin()
-    third.write([b"3"])
-    assert (first.read(), third.read()) == (b"xyz", b"3")
+    assert second._file is None
+    assert first.take() == b"abc"
+
+
+def test_an_answer_that_no_file_takes_counts_as_held_while_it_arrives(tmp_path: Path) -> None:
+    limits = replace(FAST, held=0, held_requests=0)
+    with (
+        ThreadPoolExecutor() as threads,
+        family(tmp_path, limits=limits, keeps=tmp_path / "gone") as tree,
+    ):
+        peer = Peer(tree.parent.address, tree.identity("device0")).send(hello("device0"))
+        peer.read()
+        tree.wait(0)
+        asked = threads.submit(tree.parent.ask, key(), b"", {0: b""})
+        peer.read()
+        peer.send(frame(2, Reply(Key.of(key()), 0, 2 * CHUNK), bytes(CHUNK)))
+        ask = tree.parent._asks[key()]
+        until(lambda: ask.held == 2 * CHUNK)
+        peer.close()
+        until(lambda: ask.held == 0)
+        tree.dial(0, handler=lambda *_: bytes(2 * CHUNK))
+        assert asked.result()[0].data == bytes(2 * CHUNK)
+        assert ask.held == 2 * CHUNK
 
 
 def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> None:
@@ -271,6 +352,41 @@ def test_an_answer_that_was_cut_off_in_its_file_is_an_error(tmp_path: Path) -> N
     file._file.stream.truncate(1)
     with pytest.raises(OSError, match=r"an answer of 3 bytes in .* ends after 1"):
         stored.read()
+
+
+def test_a_quorum_above_the_number_of_seats_wants_all_of_them(plain: Family) -> None:
+    """Nobody has diverged, though fewer seats are asked than a quorum has."""
+    plain.dial(0)
+    plain.wait(0)
+    answers = plain.parent.ask(key(), b"", {0: b"a"}, Patience(0.1, 2))
+    assert answers == {0: Answer("answered", b"0:+a")}
+
+
+def test_a_training_that_diverged_is_no_bad_answer(
+    plain: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The status, the metrics and the log have it apart from the answers that were bad."""
+    names = {0: "device0", 1: "device1"}
+    progress = Progress("server", "server")
+    transport = progress.transport(names, plain.parent)
+
+    def check(seat: Seat, data: bytes) -> str | None:
+        if seat == 1:
+            return Diverged("its training diverged")
+        return None
+
+    plain.dial(0, 1)
+    plain.wait(0, 1)
+    answers = transport.ask(key(), b"", {0: b"", 1: b""}, Patience(20, 1), check)
+    assert [answers[seat].status for seat in (0, 1)] == ["answered", "bad"]
+    child = progress.as_dict()["seats"][1]
+    assert child["asks"] == {"diverged": 1}
+    assert child["bad_reason"] is None
+    labels = 'process="server",seat="device1",status="diverged"'
+    assert f"covey_asks_total{{{labels}}} 1" in progress.prometheus()
+    assert plain.parent.refused == {"diverged": 1}
+    assert "diverged of device1: its training diverged" in caplog.text
+    assert "bad_answer" not in caplog.text
 
 
 def test_an_empty_seat_is_waited_for(plain: Family) -> None:
