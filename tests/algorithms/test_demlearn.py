@@ -176,7 +176,7 @@ def test_one_device_and_rows_that_are_not_finite_have_groups() -> None:
 
 def test_without_scipy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covey.algorithms.demlearn.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs scipy.*pip install .covey\[demlearn\]"):
+    with pytest.raises(ConfigError, match=r"needs scipy.*pip install .\.\[demlearn\]"):
         DemLearn()
     assert DemLearn(levels=1).levels == 1
 
