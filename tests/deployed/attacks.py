@@ -491,7 +491,7 @@ def sends(make: Callable[[Intruder], bytes]) -> Callable[[Siege], None]:
 
 
 def half(intruder: Intruder) -> bytes:
-    head = Reply(Key.of(intruder.key), SEAT, 3 * CHUNK)
+    head = Reply(Key.of(intruder.key), SEAT, 2 * CHUNK)
     return frame(2, head, bytes(CHUNK))
 
 

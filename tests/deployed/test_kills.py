@@ -196,5 +196,5 @@ def test_a_fault_from_the_environment_kills_a_command(
     """`covey node` itself, without a fork: the first process with an answer dies."""
     monkeypatch.setenv("COVEY_FAULT", "after-commit:1")
     local = command("deploy", "local", *LOCAL, "--out", tmp_path / "local")
-    assert local.code == 1
+    assert local.code == 6
     assert re.search(r"(device|edge)[\d-]+ ended with code -9", local.err)
