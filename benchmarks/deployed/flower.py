@@ -26,7 +26,7 @@ from covey.deployed.local import free_ports
 APP = Path(__file__).parent / "flower_app"
 HOST = "127.0.0.1"
 WARM_UP = 1
-_PATIENCE = 200.0  # s to the end of the run
+_PATIENCE = 900.0  # s to the end of the run
 
 
 def run(python: Path, rounds: int, *, train: bool, tls: bool = True) -> dict[str, Any]:
