@@ -1,5 +1,6 @@
 """How every single device does, against plain modules on its own examples."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch import nn
 import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import PerMFL, PFedMe
-from covey.runs.devices import from_csv, to_csv
+from covey.runs.devices import from_csv, table, to_csv
+from covey.runs.figures import NodeFigures
+from covey.runs.scoring import Errors
 from tests.laws.cases import CASES, experiment
 
 
@@ -123,3 +126,13 @@ def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_
         experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors"
     )
     assert {(line.round, line.last_round) for line in longer.devices()} == {(2, 2)}
+
+
+def test_no_figures_of_another_machine_end_a_run() -> None:
+    """Negative sums of squares have no root, and a report may hold any number."""
+    for squared in (-1.0, -math.inf, math.inf, math.nan, 1e290):
+        assert Errors.of([1.0, squared, 1.0, 1.0], 2.0, 1).mae == 0.5
+        figures = torch.tensor([[-1.0, squared, 4.0, 1.0, squared, squared]], dtype=torch.float64)
+        sums = {"test": NodeFigures(1, torch.tensor([0]), figures)}
+        (line,) = table({"m": (0, sums)}, {}, ["0"], [None], classifies=False)
+        assert line.rmse is None or not line.rmse < 0

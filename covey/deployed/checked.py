@@ -9,8 +9,11 @@ Rows must be finite. A child whose own training diverged says so with an error i
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +22,15 @@ import torch
 from torch import Tensor
 
 from covey import native
-from covey.deployed import checked_facts, parcel
-from covey.deployed.checked_facts import Rehearsed, Subtree, field_of, header_limit
+from covey.deployed import checked_facts, node_rows, parcel
+from covey.deployed.checked_facts import (
+    ROWS_OF_NODE,
+    Rehearsed,
+    Subtree,
+    field_of,
+    header_limit,
+    rows_limit,
+)
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
@@ -28,7 +38,9 @@ from covey.kernel.replies import rows_of
 from covey.kernel.store import ColumnKey
 from covey.links.link import Link
 from covey.links.packed import Packed, Schema
+from covey.runs.scoring import Scorer
 from covey.runtimes.envelope import open_sealed
+from covey.runtimes.loopback import raised
 from covey.types import Rows
 
 _DECODING = threading.Lock()
@@ -39,12 +51,8 @@ _WITH_ROWS = ("read", "freeze")
 """The orders to which rows come back."""
 _OWN_FAULTS = (MemoryError, NameError, ImportError, OSError, AssertionError, NotImplementedError)
 """What no answer within its limits can cause: the child is not to blame."""
-
-
-_FACTS = 2**20
-"""Bytes of the facts of one node in an answer, which are far fewer."""
-_FIGURE = 32
-"""Bytes of a number as a text."""
+_LONGEST_ERROR = 4_000
+"""Characters of the error of a child that go on to the node above."""
 _PLACED = 8
 """Bytes of a number of a row beside its value, where a codec sends its position."""
 
@@ -65,8 +73,10 @@ class ChildCheck(ABC):
 
         A fault of this node is raised, and ends the ask: no child is struck for it.
         """
+        self.failed.discard(seat)  # the seat may have answered before, and was refused
         try:
-            self._check(seat, data)
+            if self._check(seat, data):
+                self.failed.add(seat)
         except _Dropped as error:
             return Diverged(error)
         except CoveyError as error:
@@ -78,23 +88,16 @@ class ChildCheck(ABC):
         return None
 
     @abstractmethod
-    def _check(self, seat: Seat, data: bytes) -> None:
-        """Raise an error that says what is wrong with the answer of a seat."""
+    def _check(self, seat: Seat, data: bytes) -> bool:
+        """Raise an error that says what is wrong with the answer of a seat.
+
+        True: nothing is, but the answer is an error of the child.
+        """
 
     @property
     @abstractmethod
     def most(self) -> int | None:
         """Bytes of the longest answer that an honest child gives; None: there is no such bound."""
-
-    def _says_error(self, seat: Seat, header: Any) -> bool:
-        """Whether an answer is an error of the child, which ends the round everywhere."""
-        failure = field_of(header, "error")
-        if failure is None:
-            return False
-        if not isinstance(failure, list) or [type(word) for word in failure] != [str, str]:
-            raise DecodeError("an error that is not a kind and a text.")
-        self.failed.add(seat)
-        return True
 
 
 @dataclass(eq=False)
@@ -113,6 +116,8 @@ class ReplyCheck(ChildCheck):
     """The largest norm of a row in training, by seat; others have no bound."""
     drops_diverged: bool = False
     """Whether an answer is dropped if it says that the training diverged."""
+    scorer: Scorer | None = None
+    """Whose answers these are, where they are scores."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -123,16 +128,15 @@ class ReplyCheck(ChildCheck):
     def most(self) -> int:
         """Bytes of all rows and of the facts of a subtree, each more than they can have."""
         rows = sum(schema.width * (schema.dtype.itemsize + _PLACED) for schema in self.schemas)
-        return rows + _most_facts(self.subtrees, self.rehearsed)
+        limits = [header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values()]
+        return rows + 2 * max(limits, default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> None:
-        limit = header_limit(self.subtrees[seat], self.rehearsed.widths)
-        header, messages = open_sealed(data, limit)
-        if self._says_error(seat, header):
-            if messages:
-                raise DecodeError("an error with rows.")
-            self._check_diverged(seat, *header["error"])
-            return
+    def _check(self, seat: Seat, data: bytes) -> bool:
+        header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
+        failure = _error_in(header, messages)
+        if failure is not None:
+            self._check_diverged(*failure)
+            return True
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
@@ -143,17 +147,19 @@ class ReplyCheck(ChildCheck):
         if len(messages) != len(expected):
             raise DecodeError(f"{len(messages)} messages, expected {len(expected)}.")
         for packed, schema in zip(messages, expected, strict=True):
-            self._check_message(seat, packed, schema)
+            self._check_message(seat, packed, schema, header["facts"]["reports"])
         self.numbers[seat] = header["number"]
+        return False
 
-    def _check_diverged(self, seat: Seat, kind: str, text: str) -> None:
+    def _check_diverged(self, kind: str, text: str) -> None:
         """Refuse an answer that says that the training diverged, where that is to be dropped."""
         if self.drops_diverged and kind == DivergedError.__name__:
-            self.failed.discard(seat)
             raise _Dropped(f"its training diverged: {shown(text)}")
 
-    def _check_message(self, seat: Seat, packed: Packed, schema: Schema) -> None:
-        """Refuse another schema, more than one row, and values that are not finite."""
+    def _check_message(
+        self, seat: Seat, packed: Packed, schema: Schema, reports: Sequence[Any]
+    ) -> None:
+        """Refuse another schema, more than one row, and values that cannot be true."""
         count = 1
         if schema.kind == "nothing":
             count = 0
@@ -161,6 +167,19 @@ class ReplyCheck(ChildCheck):
             rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
             if rows is not None:
                 self._check_values(seat, rows, schema)
+                self._check_scores(rows, reports)
+
+    def _check_scores(self, rows: Rows, reports: Sequence[Any]) -> None:
+        """Refuse sums of scores that cannot be true, or are not those that devices report."""
+        if self.scorer is None:
+            return
+        figures: dict[str, list[list[float]]] = {}
+        for name, _, _, values in reports:
+            figures.setdefault(name, []).extend(values)
+        by_name = {name: torch.tensor(all, dtype=torch.float64) for name, all in figures.items()}
+        reason = self.scorer.refusal(rows.double(), by_name)
+        if reason is not None:
+            raise DecodeError(reason)
 
     def _check_values(self, seat: Seat, rows: Rows, schema: Schema) -> None:
         """Refuse a row that is not finite, or longer than its bound."""
@@ -195,24 +214,30 @@ class OrderCheck(ChildCheck):
         """Bytes of the facts of a subtree; rows that come back may be many."""
         if self.name in _WITH_ROWS:
             return None
-        return _most_facts(self.subtrees)
+        return 2 * max(map(header_limit, self.subtrees.values()), default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> None:
-        header, rows = parcel.unpack(data, header_limit(self.subtrees[seat]))
-        if self._says_error(seat, header):
-            return
-        checked_facts.check_missing(header, self.subtrees[seat])
-        checked_facts.check_unreached(header, self.subtrees[seat])
+    def _check(self, seat: Seat, data: bytes) -> bool:
+        subtree = self.subtrees[seat]
+        header, rows = parcel.unpack(data, header_limit(subtree), rows_limit(subtree))
+        if _error_in(header, rows) is not None:
+            return True
+        checked_facts.check_missing(header, subtree)
+        checked_facts.check_unreached(header, subtree)
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         seen = set()
+        described: Counter[tuple[str, int]] = Counter()
         for kept in rows:
-            self._check_row(self.subtrees[seat], kept)
+            self._check_row(subtree, kept)
             place = (kept.tier, kept.number, kept.name, kept.label)
             if place in seen:
                 raise DecodeError(f"the row {kept.name!r} of {kept.tier} {kept.number} twice.")
             seen.add(place)
+            described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
+        if any(size > ROWS_OF_NODE for size in described.values()):
+            raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
+        return False
 
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
@@ -220,7 +245,9 @@ class OrderCheck(ChildCheck):
         checked_facts.check_version(kept.name, kept.label, kept.round)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
-        if self.name == "read" and texts != asked:
+        if self.name == "freeze":  # all versions of one name, or of all
+            asked = (self.arguments.get("name", kept.name), kept.label)
+        if texts != asked:
             raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")
         part = self.arguments.get("part")
         if part is not None and not Part(*part).has(kept.tier, kept.number):
@@ -239,10 +266,31 @@ class OrderCheck(ChildCheck):
             raise DecodeError(f"the row {shown(kept.name)} is not finite.")
 
 
-def _most_facts(subtrees: Mapping[Seat, Subtree], rehearsed: Rehearsed | None = None) -> int:
-    """More bytes than the facts of any of these subtrees have."""
-    figures = 0
-    if rehearsed is not None:
-        figures = sum(rehearsed.widths.values())
-    nodes = [sum(map(len, subtree.values())) for subtree in subtrees.values()]
-    return (1 + max(nodes, default=0)) * (_FACTS + _FIGURE * figures)
+def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
+    """The kind and the text of a child's error, which ends the round everywhere; None: no error."""
+    failure = field_of(header, "error")
+    if failure is None:
+        return None
+    if not isinstance(failure, list) or [type(word) for word in failure] != [str, str]:
+        raise DecodeError("an error that is not a kind and a text.")
+    if rows:
+        raise DecodeError("an error with rows.")
+    kind, text = failure
+    return kind, text
+
+
+def child_error(
+    kind: str, text: str, child: tuple[str, int], subtree: Subtree, tiers: Sequence[str]
+) -> CoveyError:
+    """The error that a child answered; it says from which child it came.
+
+    The text is left as it is where it names nodes of the child's subtree and no others.
+    """
+    named = re.findall(rf"\b({'|'.join(map(re.escape, tiers))}) ([0-9]{{1,18}})\b", text)
+    own = [int(number) in subtree.get(tier, ()) for tier, number in named]
+    if len(text) > _LONGEST_ERROR:
+        text = f"{text[:_LONGEST_ERROR]}..."
+    if not own or not all(own):
+        tier, number = child
+        text = f"{tier} {number}: {text}"
+    return raised(kind, text)

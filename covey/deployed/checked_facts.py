@@ -5,11 +5,28 @@ question: a child may count its own bytes as it likes.
 
 A parent knows from rehearsals what nodes below may keep. A child that names other rows is not
 believed, and not refused either: a parent that was just started may have rehearsed less than it.
+The same holds for the names of notes.
+
+How long answers may be. A node passes the facts of its children on, so no child may send facts that
+make the answer of an honest node above it too long:
+
+- `header_limit` bounds the JSON beside an answer. It is the sum of a constant, for what nobody
+  passes on, of a number for each node of the subtree, and of what rehearsals tell.
+- A fact that passes is of one node, once, and under a rehearsed name. So what a node passes on has
+  at most as many bytes as the limits of its children have for their nodes.
+- A missing answer may come twice from a child: in this answer, and in an ended ask that the parent
+  settles. So a node of the tier below may be missing in `_MISSING` asks, one of the tier below that
+  in twice as many, and so on.
+- `rows_limit` bounds the JSON that describes rows in the answer to an order; those of one node have
+  at most `ROWS_OF_NODE` bytes, as they are sent on.
+- `ChildCheck.most` bounds a whole answer: twice these limits, and the encoded rows.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +40,7 @@ from covey.errors import DecodeError, shown
 from covey.kernel.call import Call
 from covey.kernel.store import ColumnKey
 from covey.links.meter import DIRECTIONS, LANES
+from covey.runtimes.notes import NoteKey
 from covey.tree import Tree
 
 Subtree = Mapping[str, range]
@@ -36,11 +54,15 @@ _COLUMNS = 1_000  # kept names of a subtree
 _DIMENSIONS = 8
 _ENDED = 64
 _KEY = 20_000  # characters of the key of an ask
-_MISSING = 512  # missing answers of an ask, and of all ended ones, for each node of a subtree
+_MISSING = 256  # missing answers of an ask, and of all ended ones, for each child
+_MISSING_BYTES = 80  # of a missing answer as text, besides the name of its tier
 _ROUNDS = 2**31
 _HEAD = 2**18  # bytes of a header besides those of nodes: names of kept rows, the text of an error
-_HEAD_OF_NODE = 2**15  # bytes of a node: honest ones have at most about 5,000
+_HEAD_OF_NODE = 2**13  # bytes of a node besides reports and missing answers: ids and lengths
 _HEAD_OF_FIGURE = 32  # bytes of a float as text, and more
+_HEAD_OF_REPORT = 64  # bytes of the id and the brackets of a report
+ROWS_OF_NODE = 2**15
+"""Bytes of the descriptions of the rows of one node: hundreds of versions."""
 _STATUSES = ("late", "absent", "bad")
 
 
@@ -57,6 +79,8 @@ class Rehearsed:
     """Empty rows of what nodes below keep, as far as it is known."""
     residuals: dict[ColumnKey, Tensor] = field(default_factory=dict)
     """Empty rows of the residuals of links, which nodes keep when they first send."""
+    notes: set[NoteKey] = field(default_factory=set)
+    """What programs note, by tier and name."""
 
     def learn(self, tier: str, call: Call) -> None:
         """A program of a tier below has run on no rows."""
@@ -64,6 +88,12 @@ class Rehearsed:
             self.widths[tier, name] = figures.shape[1]
         for model, names in call.needs.items():
             self.needs.setdefault(model, set()).update(names)
+        self.notes.update((tier, name) for name in call.notes)
+
+    def believed(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The facts of a child without notes that no rehearsal has, which are not passed on."""
+        notes = [entry for entry in facts["notes"] if tuple(entry[:2]) in self.notes]
+        return {**facts, "notes": notes}
 
 
 def subtrees(tree: Tree, tier: str) -> list[Subtree]:
@@ -93,19 +123,47 @@ def nodes_of(subtree: Subtree) -> int:
     return sum(len(ids) for ids in subtree.values())
 
 
-def header_limit(subtree: Subtree, widths: Mapping[tuple[str, str], int] | None = None) -> int:
+def header_limit(subtree: Subtree, rehearsed: Rehearsed | None = None) -> int:
     """How many bytes of JSON may stand beside an answer of a subtree: several times the honest.
 
-    They are bounded before they are read: JSON takes up to 25 times its bytes in memory. `widths`
-    are the numbers of figures that a node reports, by tier and name.
+    They are bounded before they are read: JSON takes up to 25 times its bytes in memory.
 
-    >>> header_limit({"device": range(3, 4)}, {("device", "global/test"): 9})
-    295200
+    >>> header_limit({"device": range(3, 4)}, Rehearsed(widths={("device", "global/test"): 9}))
+    270713
     """
-    figures = 0
-    for (tier, _), width in (widths or {}).items():
-        figures += width * len(subtree.get(tier, ()))
-    return _HEAD + _HEAD_OF_NODE * nodes_of(subtree) + _HEAD_OF_FIGURE * figures
+    limit = _HEAD + _HEAD_OF_NODE * nodes_of(subtree)
+    for tier, most in _most_missing(subtree).items():
+        limit += 2 * most * (_MISSING_BYTES + _length(tier))
+    if rehearsed is None:
+        return limit
+    for (tier, name), width in rehearsed.widths.items():
+        report = _HEAD_OF_REPORT + _length([name, tier]) + _HEAD_OF_FIGURE * width
+        limit += report * len(subtree.get(tier, ()))
+    for key in rehearsed.notes:
+        limit += _length(key) + _HEAD_OF_FIGURE * (_SUMS + 3)
+    return limit
+
+
+def rows_limit(subtree: Subtree) -> int:
+    """How many bytes of JSON may describe the rows of a subtree."""
+    return _HEAD + ROWS_OF_NODE * nodes_of(subtree)
+
+
+def _length(value: Any) -> int:
+    """Bytes of a value as JSON, where every letter that is not ASCII has six or twelve."""
+    return len(json.dumps(value))
+
+
+def _most_missing(subtree: Subtree) -> dict[str, int]:
+    """How many answers of every tier below the top of a subtree may be missing.
+
+    >>> _most_missing({"edge": range(2), "device": range(10), "sensor": range(20)})
+    {'device': 2560, 'sensor': 10240}
+    """
+    out = {}
+    for level, tier in enumerate(list(subtree)[1:]):
+        out[tier] = _MISSING * 2**level * len(subtree[tier])
+    return out
 
 
 def newest(ended: Sequence[Any], nodes: int) -> list[Any]:
@@ -115,7 +173,7 @@ def newest(ended: Sequence[Any], nodes: int) -> list[Any]:
     'b'
     """
     out: list[Any] = []
-    room = _MISSING * nodes // 4
+    room = _MISSING * nodes // 2
     for pair in reversed(ended):
         _, missing = pair
         room -= len(missing)
@@ -194,6 +252,8 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     _check_once([entry[:2] for entry in counted], "bytes of nodes")
     for tier, ids in _tables(facts, "cohorts"):
         _ids_of(tier, ids, subtree)
+        if len(set(ids)) < len(ids):
+            raise DecodeError(f"a cohort with one {tier} twice.")
     notes = _list_of(facts, "notes")
     for entry in notes:
         _check_note(entry, subtree)
@@ -364,16 +424,16 @@ def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed
 
 
 def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
-    most = _MISSING * nodes_of(subtree)
-    if len(entries) > most:
-        raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
-    tiers = list(subtree)
-    below = {tier: subtree[tier] for tier in tiers[1:]}
-    for entry in entries:
-        _check_missing(entry, below)
+    below = dict(list(subtree.items())[1:])
+    counts = Counter(_checked_missing(entry, below) for entry in entries)
+    for tier, most in _most_missing(subtree).items():
+        if counts[tier] > most:
+            raise DecodeError(f"{counts[tier]} missing answers of {tier}s, more than {most}.")
 
 
-def _check_missing(entry: Any, subtree: Subtree) -> None:
+def _checked_missing(entry: Any, subtree: Subtree) -> str:
+    """The tier of a missing node, which must be in a subtree."""
+
     def is_path(value: Any) -> bool:
         return type(value) is int and 0 <= value < 2**64
 
@@ -382,3 +442,4 @@ def _check_missing(entry: Any, subtree: Subtree) -> None:
     check_place(tier, number, subtree)
     if lane not in LANES or status not in _STATUSES:
         raise DecodeError(f"a missing node {shown(entry)}.")
+    return str(tier)

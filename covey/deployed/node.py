@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey import native
 from covey.deployed import node_rows, own_models, parcel
-from covey.deployed.checked import OrderCheck, ReplyCheck
+from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
 from covey.deployed.checked_facts import Rehearsed, Subtree, newest, nodes_of
 from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
@@ -48,9 +48,10 @@ from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
 from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed
+from covey.runs.scoring import Scorer
 from covey.runtimes.base import MessageKey, Question, residual_name
 from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, seal, sealed
-from covey.runtimes.loopback import HeldReply, Station, messages_of, raised
+from covey.runtimes.loopback import HeldReply, Station, messages_of
 from covey.types import Ids, Rows
 
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
@@ -287,6 +288,7 @@ class Node(Station):
         """What every answer to a question must be, from a rehearsal on no rows."""
         _, schemas = self._expected(question)
         answering = question.ids[question.answers].tolist()
+        owner = getattr(question.program, "__self__", None)
         return ReplyCheck(
             key,
             schemas,
@@ -296,6 +298,7 @@ class Node(Station):
             replace(self._rehearsed, templates=self.kept()),
             self.norm_bounds,
             self.drops_diverged and self.patience is not None,
+            owner if isinstance(owner, Scorer) else None,
         )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
@@ -380,12 +383,18 @@ class Node(Station):
             raise ProgramError(f"{self.place} asked its children, but it has no transport.")
         return self.transport
 
+    def _child_error(self, child: Seat, kind: str, text: str) -> CoveyError:
+        """The error that a child answered; it names no nodes but those of its own subtree."""
+        tier = self.place.tiers[self.place.tiers.index(self.place.tier) + 1]
+        subtree = self.subtrees.get(child, {})
+        return child_error(kind, text, (tier, child), subtree, self.place.tiers)
+
     def _take_facts(self, header: dict[str, Any]) -> None:
         """Add the facts of a subtree, and learn which residuals are kept there.
 
         Everything else that is kept there is known from rehearsals: no child can add to it.
         """
-        super()._take_facts(header)
+        super()._take_facts({**header, "facts": self._rehearsed.believed(header["facts"])})
         for tier, name, *_ in header["kept"]:
             template = self._rehearsed.residuals.get((tier, name))
             if template is not None:
@@ -718,7 +727,7 @@ class Node(Station):
                 continue
             reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
-                failures.append(raised(*reply["error"]))
+                failures.append(self._child_error(child, *reply["error"]))
                 continue
             numbers[child] = reply["number"]
             if name == "write":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.codecs.numbers import borrowed
-from covey.errors import DecodeError
+from covey.errors import DecodeError, shown
 from covey.runtimes.envelope import LIMIT, aligned, check_length
 
 _LENGTH = struct.Struct("<I")
@@ -108,17 +108,19 @@ def pack(rows: Sequence[NodeRow]) -> bytes:
 
 def pieces(rows: Sequence[NodeRow], beside: int = 0) -> list[bytes | memoryview]:
     """What `pack` joins; the numbers of rows are not copied. `beside` bytes come before them."""
-    heads = []
-    blobs: list[bytes | memoryview] = []
-    for kept in rows:
-        form = None
-        if kept.row is not None:
-            data = as_bytes(kept.row)
-            form = [dtype_name(kept.row.dtype), list(kept.row.shape), len(data)]
-            blobs.append(data)
-        heads.append([kept.tier, kept.number, kept.name, kept.label, kept.round, form])
-    head = aligned(json.dumps(heads).encode(), beside + _LENGTH.size)
+    blobs = [as_bytes(kept.row) for kept in rows if kept.row is not None]
+    heads = json.dumps([described(kept) for kept in rows]).encode()
+    head = aligned(heads, beside + _LENGTH.size)
     return [_LENGTH.pack(len(head)), head, *blobs]
+
+
+def described(kept: NodeRow) -> list[object]:
+    """What stands in the head about a row."""
+    form = None
+    if kept.row is not None:
+        size = kept.row.numel() * kept.row.element_size()
+        form = [dtype_name(kept.row.dtype), list(kept.row.shape), size]
+    return [kept.tier, kept.number, kept.name, kept.label, kept.round, form]
 
 
 def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT) -> list[NodeRow]:
@@ -147,6 +149,9 @@ def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
         row = None
         if form is not None:
             dtype, shape, size = form
+            left = len(data) - position
+            if type(size) is not int or not 0 <= size <= left:
+                raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
             row = from_bytes(data[position : position + size], dtype, shape, borrow=borrow)
             position += size
         out.append(NodeRow(tier, number, name, label, round, row))

@@ -21,11 +21,13 @@ def pack(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     return b"".join([*front, *node_rows.pieces(rows, _LENGTH.size + len(head))])
 
 
-def unpack(data: bytes, limit: int = LIMIT) -> tuple[dict[str, Any], list[NodeRow]]:
+def unpack(
+    data: bytes, limit: int = LIMIT, rows_limit: int = LIMIT
+) -> tuple[dict[str, Any], list[NodeRow]]:
     """The inverse of `pack`; anything else is a DecodeError.
 
-    So are a header, and a head of the rows, of more than `limit` bytes. The rows may lie in the
-    memory of the data, and must not be written.
+    So are a header of more than `limit` bytes, and a head of the rows of more than `rows_limit`.
+    The rows may lie in the memory of the data, and must not be written.
 
     >>> unpack(pack({"order": "hold"}))
     ({'order': 'hold'}, [])
@@ -37,4 +39,4 @@ def unpack(data: bytes, limit: int = LIMIT) -> tuple[dict[str, Any], list[NodeRo
     if end > len(data):
         raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
     header, _ = open_sealed(data[_LENGTH.size : end], limit)
-    return header, node_rows.unpack(memoryview(data)[end:], borrow=True, limit=limit)
+    return header, node_rows.unpack(memoryview(data)[end:], borrow=True, limit=rows_limit)

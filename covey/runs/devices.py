@@ -22,6 +22,8 @@ Sums = dict[str, NodeFigures]
 |error| and error^2. Values of metrics follow as columns 6 and up; where there are no errors,
 columns 4 and 5 are then NaN."""
 METRICS = 6
+MOST_EXAMPLES = 2**32 - 2
+"""Of one device: its right answers are recorded in four bytes (covey/runs/packing.py)."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +209,20 @@ def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
     count = row[COUNT]
     if not count or len(row) <= SQUARED or math.isnan(row[SQUARED]):
         return None, None
-    rmse = math.sqrt(row[SQUARED] / count)
+    rmse = root(row[SQUARED] / count)
     mae = row[ABSOLUTE] / count
     return rmse, mae
+
+
+def root(mean: float) -> float:
+    """The root of a mean of squares; NaN where it is negative, as another machine may have said.
+
+    >>> root(4.0), root(-4.0)
+    (2.0, nan)
+    """
+    if mean < 0:
+        return math.nan
+    return math.sqrt(mean)
 
 
 def _metrics(row: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:

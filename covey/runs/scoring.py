@@ -26,7 +26,16 @@ from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Drawn, Nodes
 from covey.kernel.replies import Exact, exact
-from covey.runs.devices import perplexity
+from covey.runs.devices import (
+    ABSOLUTE,
+    COUNT,
+    HOLDS,
+    METRICS,
+    MOST_EXAMPLES,
+    RIGHT,
+    perplexity,
+    root,
+)
 from covey.runs.observed import NONZEROS, UNKNOWN
 from covey.tree import Topology
 from covey.types import Rows
@@ -42,6 +51,10 @@ With a cut, the sum of their angles and of their layers' shares follow.
 
 SUMS = "sums"
 """The end of the name under which devices that were drawn report the sums of metrics."""
+_ROUNDING = 1e-9
+"""Sums of the same numbers in another order may differ by this, relative to their size."""
+_LARGEST = 1e300
+"""Stands for what is infinite where figures of devices are added up."""
 _MOST_SUMS = 4096
 """A metric of more sums has no standard error: AUC of three classes or more."""
 
@@ -209,6 +222,55 @@ class Scorer:
                 shared = models[i][:, me.shared]
                 models[i] = torch.cat([shared, private], dim=1)
         return exact(self._sums_of(me, models, []))
+
+    def refusal(self, sums: Rows, reports: Mapping[str, Tensor]) -> str | None:
+        """Why an answer of `node` from another machine cannot be true; None: it can.
+
+        `sums` is the row of a subtree, [1, columns], and `reports` are the figures that its devices
+        report beside it, by name.
+        """
+        values = sums[0]
+        stride = len(self.parts) * self._width
+        facts = values[len(self._model_names) * stride :]
+        if bool((facts < 0).any()):
+            return "negative sums of the ages or the non-zeros of models."
+        for number, model in enumerate(self._model_names):
+            for place, part in enumerate(self.parts):
+                name = f"{model}/{part}"
+                start = number * stride + place * self._width
+                own = values[start : start + self._width]
+                reported = reports.get(name, own.new_zeros(0, METRICS))
+                reason = self._negative(own) or _false_report(reported)
+                reason = reason or self._contradiction(own, reported)
+                if reason is not None:
+                    return f"scores {name!r} with {reason}"
+        return None
+
+    def _negative(self, own: Tensor) -> str | None:
+        """Why the sums of one model on one part cannot be true."""
+        of_metrics = self._width - 2 * self.metrics
+        signed = torch.zeros(of_metrics, dtype=torch.bool)
+        signed[[1, _SUMS - 2]] = True  # a loss may be negative
+        if self._errors:
+            errors = signed[of_metrics - 2 * self._errors :].view(2, self._errors)
+            errors[:, 3:] = True  # and so may the numbers that are predicted
+        if bool((own[:of_metrics] < 0)[~signed].any()):
+            return "a negative count, or a negative sum of squares."
+        return None
+
+    def _contradiction(self, own: Tensor, reported: Tensor) -> str | None:
+        """Why the sums of one model on one part are not those of the devices that report."""
+        told = reported.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
+        expected = own[_SUMS - 3 : _SUMS]
+        have = told[:, :3]
+        if self._errors:
+            start = self._width - 2 * self.metrics - self._errors
+            expected = torch.cat([expected, own[start : start + 2] / self.targets])
+            have = torch.cat([have, told[:, ABSOLUTE:METRICS]], dim=1)
+        size = have.abs().sum(0) + expected.abs()
+        if bool(((have.sum(0) - expected).abs() > _ROUNDING * size).any()):
+            return "sums that are not those of what devices report."
+        return None
 
     def read(
         self, sums: Tensor, tree: Topology, metrics: Sequence[Metric] = ()
@@ -440,6 +502,18 @@ class Scorer:
         return torch.cat([held, *of_holders], dim=1)
 
 
+def _false_report(figures: Tensor) -> str | None:
+    """Why the figures that devices report of one part, [n, k], cannot be true."""
+    counts = figures[:, [RIGHT, COUNT]]
+    whole = (counts >= 0) & (counts <= MOST_EXAMPLES) & (counts == counts.round())
+    holds = figures[:, HOLDS]
+    if not bool(whole.all()) or not bool(((holds == 0) | (holds == 1)).all()):
+        return "a report of a device that counts no examples."
+    if bool((figures[:, ABSOLUTE:METRICS] < 0).any()):
+        return "a report of a device with negative errors."
+    return None
+
+
 def _by_model(columns: Rows, models: int) -> tuple[Rows, ...]:
     """The columns of each of several models, whose rows stand one after the other."""
     rows, width = columns.shape
@@ -606,7 +680,7 @@ class Errors:
         if not sums or not count:
             return Errors()
         absolute, squared, targets_squared, *targets_sum = sums
-        rmse = math.sqrt(squared / (count * targets))
+        rmse = root(squared / (count * targets))
         mae = absolute / (count * targets)
         spread = targets_squared - sum(value * value for value in targets_sum) / count
         varied = spread > 1e-12 * targets_squared  # of equal targets only rounding is left

@@ -141,7 +141,7 @@ class Facts:
                 reports.append(report)
         cohorts = {}
         for tier, numbers in self.cohorts.items():
-            cohorts[tier] = torch.cat(numbers).tolist()
+            cohorts[tier] = torch.unique(torch.cat(numbers)).tolist()
         needs = {}
         for model, names in self.needs.items():
             needs[model] = sorted(names)

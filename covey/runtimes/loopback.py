@@ -169,7 +169,7 @@ class Station(BaseRuntime):
             header, messages = open_sealed(reply)
             if header["error"] is not None:
                 kind, text = header["error"]
-                failures.append(raised(kind, text))
+                failures.append(self._child_error(int(question.ids[position]), kind, text))
                 continue
             self._take_facts(header)
             if position in answering:
@@ -189,6 +189,10 @@ class Station(BaseRuntime):
 
     def _hold_reply(self, question: Question, position: int, held: HeldReply) -> None:
         """A reply that its asker may reduce, now or later, is held from now on."""
+
+    def _child_error(self, child: int, kind: str, text: str) -> CoveyError:
+        """The error that a child raised, or passes on."""
+        return raised(kind, text)
 
     def _take_facts(self, header: dict[str, Any]) -> None:
         """Add the facts that came beside an answer."""

@@ -9,19 +9,28 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 import covey
 from covey import Algorithm, Nodes, Rows
 from covey.codecs import CODECS
 from covey.deployed import local_transport, node_rows, parcel
-from covey.deployed.checked import OrderCheck
-from covey.deployed.checked_facts import Rehearsed, check, header_limit, newest, subtrees
+from covey.deployed.checked import OrderCheck, child_error
+from covey.deployed.checked_facts import (
+    Rehearsed,
+    check,
+    header_limit,
+    newest,
+    nodes_of,
+    rows_limit,
+    subtrees,
+)
 from covey.deployed.events import EventLog
 from covey.deployed.local_transport import LocalTransport
 from covey.deployed.local_tree import LocalTree
@@ -30,15 +39,16 @@ from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
 from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Diverged, Handler, Patience
-from covey.errors import DecodeError, DivergedError, TransportError
+from covey.errors import DecodeError, DivergedError, ProgramError, TransportError
 from covey.links.packed import Packed
+from covey.runs.devices import COUNT, HOLDS, LOSS, SQUARED
 from covey.runtimes.envelope import open_sealed, seal
 from covey.runtimes.facts import Facts
 from covey.tree import Tree
 from tests.deployed.attacks import with_value
 from tests.deployed.socket_tree import SocketTree
 from tests.deployed.tree import family, key, until
-from tests.laws.cases import CASES, PLAIN, Case, differences, experiment, state
+from tests.laws.cases import CASES, PLAIN, SHARDS, Case, differences, experiment, state
 from tests.laws.test_deployed import everything, rows_of
 from tests.laws.test_loopback import Failing, drained
 
@@ -157,10 +167,99 @@ def test_rows_that_are_read_are_checked(folder: Path) -> None:
 
 
 def without_reports(data: bytes) -> bytes:
-    """An answer that leaves out the scores of its devices."""
+    """An answer that leaves out the scores of its devices, also in its sums."""
     header, messages = open_sealed(data)
     header["facts"]["reports"] = []
+    return with_scores(lambda row: row.zero_())(seal(header, messages))
+
+
+def with_scores(change: Callable[[torch.Tensor], Any]) -> Callable[[bytes], bytes]:
+    """Changes the sums in an answer, where it has scores."""
+
+    def changed(data: bytes) -> bytes:
+        header, messages = open_sealed(data)
+        if not messages or messages[0].schema.kind != "exact":
+            return data
+        (packed,) = messages
+        row, _ = CODECS["dense"].decode(packed.messages[0], limit=2**20)
+        change(row)
+        return seal(header, [Packed(packed.schema, (CODECS["dense"].encode(row),))])
+
+    return changed
+
+
+def with_report(column: int, value: float) -> Callable[[bytes], bytes]:
+    """Changes a figure of every device in what is reported."""
+
+    def changed(data: bytes) -> bytes:
+        header, messages = open_sealed(data)
+        for name, _, _, figures in header["facts"]["reports"]:
+            if name == "global/test":
+                figures[0][column] = value
+        return seal(header, messages)
+
+    return changed
+
+
+def without_some(data: bytes) -> bytes:
+    header, messages = open_sealed(data)
+    reports = header["facts"]["reports"]
+    header["facts"]["reports"] = [entry for entry in reports if entry[0] != "global/test"]
     return seal(header, messages)
+
+
+FALSE_SCORES = {
+    "negative": (with_scores(torch.Tensor.neg_), "negative"),
+    "others": (with_scores(lambda row: row.mul_(2)), "not those of what devices report"),
+    "no report": (without_some, "not those of what devices report"),
+    "a negative square": (with_report(SQUARED, -1.0), "negative errors"),
+    "a loss": (with_report(LOSS, -5.0), "not those of what devices report"),
+    "an infinite loss": (with_report(LOSS, math.inf), "not those of what devices report"),
+    "many examples": (with_report(COUNT, 2.0**40), "counts no examples"),
+    "half an example": (with_report(COUNT, 0.5), "counts no examples"),
+    "a holder": (with_report(HOLDS, math.nan), "counts no examples"),
+}
+
+
+def regression() -> dict[str, Any]:
+    """The changes of an experiment whose devices predict numbers."""
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(20, 3, generator=draw) for _ in range(SHARDS.devices)]
+    shards = covey.data.own([(x, x.sum(1, keepdim=True)) for x in xs])
+    return {"data": shards, "model": nn.Linear(3, 1), "loss": "squared_error"}
+
+
+OF_CLASSES = [(name, False) for name in FALSE_SCORES if name != "a negative square"]
+
+
+@pytest.mark.parametrize(("name", "numbers"), [*[(one, True) for one in FALSE_SCORES], *OF_CLASSES])
+def test_scores_that_cannot_be_true_are_refused(name: str, numbers: bool, folder: Path) -> None:
+    """They would end the run, in a root or in the file of the devices' figures."""
+    case = PLAIN["FedAvg"]
+    changes: dict[str, Any] = {"score_every": 1, "rounds": 1}
+    if numbers:
+        changes |= regression()
+    local = LocalTree(folder)
+    run = covey.run(experiment(case, **changes), runtime=local)
+    transport, liar = lying(local, "device", 5, 99)
+    change, text = FALSE_SCORES[name]
+    lies = [1, 1]
+
+    def twice(data: bytes) -> bytes:
+        changed = change(data)
+        if changed == data or not lies:
+            return data
+        lies.pop()
+        return changed
+
+    liar.change = twice
+    drained(run)
+    reasons = transport.refused(5)
+    assert len(reasons) == 2
+    assert text in reasons[0]
+    simulated = drained(covey.run(experiment(case, **changes)))
+    assert differences(everything(simulated), everything(run)) == []
+    local.close()
 
 
 def test_a_server_that_hears_no_scores_says_so(folder: Path) -> None:
@@ -584,6 +683,29 @@ def test_a_child_adds_no_model_to_a_run(folder: Path) -> None:
     local.close()
 
 
+def fills_its_header(header: Header) -> None:
+    """As many notes as a device may send; as JSON each letter of their names has six bytes."""
+    facts = header["facts"]
+    for number in range(140):
+        facts["notes"].append(["device", f"{number}" + "é" * 290, [0.5], 0.5, 0.5, 1])
+
+
+def test_a_device_cannot_make_the_answer_of_its_edge_too_long(folder: Path) -> None:
+    """Notes that no rehearsal has go no further than to the edge."""
+    local = LocalTree(folder)
+    run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
+    edge = local.transport_above("edge", 0)
+    for number in local.nodes["edge", 0].seats:
+        _, liar = lying(local, "device", number, 99)
+        liar.change = changed_by(fills_its_header)
+    drained(run)
+    assert edge.refused(0) == []
+    simulated = drained(covey.run(experiment(CASES["SFedHP"])))
+    assert differences(everything(simulated), everything(run)) == []
+    assert [record.notes for record in simulated.history] == [r.notes for r in run.history]
+    local.close()
+
+
 def test_scores_of_two_children_cannot_overflow(folder: Path) -> None:
     def huge(data: bytes) -> bytes:
         header, messages = open_sealed(data)
@@ -663,7 +785,7 @@ BAD: dict[str, list[Any]] = {
         [["device", "up", [2, 2], [1, 1]]],
         [["device", "up", [2], [1]], ["device", "up", [3], [1]]],
     ],
-    "cohorts": [{"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
+    "cohorts": [{"device": [2, 3, 2]}, {"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
     "notes": [
         [["device", "loss", [math.nan], 0.5, 0.5, 1]],
         [["device", "loss", [], 0.5, 0.5, 1]],
@@ -745,6 +867,64 @@ def test_what_passes_can_be_added_up() -> None:
     assert played.notes[0]["device"]["loss"].mean == pytest.approx(1e290)
 
 
+def longest_facts(subtree: Any, rehearsed: Rehearsed) -> Header:
+    """Facts of a subtree, each as long as it may be."""
+    tiers = list(subtree)
+    reports: list[Any] = []
+    for (tier, name), width in rehearsed.widths.items():
+        figures = [[-1.2345678901234567e-300] * width]
+        reports += [[name, tier, [number], figures] for number in subtree.get(tier, ())]
+    sums = [1.2345678901234567e280 * 2.0 ** (-54 * power) for power in range(20)]
+    notes = [[tier, name, sums, *sums[:2], 64] for tier, name in rehearsed.notes if tier in tiers]
+    missing = []
+    for level, tier in enumerate(tiers[1:]):
+        for number in subtree[tier]:
+            entry = [2**53, "train", 2**64 - 1, tier, number, "absent"]
+            missing += [entry] * (256 * 2**level)
+    counted = [[tier, way, list(subtree[tier]), [2**40] * len(subtree[tier])] for tier in tiers
+               for way in ("down", "up")]  # fmt: skip
+    facts = {
+        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]],
+        "node_bytes": counted,
+        "cohorts": {tier: list(ids) for tier, ids in subtree.items()},
+        "notes": notes,
+        "gradients": 4.0,
+        "reports": reports,
+        "needs": {"personal": ["head"]},
+    }
+    ended = [["key", missing]]
+    return {"facts": facts, "kept": [], "number": 7, "missing": missing, "ended": ended}
+
+
+def test_the_longest_facts_of_children_fit_into_the_header_of_their_parent() -> None:
+    """Whatever passes the check of every child, also where the names have no ASCII letters."""
+    tree = Tree.grouped([2, 3])
+    rehearsal = Rehearsed(
+        links=("edge-device",),
+        widths={("device", "é" * 300): 4, ("edge", "m/share"): 1},
+        needs={"personal": {"head"}},
+        notes={("device", "ü" * 300), ("device", "loss"), ("edge", "loss")},
+    )
+    parent = {"region": range(0, 1), "edge": range(0, 2), "device": range(0, 5)}
+    children = [{"edge": range(0, 1), "device": range(0, 2)},
+                {"edge": range(1, 2), "device": range(2, 5)}]  # fmt: skip
+    facts = Facts(tree)
+    missing = [[2**53, "train", 2**64 - 1, "edge", number, "absent"] for number in range(2)] * 256
+    for child in children:
+        header = longest_facts(child, rehearsal)
+        assert len(json.dumps(header)) < header_limit(child, rehearsal)
+        check(header, child, rehearsal)
+        unknown = [["device", f"{number}", [0.5], 0.5, 0.5, 1] for number in range(20_000)]
+        header["facts"]["notes"] += unknown
+        facts.merge(rehearsal.believed(header["facts"]))
+        facts.asked("edge", torch.tensor(list(child["edge"]) * 10_000))
+        missing += header["missing"] + header["ended"][0][1]
+    passed = {**GOOD, "facts": facts.as_dict(), "kept": [], "missing": missing}
+    passed["ended"] = newest([["key", missing]] * 2, nodes_of(parent))
+    check(passed, parent, rehearsal)
+    assert len(json.dumps(passed)) < header_limit(parent, rehearsal)
+
+
 def test_a_parent_takes_as_many_ended_asks_as_a_child_sends() -> None:
     """Also where every device was away in a hundred asks of every training."""
     nodes = sum(map(len, SUBTREE.values()))
@@ -798,6 +978,111 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert "[[[" not in str(held(1, seal({"error": 3}, [])))
 
 
+def packed_with_size(size: Any) -> bytes:
+    """Two rows, where the first says that it takes other bytes than it does."""
+    data = parcel.pack(FINE, [ROW, replace(ROW, number=4)])
+    return data.replace(b"[3], 12]", f"[3], {size}]".encode(), 1)
+
+
+@pytest.mark.parametrize("size", ["-2", "99", '""', "[]", "{}"])
+def test_the_bytes_of_a_row_are_those_that_are_left(size: str) -> None:
+    freezes = OrderCheck("freeze", {}, {1: SUBTREE}, {})
+    with pytest.raises(DecodeError, match=r"a row of .* bytes where 24 are left"):
+        parcel.unpack(packed_with_size(size))
+    assert "where 24 are left" in str(freezes(1, packed_with_size(size)))
+
+
+def test_rows_cannot_overlap() -> None:
+    """A negative size let any number of rows lie in the same bytes."""
+    heads = []
+    for number in range(1_000):
+        heads.append(["device", 3, "personal", f"a {number}", 0, ["float32", [3], 12]])
+        heads.append(["device", 3, "personal", f"b {number}", 0, ["float32", [0], -12]])
+    head = json.dumps([*heads, heads[0]]).encode()
+    data = len(head).to_bytes(4, "little") + head + bytes(12)
+    with pytest.raises(DecodeError, match="a row of -12 bytes where 0 are left"):
+        node_rows.unpack(data)
+
+
+def test_a_node_has_one_name_and_few_labels_where_its_versions_are_read() -> None:
+    freezes = OrderCheck("freeze", {"name": "personal"}, {1: SUBTREE}, {})
+    versions = [replace(ROW, label=f"chosen {number}") for number in range(200)]
+    assert freezes(1, parcel.pack(FINE, versions)) is None
+    other = parcel.pack(FINE, [replace(ROW, name="other")])
+    assert "the row 'other', asked for 'personal'" in str(freezes(1, other))
+    many = [replace(ROW, label=f"chosen {number}") for number in range(1_000)]
+    assert "described in more than 32768 bytes" in str(freezes(1, parcel.pack(FINE, many)))
+
+
+def test_a_refused_error_does_not_count_once_a_good_answer_came() -> None:
+    held = OrderCheck("hold", {}, {1: SUBTREE}, {})
+    assert "an error with rows" in str(held(1, parcel.pack({"error": ["X", "y"]}, [ROW])))
+    assert held.failed == set()
+    assert held(1, parcel.pack({"error": ["X", "y"]})) is None
+    assert held.failed == {1}
+    assert held(1, parcel.pack(FINE)) is None
+    assert held.failed == set()
+
+
+def error_with_rows(data: bytes) -> bytes:
+    _, messages = open_sealed(data)
+    return seal({"error": ["ProgramError", "why"]}, messages)
+
+
+def test_an_error_with_rows_does_not_keep_the_answers_from_the_journal(folder: Path) -> None:
+    local = LocalTree(folder)
+    run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
+    transport, liar = lying(local, "device", 2, 1)
+    liar.change = error_with_rows
+    edge = next(node for (tier, _), node in local.nodes.items()
+                if tier == "edge" and 2 in node.seats)  # fmt: skip
+    next(run)
+    assert transport.refused(2) == ["an error with rows."]
+    assert set(edge._heard) == set(edge.seats)  # what is journalled beside the answers
+    local.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("device 3: it failed", "device 3: it failed"),
+        ("round 2: the row of device 4 is odd", "round 2: the row of device 4 is odd"),
+        ("device 1: it failed", "edge 1: device 1: it failed"),
+        ("device 3 says that device 1 failed", "edge 1: device 3 says that device 1 failed"),
+        ("it failed", "edge 1: it failed"),
+        ("device " + "9" * 5_000, "edge 1: device 999"),
+        ("y" * 10**5, "edge 1: yyy"),
+    ],
+)
+def test_an_error_names_the_child_that_it_came_from(text: str, whole: str) -> None:
+    error = child_error("ProgramError", text, ("edge", 1), SUBTREE, ("server", "edge", "device"))
+    assert isinstance(error, ProgramError)
+    assert str(error).startswith(whole)
+    assert len(str(error)) < 4_100
+
+
+def blames_another(data: bytes) -> bytes:
+    return seal({"error": ["ProgramError", "device 5: ValueError: why"]}, [])
+
+
+@pytest.mark.parametrize("lane", ["train", "order"])
+def test_a_device_cannot_blame_another(folder: Path, lane: str) -> None:
+    local = LocalTree(folder)
+    run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
+    if lane == "train":
+        _, liar = lying(local, "device", 2, 1)
+        liar.change = blames_another
+        with pytest.raises(ProgramError, match=r"^device 2: device 5: ValueError: why$"):
+            next(run)
+    else:
+        next(run)
+        failure = parcel.pack({"error": ["ProgramError", "device 5: ValueError: why"]})
+        local.transport_above("device", 2).take(2, lambda *_: failure)
+        with pytest.raises(ProgramError, match=r"^device 2: device 5: ValueError: why$"):
+            run.rows("personal")
+    local.close()
+
+
 def test_a_header_that_is_nested_deeply_is_refused() -> None:
     nested = b"[" * 100_000
     data = len(nested).to_bytes(4, "little") + nested
@@ -818,9 +1103,9 @@ def test_a_long_header_is_refused_before_it_is_read() -> None:
         node_rows.unpack(data, limit=limit)
     reads = OrderCheck("read", {}, {1: SUBTREE}, {})
     sealed = seal(FINE, [])
-    for lie in (data, sealed):
+    for lie, most in ((data, limit), (sealed, rows_limit(SUBTREE))):
         whole = len(lie).to_bytes(4, "little") + lie + data
-        assert f"more than {limit}" in str(reads(1, whole))
+        assert f"more than {most}" in str(reads(1, whole))
     nested = b"[" * 100_000
     with pytest.raises(DecodeError, match="cannot be read"):
         node_rows.unpack(len(nested).to_bytes(4, "little") + nested)
