@@ -108,23 +108,6 @@ def header_limit(subtree: Subtree, widths: Mapping[tuple[str, str], int] | None 
     return _HEAD + _HEAD_OF_NODE * nodes_of(subtree) + _HEAD_OF_FIGURE * figures
 
 
-def newest(ended: Sequence[Any], nodes: int) -> list[Any]:
-    """The last of the ended asks, so many that a parent takes them; a subtree has `nodes`.
-
-    >>> newest([["a", [1] * 100], ["b", [1] * 100], ["c", []]], 1)[0][0]
-    'b'
-    """
-    out: list[Any] = []
-    room = _MISSING * nodes // 4
-    for pair in reversed(ended):
-        _, missing = pair
-        room -= len(missing)
-        if out and room < 0:
-            break
-        out.append(pair)
-    return out[::-1]
-
-
 def field_of(table: Any, name: str) -> Any:
     """A field of a table; a DecodeError where there is no table, or no such field."""
     if not isinstance(table, dict) or name not in table:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.disk import fault
-from covey.deployed.node import ENDING, Epoch, Missing, Node
+from covey.deployed.missed import Missing
+from covey.deployed.node import ENDING, Epoch, Node
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.errors import TransportError

@@ -21,10 +21,11 @@ from covey import Algorithm, Nodes, Rows
 from covey.codecs import CODECS
 from covey.deployed import local_transport, node_rows, parcel
 from covey.deployed.checked import OrderCheck
-from covey.deployed.checked_facts import Rehearsed, check, header_limit, newest, subtrees
+from covey.deployed.checked_facts import Rehearsed, check, header_limit, subtrees
 from covey.deployed.events import EventLog
 from covey.deployed.local_transport import LocalTransport
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.missed import remembered
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
@@ -749,7 +750,7 @@ def test_a_parent_takes_as_many_ended_asks_as_a_child_sends() -> None:
     """Also where every device was away in a hundred asks of every training."""
     nodes = sum(map(len, SUBTREE.values()))
     away = [[0, "train", 7, "device", number, "absent"] for number in SUBTREE["device"]] * 100
-    ended = newest([[f"key {number}", away] for number in range(32)], nodes)
+    ended = remembered([[f"key {number}", away] for number in range(32)], nodes)
     assert ended[-1][0] == "key 31"
     check(GOOD | {"ended": ended, "missing": away}, SUBTREE, rehearsed())
 
