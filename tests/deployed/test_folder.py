@@ -302,7 +302,7 @@ def test_a_run_ends_without_nodes_that_are_away(
     assert command("replay", out).code == 0
 
 
-def server_member() -> tuple[Member, io.StringIO]:
+def server_member() -> tuple[Mock, io.StringIO]:
     """What `covey node` needs of the server's process, and its log."""
     text = io.StringIO()
     member = Mock(log=EventLog("server", text), progress=Progress("server", "server"))
