@@ -26,7 +26,8 @@ from covey import Algorithm, Nodes, Rows, Tree
 from covey.codecs import CODECS
 from covey.deployed.assemble import node_of, told
 from covey.deployed.disk import Disk
-from covey.deployed.node import Epoch, Missing, Node
+from covey.deployed.missed import Missing
+from covey.deployed.node import Epoch, Node
 from covey.deployed.node_rows import dtype_of
 from covey.deployed.process import parts_of
 from covey.deployed.replay import by_ask

@@ -22,7 +22,7 @@ from covey.cli.options import AsJson, load_and_note
 from covey.cli.server_folder import RUN
 from covey.deployed import extras, plan_files
 from covey.deployed.certificates import AUTHORITY_KEY
-from covey.deployed.change import TreeChange, disk_change, moved
+from covey.deployed.change import TreeChange, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
 from covey.deployed.plan import Process
 from covey.deployed.process import DISK
@@ -162,6 +162,7 @@ def _changed(both: _Both, state: Path, out: Path, authority: Path) -> int:
     disk = Disk(path)
     try:
         prepared = disk_change(disk, both.change, fingerprint_of(both.new.experiment))
+        check_followed(disk, both.change, _parents(both.old), _parents(both.new))
         _write_plan(both, out, authority)
         backup = _unused(path.parent / BACKUP.format(round=len(disk.records())))
         prepared.write(disk, backup)

@@ -30,7 +30,14 @@ from covey.deployed.plan import SOURCE, Process, process_of
 from covey.deployed.plan_files import EXPERIMENT
 from covey.deployed.process import Member, parts_of
 from covey.deployed.progress import Progress
-from covey.errors import ConfigError, DivergedError, OtherExperiment, TransportError
+from covey.deployed.server_run import finish
+from covey.errors import (
+    ConfigError,
+    CoveyError,
+    DivergedError,
+    OtherExperiment,
+    TransportError,
+)
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.tree import Tree
@@ -263,11 +270,34 @@ def _rounds(member: Member, run: Run, folder: ServerFolder) -> None:
     try:
         for record in member.rounds(run):
             folder.add(run, record)
-    except DivergedError:
-        folder.end(run)  # the rounds before are good
+    except DivergedError as error:
+        _end_diverged(member, run, folder, error)
         raise
     folder.end(run)
+    _warn_of_lacks(member, run)
+
+
+def _warn_of_lacks(member: Member, run: Run) -> None:
+    """Let the log say whose rows the run folder lacks."""
     lacks = run.runtime.lacks
     if lacks is not None:
         fix = "start the server again when their nodes are back"
         member.log.warning("incomplete", text=f"the run folder lacks {lacks}; {fix}")
+
+
+def _end_diverged(member: Member, run: Run, folder: ServerFolder, error: DivergedError) -> None:
+    """End a run whose last round diverged: the rounds before are good, and so are their models.
+
+    The log says first why the run ends: nodes that are away may take long. What fails here does not
+    hide it.
+    """
+    member.log.error("run_diverged", text=str(error))
+    steps = [folder.end]
+    if run.round:
+        steps = [finish, folder.end]
+    for step in steps:
+        try:
+            step(run)
+        except CoveyError as failure:
+            member.log.error("incomplete", text=f"not all models were written: {failure}")
+    _warn_of_lacks(member, run)

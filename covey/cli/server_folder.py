@@ -21,7 +21,7 @@ from covey.cli.own_code import own_modules, write_modules
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
 from covey.cli.stop import Interrupted
-from covey.deployed.node import Missing
+from covey.deployed.missed import Missing
 from covey.deployed.server_run import ending, replay_facts
 from covey.errors import CheckpointError
 from covey.runs import status

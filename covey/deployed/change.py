@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from covey.deployed.disk import Disk
+from covey.deployed.disk import OWED_ORDERS, Disk
 from covey.deployed.server_run import CHANGES, FACTS, captured_in
 from covey.errors import CheckpointError, ConfigError
 from covey.runs.checkpoint import Checkpoint, around_difference
@@ -181,6 +181,40 @@ def disk_change(disk: Disk, change: TreeChange, fingerprint: dict[str, str]) -> 
         NAMES: _listed(change.new),
     }
     return DiskChange(state, facts, rounds)
+
+
+def check_followed(
+    disk: Disk,
+    change: TreeChange,
+    old: Mapping[str, str | None],
+    new: Mapping[str, str | None],
+) -> None:
+    """Refuse to move a seat from below a child of the server that has not followed an order yet.
+
+    That child would pass the order on when it is back, to those who are below it then. `old` and
+    `new` say the parent of every seat.
+    """
+    children = change.old[list(change.old)[1]]
+    owing = {children[seat] for *_, seats in disk.fact(OWED_ORDERS) or [] for seat in seats}
+    for name in moved(old, new):
+        behind = owing.intersection(_above(name, old))
+        if behind:
+            parent = behind.pop()
+            fix = f"start the tree as it was until {parent} has answered, and stop it again"
+            raise ConfigError(
+                f"{parent} was away when the server ordered to hold rows, and {name}, which moves "
+                f"away from it, would never hold them; {fix}."
+            )
+
+
+def _above(name: str, parents: Mapping[str, str | None]) -> list[str]:
+    """The nodes above a seat, the nearest first."""
+    out = []
+    parent = parents[name]
+    while parent is not None:
+        out.append(parent)
+        parent = parents[parent]
+    return out
 
 
 def _check_names(disk: Disk, change: TreeChange) -> None:

@@ -15,8 +15,8 @@ make the answer of an honest node above it too long:
 - A fact that passes is of one node, once, and under a rehearsed name. So what a node passes on has
   at most as many bytes as the limits of its children have for their nodes.
 - A missing answer may come twice from a child: in this answer, and in an ended ask that the parent
-  settles. So a node of the tier below may be missing in `_MISSING` asks, one of the tier below that
-  in twice as many, and so on.
+  settles. So `_MISSING` are counted for each node of the tier below, twice as many for each of the
+  tier below that, and so on; the sum is what a subtree may have.
 - `rows_limit` bounds the JSON that describes rows in the answer to an order; those of one node have
   at most `ROWS_OF_NODE` bytes, as they are sent on.
 - `ChildCheck.most` bounds a whole answer: twice these limits, and the encoded rows.
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -132,8 +131,7 @@ def header_limit(subtree: Subtree, rehearsed: Rehearsed | None = None) -> int:
     270713
     """
     limit = _HEAD + _HEAD_OF_NODE * nodes_of(subtree)
-    for tier, most in _most_missing(subtree).items():
-        limit += 2 * most * (_MISSING_BYTES + _length(tier))
+    limit += 2 * _most_missing(subtree) * (_MISSING_BYTES + max(map(_length, subtree)))
     if rehearsed is None:
         return limit
     for (tier, name), width in rehearsed.widths.items():
@@ -154,33 +152,16 @@ def _length(value: Any) -> int:
     return len(json.dumps(value))
 
 
-def _most_missing(subtree: Subtree) -> dict[str, int]:
-    """How many answers of every tier below the top of a subtree may be missing.
+def _most_missing(subtree: Subtree) -> int:
+    """How many answers of nodes below the top of a subtree may be missing.
 
     >>> _most_missing({"edge": range(2), "device": range(10), "sensor": range(20)})
-    {'device': 2560, 'sensor': 10240}
+    12800
     """
-    out = {}
-    for level, tier in enumerate(list(subtree)[1:]):
-        out[tier] = _MISSING * 2**level * len(subtree[tier])
+    out = 0
+    for level, ids in enumerate(list(subtree.values())[1:]):
+        out += _MISSING * 2**level * len(ids)
     return out
-
-
-def newest(ended: Sequence[Any], nodes: int) -> list[Any]:
-    """The last of the ended asks, so many that a parent takes them; a subtree has `nodes`.
-
-    >>> newest([["a", [1] * 100], ["b", [1] * 100], ["c", []]], 1)[0][0]
-    'b'
-    """
-    out: list[Any] = []
-    room = _MISSING * nodes // 2
-    for pair in reversed(ended):
-        _, missing = pair
-        room -= len(missing)
-        if out and room < 0:
-            break
-        out.append(pair)
-    return out[::-1]
 
 
 def field_of(table: Any, name: str) -> Any:
@@ -424,16 +405,15 @@ def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed
 
 
 def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
+    most = _most_missing(subtree)
+    if len(entries) > most:
+        raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
     below = dict(list(subtree.items())[1:])
-    counts = Counter(_checked_missing(entry, below) for entry in entries)
-    for tier, most in _most_missing(subtree).items():
-        if counts[tier] > most:
-            raise DecodeError(f"{counts[tier]} missing answers of {tier}s, more than {most}.")
+    for entry in entries:
+        _check_missing(entry, below)
 
 
-def _checked_missing(entry: Any, subtree: Subtree) -> str:
-    """The tier of a missing node, which must be in a subtree."""
-
+def _check_missing(entry: Any, subtree: Subtree) -> None:
     def is_path(value: Any) -> bool:
         return type(value) is int and 0 <= value < 2**64
 
@@ -442,4 +422,3 @@ def _checked_missing(entry: Any, subtree: Subtree) -> str:
     check_place(tier, number, subtree)
     if lane not in LANES or status not in _STATUSES:
         raise DecodeError(f"a missing node {shown(entry)}.")
-    return str(tier)

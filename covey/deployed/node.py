@@ -18,10 +18,11 @@ from torch import Tensor
 from covey import native
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
-from covey.deployed.checked_facts import Rehearsed, Subtree, newest, nodes_of
-from covey.deployed.disk import GOOD_OWED, OWED, Disk, fault
+from covey.deployed.checked_facts import Rehearsed, Subtree, nodes_of
+from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
+from covey.deployed.missed import MissedAsks, Missing, remembered
 from covey.deployed.node_rows import NodeRow, Part, dtype_name, dtype_of
 from covey.deployed.owed_orders import FollowedOrders, OwedOrders
 from covey.deployed.stored import Stored
@@ -31,7 +32,6 @@ from covey.deployed.transport import (
     AskLane,
     Patience,
     Seat,
-    Status,
     Transport,
     digest,
 )
@@ -64,10 +64,10 @@ are away, and takes no rows of those that keep them.
 """
 END_SECONDS = 60.0
 """How long such an order waits at least, where there is a quorum."""
-_ENDED = 32
-"""How many trainings a node remembers to have ended."""
 _ONCE = ("hold", "release")
 """Orders that depend on when they are followed: one that comes again is not followed again."""
+_GOOD = {OWED: GOOD_OWED, ENDED: GOOD_ENDED}
+"""Facts to which a rollback returns: under which name they stand as after the last good round."""
 _MUCH = 2**23
 """Bytes of messages before and after which free memory is given back: it takes milliseconds."""
 _BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
@@ -109,23 +109,6 @@ class Epoch:
         return epoch
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A node that did not answer an ask in time, or not well.
-
-    "late": it has run the program, but its answer does not count. "absent": it never got the ask.
-    "bad": its answer was refused, and it is taken to have no part in the ask. A later entry
-    corrects it where the node on this seat has run the program.
-    """
-
-    round: int
-    lane: str
-    path: int
-    tier: str
-    number: int
-    status: Status
-
-
 @dataclass
 class Node(Station):
     """One node of a deployed tree."""
@@ -163,11 +146,8 @@ class Node(Station):
         A parent that had given up waiting for such an answer learns from it what has happened.
         Scores are among them where a child told with its scores what it had trained.
         """
-        self._owed: dict[Seat, list[tuple[str, Missing]]] = {}
-        """The keys of the last asks that each child did not answer since it last answered one.
-
-        Its disk may have ended them.
-        """
+        self._missed = MissedAsks()
+        """What children did not answer; their disks may have ended it."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
@@ -195,10 +175,7 @@ class Node(Station):
         self._let_go()
         store = DiskStore(self._sizes(), place=self.place, disk=self.database, copies=self.top)
         store.load()
-        self._owed = {}
-        for key, values in self.database.fact(OWED) or []:
-            entry = Missing(*values)
-            self._owed.setdefault(entry.number, []).append((key, entry))
+        self._missed = MissedAsks.read(self.database.fact(OWED) or [])
         self.store = store
 
     def kept(self) -> dict[ColumnKey, Tensor]:
@@ -242,6 +219,7 @@ class Node(Station):
             parameters=digest(parameters, rows),
             attempt=self.epoch.attempt,
         )
+        self._missed.ask(key)
         answers = self.database.journalled(key)
         if answers is None:
             check = self._reply_check(key, question)
@@ -258,31 +236,13 @@ class Node(Station):
             where = (question.round, self._play.lane, question.path, question.tier)
             entry = Missing(*where, child, answer.status)
             self.missing.append(entry)
-            owed = self._owed.get(child, [])
-            self._owed[child] = [*owed, (str(key), entry)][-_ENDED:]
+            self._missed.add(key, entry)
             yield None
 
     def _correct(self, child: Seat, reply: bytes) -> None:
         """A child that was late says which asks it ended: perhaps it lost the late one."""
-        if child in self._owed:
-            self._settle_owed(child, header_of(reply).get("ended", []))
-
-    def _settle_owed(self, child: Seat, ended: Sequence[Any]) -> None:
-        """Note who was missing below in asks that a child ended late; it never got the others.
-
-        It may also have ended an ask to which a bad answer came from its seat. It may have ended
-        one that this node sent before it was started again, and found the seat empty then.
-        """
-        missing_by_key = dict(ended)
-        for key, entry in self._owed.pop(child, []):
-            if entry.lane != "train":  # an answer with scores may correct earlier trainings
-                self.missing += [Missing(*values) for values in missing_by_key.get(key, [])]
-            elif key in missing_by_key:
-                if entry.status != "late":
-                    self.missing.append(replace(entry, status="late"))
-                self.missing += [Missing(*values) for values in missing_by_key[key]]
-            elif entry.status == "late":
-                self.missing.append(replace(entry, status="absent"))
+        if child in self._missed:
+            self.missing += self._missed.settle(child, header_of(reply).get("ended", []))
 
     def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
         """What every answer to a question must be, from a rehearsal on no rows."""
@@ -466,7 +426,7 @@ class Node(Station):
         }
         self.missing.clear()
         self._answered_key = key
-        self._ended = self.database.fact("ended") or []
+        self._ended = self.database.fact(ENDED) or []
         messages = [*down, *each]
         del down, each
         release(common)
@@ -474,15 +434,14 @@ class Node(Station):
         facts: dict[str, Any] = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            OWED: self._owed_facts(),
+            OWED: self._missed.facts(),
             "epoch": [self.epoch.before, self.epoch.attempt],
         }
         trainings = [entry for entry in self.missing if entry.lane == "train"]
         if key.lane == "train" or trainings:
             missing = [list(astuple(entry)) for entry in trainings]
-            ended = [*self._ended, [str(key), missing]][-_ENDED:]
             nodes = 1 + sum(map(nodes_of, self.subtrees.values()))
-            facts["ended"] = newest(ended, nodes)
+            facts[ENDED] = remembered([*self._ended, [str(key), missing]], nodes)
         self.database.end_ask(key, self._changed(), reply, facts, self._heard)
         self._written()
         return reply
@@ -556,11 +515,6 @@ class Node(Station):
         """Who was missing in the ask under way, as JSON can hold it."""
         return [list(astuple(entry)) for entry in self.missing]
 
-    def _owed_facts(self) -> list[Any]:
-        """The asks that children were late for, as JSON can hold them."""
-        entries = [pair for pairs in self._owed.values() for pair in pairs]
-        return [[key, list(astuple(entry))] for key, entry in entries]
-
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
         out = []
@@ -587,11 +541,13 @@ class Node(Station):
         round, _ = pending
         if epoch.undone(*pending):
             fault("between-rounds")
-            self.database.rollback(**{OWED: self.database.fact(GOOD_OWED) or []})
+            good = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
+            self.database.rollback(**good)
             self.forget()
         elif round < epoch.before:
             fault("between-rounds")
-            self.database.commit(**{GOOD_OWED: self.database.fact(OWED) or []})
+            good = {kept: self.database.fact(name) or [] for name, kept in _GOOD.items()}
+            self.database.commit(**good)
 
     # Rows
 
@@ -633,7 +589,7 @@ class Node(Station):
         facts = {
             **self._owed_orders.facts(),
             "kept": self._described(),
-            OWED: self._owed_facts(),
+            OWED: self._missed.facts(),
             "run": self.epoch.run,
             "before": self.epoch.before,
             "rollbacks": list(self.epoch.rollbacks),
@@ -731,7 +687,8 @@ class Node(Station):
                 continue
             numbers[child] = reply["number"]
             if name == "write":
-                self._settle_owed(child, reply["ended"])
+                # The answer to an order is not written down: what it corrects is still to be told.
+                self.missing += self._missed.corrections(child, reply["ended"])
                 self.missing += [Missing(*values) for values in reply["missing"]]
             self.unreached += reply.get("unreached", [])
             out += rows
@@ -778,7 +735,7 @@ class Node(Station):
             deepest=header["deepest"],
             asked=key,
         )
-        ended = self.database.fact("ended") or []
+        ended = self.database.fact(ENDED) or []
         facts = {
             "error": None,
             "missing": self._missing_facts(),

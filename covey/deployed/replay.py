@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.deployed.assemble import check
-from covey.deployed.node import Missing
+from covey.deployed.missed import Missing
 from covey.deployed.transport import Status
 from covey.kernel.call import Call
 from covey.kernel.nodes import Nodes

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from safetensors.torch import load, save
 
 from covey.deployed.disk import Disk
-from covey.deployed.node import Missing
+from covey.deployed.missed import Missing
 from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError

@@ -19,13 +19,15 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.disk import fault
-from covey.deployed.node import ENDING, Epoch, Missing, Node
+from covey.deployed.missed import Missing
+from covey.deployed.node import ENDING, Epoch, Node
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.errors import TransportError
 from covey.kernel.algorithm import Program
 from covey.kernel.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.meter import Key, Traffic
+from covey.runs.scoring import Scorer
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played
 from covey.tree import Tree
@@ -103,26 +105,53 @@ class TreeRuntime(Runtime):
         self.server.missing.clear()
         played = self.server.play(program, rows, round=round, lane=lane)
         if lane == "score" and len(rows):
-            self._check_reports(played, round)
+            self._check_reports(program, played, round)
         self._missing += self.server.missing
         traffic = [self._ordered(by_link) for by_link in played.traffic]
         return replace(played, traffic=traffic)
 
-    def _check_reports(self, played: Played, round: int) -> None:
-        """Refuse scores without those of a single device: a child left them out."""
+    def _check_reports(self, program: Program, played: Played, round: int) -> None:
+        """Refuse scores without those of a single device, if some must have told theirs.
+
+        With a quorum all devices that were drawn may be away. Then the round has no scores.
+        """
         expected = self.server.reports_of(self.tree.tiers[-1])
-        if expected and expected.isdisjoint(played.reports[0]):
+        if not expected or not expected.isdisjoint(played.reports[0]):
+            return
+        if self._reached(self._scored_devices(program, round)):
             fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
             raise TransportError(
                 f"round {round + 1}: nobody has told the scores of any device, though these have "
                 f"answered: {some(self._answered())}; {fix}."
             )
 
+    def _scored_devices(self, program: Program, round: int) -> list[int]:
+        """The devices that a program of scores asks."""
+        scorer: Any = getattr(program, "__self__", None)
+        if not isinstance(scorer, Scorer):
+            return list(range(self.tree.devices))
+        devices: list[int] = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
+        return devices
+
+    def _reached(self, devices: Sequence[int]) -> list[int]:
+        """Those of some devices to which the last scores went, as nobody on the way was missing."""
+        missing = {(entry.tier, entry.number) for entry in self._missing_scores()}
+        out = []
+        for device in devices:
+            route = self._route(self.tree.tiers[-1], device)
+            if missing.isdisjoint(zip(self.tree.tiers, route, strict=True)):
+                out.append(device)
+        return out
+
+    def _missing_scores(self) -> list[Missing]:
+        """Who was missing in the last play; what corrects earlier trainings is left out."""
+        return [entry for entry in self.server.missing if entry.lane == "score"]
+
     def _answered(self) -> list[str]:
         """The names of the server's children that have answered the last play."""
         below = self.tree.tiers[1]
         names = self.server.database.names_of_children()
-        missing = {entry.number for entry in self.server.missing if entry.tier == below}
+        missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
         seats = [seat for seat in self.server.seats if seat not in missing]
         return [names.get(seat, f"{below}{seat}") for seat in seats]
 

@@ -40,6 +40,20 @@ class Drawn:
 
     ids: Ids
 
+    @staticmethod
+    def of(
+        tree: Topology, tier: str, count: int, seeds: Sequence[int], *address: int | str
+    ) -> Drawn:
+        """A draw of `count` from all nodes of a tier, for each seed."""
+        size = tree.size(tier) // tree.copies
+        copies = torch.arange(tree.copies)
+        keys = draws.keys(seeds, *address)
+        sizes = torch.full_like(copies, size)
+        picks = torch.full_like(copies, min(count, size))
+        group = torch.zeros_like(copies)
+        copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
+        return Drawn(copy * size + number)
+
 
 Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
@@ -559,14 +573,7 @@ class Nodes:
         """
         tree = self._runtime.tree
         tier = tree.tiers[tree.index(self.tier) + 1]
-        size = tree.size(tier) // tree.copies
-        copies = torch.arange(tree.copies)
-        keys = draws.keys(self._runtime.seeds, self.round, stream)
-        sizes = torch.full_like(copies, size)
-        picks = torch.full_like(copies, min(count, size))
-        group = torch.zeros_like(copies)
-        copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
-        return Drawn(copy * size + number)
+        return Drawn.of(tree, tier, count, self._runtime.seeds, self.round, stream)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved; for runtimes.

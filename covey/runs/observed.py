@@ -29,9 +29,14 @@ class Observed:
 def shares(
     reports: Mapping[str, tuple[Tensor, Tensor]], sizes: Mapping[str, int]
 ) -> dict[str, NodeFigures]:
-    """The share of non-zeros of every node, by model; `sizes` are the nodes of its tier."""
+    """The share of non-zeros of every node, by model; `sizes` are the nodes of its tier.
+
+    Models of a tier of which nobody was scored are left out.
+    """
     out = {}
     for name, size in sizes.items():
+        if f"{name}/{NONZEROS}" not in reports:
+            continue
         ids, figures = reports[f"{name}/{NONZEROS}"]
         out[name] = NodeFigures(size, ids, figures[:, 0].double(), missing=UNKNOWN)
     return out

@@ -95,11 +95,17 @@ def with_errors(
     population: int,
     metrics: Sequence[Metric] = (),
 ) -> dict[str, Model]:
-    """The models with the number of devices drawn and the standard errors of their scores."""
+    """The models with the number of devices drawn and the standard errors of their scores.
+
+    In a deployed tree all devices drawn may be away: then no score is known.
+    """
     out = {}
     for name, model in models.items():
         scores = {}
         for part, score in model.scores.items():
+            if f"{name}/{part}" not in reports:
+                scores[part] = replace(score, sampled=0)
+                continue
             _, figures = reports[f"{name}/{part}"]
             scored = _with_error(score, figures, population)
             errors = _errors_of_numbers(score, figures, population)

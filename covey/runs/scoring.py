@@ -38,7 +38,7 @@ from covey.runs.devices import (
 )
 from covey.runs.observed import NONZEROS, UNKNOWN
 from covey.tree import Topology
-from covey.types import Rows
+from covey.types import Ids, Rows
 
 _BINS = 101
 _SUMS = 5 + _BINS + 3
@@ -49,6 +49,8 @@ _FACTS = 3
 With a cut, the sum of their angles and of their layers' shares follow.
 """
 
+_STREAM = "score"
+"""The address of the draw of devices."""
 SUMS = "sums"
 """The end of the name under which devices that were drawn report the sums of metrics."""
 _ROUNDING = 1e-9
@@ -426,7 +428,14 @@ class Scorer:
         """
         if self.sample is None or not me.above_devices:
             return None
-        return me.drawn(self.sample, "score")
+        return me.drawn(self.sample, _STREAM)
+
+    def scored_devices(self, tree: Topology, seeds: Sequence[int], round: int) -> Ids:
+        """The devices that are asked in a round: those drawn, or all."""
+        device = tree.tiers[-1]
+        if self.sample is None:
+            return torch.arange(tree.size(device))
+        return Drawn.of(tree, device, self.sample, seeds, round, _STREAM).ids
 
     def _sums(
         self,

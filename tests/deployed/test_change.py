@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,13 +21,15 @@ from covey.cli.config import load
 from covey.cli.deployment import Deployment
 from covey.deployed import plan_files
 from covey.deployed.certificates import Authority, Identity
-from covey.deployed.change import TreeChange, changed, disk_change, moved
+from covey.deployed.change import TreeChange, changed, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
 from covey.deployed.door import Door
 from covey.deployed.local import free_ports
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.owed_orders import OwedOrders
 from covey.deployed.seats import names_of, seats_of
 from covey.deployed.server_run import captured_in, finish, server_run
+from covey.deployed.transport import AskKey
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import Entry, Frozen
 from covey.runs.fingerprint import of as fingerprint_of
@@ -39,6 +42,7 @@ OLD = {"north": ["a", "b"], "south": ["c", "d"]}
 NEW = {"north": ["b"], "south": ["c", "a"], "west": ["e"]}
 """a moves to another edge, d is gone, e is new on an edge that is new."""
 FEEDBACK = {"name": "int8", "update": True, "feedback": True}
+ORDER = AskKey("run", 0, "order", 0, "hold", "ab")
 ALGORITHMS = {
     "PerMFL": PerMFL(edge_rounds=2, steps=2),
     "SFedHP": SFedHP(edge_rounds=2, steps=2),
@@ -49,6 +53,14 @@ ALGORITHMS = {
 def names(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     devices = [device for group in edges.values() for device in group]
     return {"server": ["server"], "edge": list(edges), "device": devices}
+
+
+def parents(edges: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
+    """The parent of every seat."""
+    out: dict[str, str | None] = {"server": None} | dict.fromkeys(edges, "server")
+    for edge, group in edges.items():
+        out |= dict.fromkeys(group, edge)
+    return out
 
 
 def examples(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,6 +230,26 @@ def test_a_tree_does_not_change_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"another order; give --server"):
         disk_change(disk, change, fingerprint_of(one))
     disk_change(disk, TreeChange(change.new, old), fingerprint_of(one))
+    disk.close()
+
+
+def test_a_seat_does_not_move_from_an_edge_that_owes_an_order(tmp_path: Path) -> None:
+    """The device would never hold the rows that were chosen while its edge was away."""
+    disk = Disk(tmp_path / "node.sqlite")
+    change = TreeChange(names(OLD), names(NEW))
+    both = [parents(OLD), parents(NEW)]
+    north, south = (names(OLD)["edge"].index(name) for name in ("north", "south"))
+    check_followed(disk, change, *both)
+    owed = OwedOrders(disk)
+    owed.add(ORDER, "best", {south: b""}, before=1)
+    check_followed(disk, change, *both)  # nobody moves away from it
+    owed.add(ORDER, "best", {north: b""}, before=1)
+    text = r"north was away .* and a, which moves away .*; start the tree as it was until north"
+    with pytest.raises(ConfigError, match=text):
+        check_followed(disk, change, *both)
+    owed.settle(north)
+    disk.note(**owed.facts())
+    check_followed(disk, change, *both)
     disk.close()
 
 
@@ -443,6 +475,24 @@ def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], sa
     result = command("deploy", "change", file, "--server", pumps.folder / "old" / "server", *words, "--out", out)  # fmt: skip
     assert result.code == 2
     assert said in result.err.replace("\n", " ")
+    assert not out.exists()
+
+
+def test_the_command_refuses_where_an_edge_owes_an_order(
+    pumps: Pumps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy_change, "disk_change", Mock())  # there is no run yet
+    state = pumps.folder / "state" / "server"
+    (state / "run").mkdir(parents=True)
+    disk = Disk(state / "server" / "node.sqlite")
+    OwedOrders(disk).add(ORDER, "best", {0: b""}, before=1)
+    disk.close()
+    file = pumps.file("new.toml", NEW, 4)
+    out = pumps.folder / "new"
+    server = pumps.folder / "old" / "server"
+    refused = command("deploy", "change", file, "--server", server, "--out", out)
+    assert refused.code == 2
+    assert "north was away when the server ordered to hold rows" in refused.err.replace("\n", " ")
     assert not out.exists()
 
 

@@ -26,7 +26,6 @@ from covey.deployed.checked_facts import (
     Rehearsed,
     check,
     header_limit,
-    newest,
     nodes_of,
     rows_limit,
     subtrees,
@@ -34,6 +33,7 @@ from covey.deployed.checked_facts import (
 from covey.deployed.events import EventLog
 from covey.deployed.local_transport import LocalTransport
 from covey.deployed.local_tree import LocalTree
+from covey.deployed.missed import remembered
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
@@ -920,7 +920,7 @@ def test_the_longest_facts_of_children_fit_into_the_header_of_their_parent() -> 
         facts.asked("edge", torch.tensor(list(child["edge"]) * 10_000))
         missing += header["missing"] + header["ended"][0][1]
     passed = {**GOOD, "facts": facts.as_dict(), "kept": [], "missing": missing}
-    passed["ended"] = newest([["key", missing]] * 2, nodes_of(parent))
+    passed["ended"] = remembered([["key", missing]] * 2, nodes_of(parent))
     check(passed, parent, rehearsal)
     assert len(json.dumps(passed)) < header_limit(parent, rehearsal)
 
@@ -929,7 +929,7 @@ def test_a_parent_takes_as_many_ended_asks_as_a_child_sends() -> None:
     """Also where every device was away in a hundred asks of every training."""
     nodes = sum(map(len, SUBTREE.values()))
     away = [[0, "train", 7, "device", number, "absent"] for number in SUBTREE["device"]] * 100
-    ended = newest([[f"key {number}", away] for number in range(32)], nodes)
+    ended = remembered([[f"key {number}", away] for number in range(32)], nodes)
     assert ended[-1][0] == "key 31"
     check(GOOD | {"ended": ended, "missing": away}, SUBTREE, rehearsed())
 

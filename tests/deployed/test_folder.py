@@ -1,6 +1,7 @@
 """The folder that the server of a deployed tree leaves behind: that of `covey run`."""
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -25,16 +26,20 @@ from covey.cli import deploy_config, deploy_local, outcome, server_folder
 from covey.cli.config import Config, load
 from covey.cli.deployment import Deployment
 from covey.cli.folder import Folder
+from covey.cli.node import _rounds
 from covey.cli.replay import run_folder
 from covey.cli.server_folder import REPLAY, ServerFolder
-from covey.deployed import node
+from covey.deployed import node, own_models
 from covey.deployed.disk import Disk, set_fault
+from covey.deployed.events import EventLog
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.node_rows import NodeRow
 from covey.deployed.plan import processes_of
+from covey.deployed.process import Member
+from covey.deployed.progress import Progress
 from covey.deployed.server_run import finish, server_run
 from covey.deployed.transport import Patience
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, DivergedError
 from covey.runs import checkpoint, status
 from covey.runs.record import Round
 from covey.runs.run import Run
@@ -295,6 +300,64 @@ def test_a_run_ends_without_nodes_that_are_away(
         assert command("replay", out).code == 2
     assert covey.load(out).module(device=2) is not None
     assert command("replay", out).code == 0
+
+
+def server_member() -> tuple[Mock, io.StringIO]:
+    """What `covey node` needs of the server's process, and its log."""
+    text = io.StringIO()
+    member = Mock(log=EventLog("server", text), progress=Progress("server", "server"))
+    return member, text
+
+
+def diverge_in(run: Run, round: int) -> None:
+    """Let the training of all devices diverge in a round; `set_fault(None)` ends it."""
+
+    def diverge(point: str) -> None:
+        below = threading.current_thread() is not threading.main_thread()
+        if below and point == "inside-ask" and run.round == round:
+            raise DivergedError("the rows are not finite.")
+
+    set_fault(diverge)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_nodes_get_their_models_though_the_run_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """Those that are there; the error is the divergence, also where a node cannot write."""
+    monkeypatch.setattr(node, "END_SECONDS", 0.5)
+    config = load(BASE, [*SMALL[1:], "rounds=4"])
+    tree = LocalTree(tmp_path, patience={"edge": Patience(9, 1), "server": Patience(9, 2)})
+    folder = opened(config, tmp_path / "run")
+    member, log = server_member()
+    run = server_run(config.experiment(config.seed), tree)
+    diverge_in(run, round=2)
+    if full:
+        monkeypatch.setattr(own_models, "write", Mock(side_effect=CheckpointError("it is full.")))
+
+    def one_leaves(record: Round) -> Round:
+        if record.round == 1:
+            tree.transport_above("device", 2).leave(2)
+            tree.nodes["edge", 0].patience = Patience(0.5, 1)
+        return record
+
+    member.rounds = lambda run: map(one_leaves, Member.rounds(member, run))
+    with pytest.raises(DivergedError, match="not finite"), folder.open(), without_pictures():
+        _rounds(member, run, folder)
+    set_fault(None)
+    tree.close()
+    events = [json.loads(line) for line in log.getvalue().splitlines()]
+    diverged, *incomplete = events[2:]  # after two rounds
+    assert diverged["event"] == "run_diverged"
+    assert "not finite" in diverged["text"]
+    assert {event["event"] for event in incomplete} == {"incomplete"}
+    assert ("it is full" in incomplete[0]["text"]) is full
+    written = [path.parent.parent.name for path in tmp_path.glob("device*/models/personal.*")]
+    devices = [f"device{number}" for number in range(run.runtime.tree.size("device"))]
+    devices.remove("device2")
+    assert sorted(written) == ([] if full else sorted(devices))
+    assert status.read(folder.folder.path).state == "diverged"
+    assert covey.load(folder.folder.path).chosen
 
 
 def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
