@@ -60,7 +60,7 @@ class Deployment:
         settings = deploy.settings()
         if local:
             address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
-            settings = replace(settings, address=address)
+            settings = replace(settings, address=address, machine={})
         processes = processes_of(tree, settings)
         check_files(config, processes)
         check_whole_paths(processes)
