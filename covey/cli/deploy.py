@@ -161,6 +161,13 @@ def _note_needs(console: Console, deployment: Deployment) -> None:
         console.print(escape(f"note: every folder has {', '.join(modules)}; {rest}"))
     for key, path in deployment.needed_files().items():
         console.print(escape(f"note: {key}: every machine needs {path}"))
+    found = deployment.found_set()
+    if found is not None:
+        name, folder = found
+        fix = "to have it elsewhere, give data.data_dir"
+        console.print(
+            escape(f"note: data.name: every machine needs {name}, here in {folder}; {fix}")
+        )
 
 
 @app.command()

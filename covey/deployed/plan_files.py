@@ -221,17 +221,20 @@ def toml_text(name: str, table: Mapping[str, Any]) -> str:
 
 
 def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
-    """A table as YAML: keys as they are, every text in the quotes of JSON, which YAML reads alike.
+    """A table as YAML: every key and text in the quotes of JSON, which YAML reads alike.
 
-    >>> print(yaml_text({"a": {"b": ["x: y"]}, "c": {}}), end="")
-    a:
-      b:
+    Without quotes a seat called 17, null or true would be no text.
+
+    >>> print(yaml_text({"a": {"17": ["x: y"]}, "c": {}}), end="")
+    "a":
+      "17":
         - "x: y"
-    c: {}
+    "c": {}
     """
     space = " " * indent
     out = ""
-    for key, item in value.items():
+    for name, item in value.items():
+        key = _json(name)
         if isinstance(item, Mapping) and item:
             out += f"{space}{key}:\n{yaml_text(item, indent + 2)}"
         elif isinstance(item, list) and item:

@@ -5,13 +5,16 @@ import os
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from covey.cli import node_config
+from covey.cli import deploy, node_config
 from covey.cli.config import load
+from covey.cli.deployment import Deployment
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
 from covey.deployed.plan_files import compose, node_file, unit, unit_name
@@ -240,7 +243,7 @@ def test_containers_dial_the_service_of_their_parent() -> None:
     text = compose(processes_of(TREE, Settings(address=address)), "covey")
     words = {}
     for name in ("server", "edge0", "edge1", "device0", "device4"):
-        command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition("restart:")[0]
+        command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition('"restart":')[0]
         words[name] = command.replace("- ", "").replace('"', "").split()
     assert words["server"] == []
     assert words["edge0"] == ["--parent", "server:8443"]
@@ -524,6 +527,37 @@ def test_compose_takes_any_path() -> None:
     assert mounts[2] == {"type": "bind", "source": path, "target": path, "read_only": True}
 
 
+@pytest.mark.parametrize("name", ["17", "true", "null", "1e3"])
+def test_a_service_may_be_called_like_a_value_of_yaml(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    settings = Settings(address={"server": "a"}, names={"device": [name]})
+    read = yaml.safe_load(compose(processes_of(Tree.flat(1), settings), "covey"))
+    assert list(read["services"]) == ["server", name]
+    assert list(read["volumes"]) == ["server-state", f"{name}-state"]
+
+
+def test_the_command_names_a_set_that_it_found(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node would look for it in a folder of its own user."""
+    pytest.importorskip("cryptography")
+    home = tmp_path / "our sets"
+    monkeypatch.setenv("COVEY_DATA", str(home))
+    folder = str(home)
+    deployment = Deployment.of(load(file, [*SMALL_TREE]))
+    assert deployment.found_set() is None
+    data: dict[str, Any] = {"name": "mnist", "devices": 6}
+    for named, found in ((None, ("mnist", home)), ("/srv/sets", None)):
+        table = data if named is None else data | {"data_dir": named}
+        config = deployment.config.model_copy(update={"data": table})
+        other = replace(deployment, config=config)
+        assert other.found_set() == found
+        console = Console(record=True, soft_wrap=True)
+        deploy._note_needs(console, other)
+        text = console.export_text()
+        assert (f"every machine needs mnist, here in {folder};" in text) == (named is None)
+
+
 def test_a_node_file_takes_any_path() -> None:
     data = {"device0": '/data/\x7f\t\u2028\U0001f600"\\.csv'}
     settings = Settings(address={"server": "a"}, data=data)
@@ -564,6 +598,12 @@ def test_a_quorum_is_refused_where_every_answer_counts(file: Path) -> None:
     result = small(file, "algorithm.name=scaffold", *settings)
     assert result.code == 2
     assert "counts on every answer" in result.err
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(file: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "marked.toml"
+    marked.write_text(file.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert load(marked).resolved() == load(file).resolved()
 
 
 def test_the_same_file_runs_in_the_simulator(file: Path) -> None:
