@@ -102,7 +102,7 @@ def issue(
         _say(f"wrote {out}: copy it to the machine of {name}")
     revoked = {name for serial, name in _revoked(authority).items() if serial not in before}
     if revoked:
-        _say(f"revoked {', '.join(sorted(revoked))}: copy {folder / REVOKED} to every parent")
+        _say(f"revoked {', '.join(sorted(revoked))}: {_tell_all(folder)}")
 
 
 @app.command()
@@ -153,14 +153,17 @@ def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS) -> None:
 def revoke(names: Names, folder: Folder = CERTS) -> None:
     """Revoke every certificate of these names; parents close their open streams too.
 
+    Every node checks its peers against its own revoked.pem: copy the new one to all of them.
+
     Examples:
 
       covey certs revoke device1
     """
+    authority = Authority(folder)
+    authority.check_issued(names)  # all of them, or none is revoked
     for name in names:
-        count = Authority(folder).revoke(name)
-        _say(f"revoked {count} certificates of {name}")
-    _say(f"copy {folder / REVOKED} to every parent")
+        _say(f"revoked {authority.revoke(name)} certificates of {name}")
+    _say(_tell_all(folder))
 
 
 @app.command(name="list")
@@ -185,6 +188,14 @@ def list_(folder: Folder = CERTS, as_json: AsJson = False) -> None:
 def _revoked(authority: Authority) -> dict[int, str]:
     """The names of revoked certificates, by number."""
     return {entry.serial: entry.name for entry in authority.issued() if entry.revoked}
+
+
+def _tell_all(folder: Path) -> str:
+    """What to do after something was revoked.
+
+    Children check their parent too, and control ports the operator.
+    """
+    return f"copy {folder / REVOKED} to the folder of every node"
 
 
 def _say(line: str) -> None:

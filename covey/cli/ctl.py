@@ -22,8 +22,16 @@ from covey.cli.show import print_wide
 from covey.cli.validate import nearest
 from covey.data.shards import some
 from covey.deployed.control import AnotherProcess, NotListening, call
-from covey.deployed.plan import ANY_ADDRESS, ANY_IPV6, LOOPBACK, join_address, split_address
+from covey.deployed.plan import (
+    ANY_ADDRESS,
+    ANY_IPV6,
+    LOOPBACK,
+    is_loopback,
+    join_address,
+    split_address,
+)
 from covey.deployed.plan_files import DRAIN_SECONDS, NODE
+from covey.deployed.seats import check_name
 from covey.errors import ConfigError, shown
 
 app = typer.Typer(
@@ -38,8 +46,9 @@ Nodes = Annotated[
     list[str] | None,
     typer.Option(
         "--node",
-        metavar="HOST:PORT",
-        help=f"A node's control port. May be repeated. Default: {LOOPBACK}:{PORT}.",
+        metavar="[SEAT@]HOST:PORT",
+        help=f"A node's control port. May be repeated. Default: {LOOPBACK}:{PORT}. With --certs, "
+        "it must show the certificate of SEAT.",
     ),
 ]
 Plan = Annotated[
@@ -64,7 +73,7 @@ def status(
 
       covey ctl status --plan deploy
 
-      covey ctl status --node edge3.example:9443 --certs operator
+      covey ctl status --node edge3@edge3.example:9443 --certs operator
     """
     statuses = _statuses(_ports(node, plan), certs, tolerant=plan is not None)
     if as_json:
@@ -174,10 +183,27 @@ class _Port:
     address: tuple[str, int]
     process: str | None = None
     """The process that must be there, where a plan tells it."""
+    seats: tuple[str, ...] = ()
+    """Those that its certificate must name, where a plan or the operator tells them."""
 
     def call(self, method: str, path: str, certs: Path | None) -> str:
         """What it answers."""
-        return call(method, self.address, path, certs, self.process)
+        if self.seats and self.process is None and certs is None:
+            fix = "give --certs, or the address alone"
+            raise ConfigError(f"{self.name}: a seat is checked against a certificate; {fix}.")
+        if certs is not None and not self.seats and not is_loopback(self.address[0]):
+            why = "any node of the tree could answer there"
+            raise ConfigError(f"{self.name}: {why}; give --node SEAT@{self.name}.")
+        return call(method, self.address, path, certs, self.process, self.seats)
+
+    def words(self, certs: Path | None) -> list[str]:
+        """The options that mean the same port and, with certificates, the same process."""
+        place = join_address(*self.address)
+        if certs is None:
+            return ["--node", place]
+        if self.seats:
+            place = f"{self.seats[0]}@{place}"
+        return ["--node", place, "--certs", str(certs)]
 
 
 class _Orders:
@@ -237,10 +263,7 @@ def _order_of_seat(order: str, seat: str, ports: Sequence[_Port], certs: Path | 
     if len(ports) > 1:
         port = _parent_of(seat, ports, certs)
     console.print(escape(f"{port.name}: {port.call('POST', f'/{order}/{seat}', certs)}"))
-    words = ["--node", join_address(*port.address)]
-    if certs is not None:
-        words += ["--certs", str(certs)]
-    return shlex.join(words)
+    return shlex.join(port.words(certs))
 
 
 def _parent_of(seat: str, ports: Sequence[_Port], certs: Path | None) -> _Port:
@@ -266,13 +289,18 @@ def _parent_of(seat: str, ports: Sequence[_Port], certs: Path | None) -> _Port:
 
 
 def _has_ended(port: _Port, certs: Path | None) -> bool:
-    """Wait until a node that was stopped has ended; False where it takes too long."""
+    """Wait until a node that was stopped has ended; False where it takes too long.
+
+    A busy node may not answer in time, and has not ended.
+    """
     until = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < until:
         try:
             port.call("GET", "/status", certs)
-        except ConfigError:
+        except (NotListening, AnotherProcess):
             return True
+        except ConfigError:
+            pass
         time.sleep(_POLL)
     return False
 
@@ -297,7 +325,7 @@ def _status(port: _Port, certs: Path | None, *, tolerant: bool) -> dict[str, Any
         if not tolerant:
             raise
         state = "no answer"
-        if isinstance(error, NotListening):
+        if isinstance(error, NotListening | AnotherProcess):
             state = NOT_RUNNING
         return {"process": port.name, "state": state, "seats": [], "reason": str(error)}
     try:
@@ -316,7 +344,17 @@ def _ports(node: list[str] | None, plan: Path | None) -> list[_Port]:
     if plan is not None:
         return _planned(plan)
     texts = node or [f"{LOOPBACK}:{PORT}"]
-    return [_Port(text, split_address(text, PORT, "--node")) for text in texts]
+    return [_port(text) for text in texts]
+
+
+def _port(text: str) -> _Port:
+    """The control port that --node names, with the seat that it must show."""
+    seat, at, address = text.rpartition("@")
+    seats: tuple[str, ...] = ()
+    if at:
+        check_name(seat)
+        seats = (seat,)
+    return _Port(text, split_address(address, PORT, "--node"), seats=seats)
 
 
 def _planned(plan: Path) -> list[_Port]:
@@ -328,7 +366,7 @@ def _planned(plan: Path) -> list[_Port]:
         host = node.control_host
         if host in (ANY_ADDRESS, ANY_IPV6):
             host = LOOPBACK
-        port = _Port(node.name, (host, node.control_port), node.name)
+        port = _Port(node.name, (host, node.control_port), node.name, tuple(node.seats))
         out.append(((depth, node.control_port, node.name), port))
     if not out:
         raise ConfigError(f"{plan} has no NAME/{NODE}; give the folder of covey deploy plan.")

@@ -37,7 +37,7 @@ def waiting(statuses: list[dict[str, Any]]) -> list[str]:
         out += _ending_certificate(status)
     if silent:
         fix = "not started yet, ended, or on another machine"
-        out.append(f"nothing listens on the control port of {some(silent)} ({fix}).")
+        out.append(f"not running here: {some(silent)} ({fix}).")
     return out
 
 

@@ -18,8 +18,8 @@ from covey.cli.device_data import described, with_whole_paths
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
-from covey.deployed import extras, plan_files
-from covey.deployed.plan import Process
+from covey.deployed import extras, plan_files, plan_scripts
+from covey.deployed.plan import Process, bracketed
 from covey.errors import ConfigError
 
 app = typer.Typer(
@@ -89,12 +89,12 @@ def plan(
     folders = deployment.write(out, processes)
     if issue:
         plan_files.add_certificates(processes, out)
-        plan_files.write_start(processes, out)
+        plan_scripts.write_start(processes, out)
     else:
         if not no_keys:
             plan_files.add_requests(processes, out)
-        plan_files.write_signing(processes, out, AUTHORITY)
-        plan_files.write_start(processes, out, signed=processes)
+        plan_scripts.write_signing(processes, out, AUTHORITY)
+        plan_scripts.write_start(processes, out, signed=processes)
     commands = scripts(out)
     if as_json:
         names = {name: str(folder) for name, folder in folders.items()}
@@ -114,12 +114,12 @@ def plan(
     if issue:
         console.print(escape(f"on one machine: {compose}"))
     elif not no_keys:
-        console.print(escape(f"on one machine: {compose}, after {plan_files.SIGN}"))
+        console.print(escape(f"on one machine: {compose}, after {plan_scripts.SIGN}"))
 
 
 def scripts(out: Path) -> list[str]:
     """What an operator types, in this order: the scripts that a plan has."""
-    names = [plan_files.SIGN, plan_files.START]
+    names = [plan_scripts.SIGN, plan_scripts.START]
     return [shlex.join(["sh", str(out / name)]) for name in names if (out / name).exists()]
 
 
@@ -131,22 +131,26 @@ def _show_requests(console: Console, processes: Sequence[Process], out: Path) ->
         "first make a key on every machine, and bring its request here, as for the first:"
     )
     console.print(escape(f"  covey certs request {name} --dir {folder}"))
-    source = shlex.quote(f"root@{plan_files.host_of(processes, name)}:{folder}/request.pem")
+    host = bracketed(plan_scripts.host_of(processes, name))
+    source = shlex.quote(f"root@{host}:{folder}/request.pem")
     console.print(escape(f"  scp {source} {shlex.quote(f'{out}/{name}/')}"))
     console.print("then:")
 
 
 def _note_placeholders(console: Console, processes: Sequence[Process]) -> None:
     """Say which names of machines in the commands are made up: nobody dials these processes."""
-    hosts = plan_files.hosts_of(processes)
+    hosts = plan_scripts.hosts_of(processes)
     unknown = [process for process in processes if process.name not in hosts]
     if not unknown:
         return
-    first = plan_files.placeholder(unknown[0].name)
+    first = plan_scripts.placeholder(unknown[0].name)
     names = f"{first} stands for the machine of {unknown[0].name}"
     if len(unknown) > 1:
         names += f", and so on for {len(unknown) - 1} more"
-    console.print(escape(f"note: in {plan_files.START} {names}; put in the real names"))
+    fix = "put in the real names, or give them in deploy.machine"
+    console.print(escape(f"note: in {plan_scripts.START} {names}; {fix}"))
+    shared = "a machine that several processes share must be in deploy.machine"
+    console.print(escape(f"note: {shared}, or their control ports are the same"))
 
 
 def _note_needs(console: Console, deployment: Deployment) -> None:
@@ -157,6 +161,13 @@ def _note_needs(console: Console, deployment: Deployment) -> None:
         console.print(escape(f"note: every folder has {', '.join(modules)}; {rest}"))
     for key, path in deployment.needed_files().items():
         console.print(escape(f"note: {key}: every machine needs {path}"))
+    found = deployment.found_set()
+    if found is not None:
+        name, folder = found
+        fix = "to have it elsewhere, give data.data_dir"
+        console.print(
+            escape(f"note: data.name: every machine needs {name}, here in {folder}; {fix}")
+        )
 
 
 @app.command()

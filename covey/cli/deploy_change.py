@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from covey.cli.device_data import is_census
 from covey.cli.folder import Folder
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.server_folder import RUN
-from covey.deployed import extras, plan_files
+from covey.deployed import extras, plan_files, plan_scripts
 from covey.deployed.certificates import AUTHORITY_KEY
 from covey.deployed.change import TreeChange, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
@@ -56,6 +57,10 @@ class _Both:
         before = {process.name: _seat_names(process) for process in self.old.processes}
         return [one for one in self.new.processes if before.get(one.name) == _seat_names(one)]
 
+    def disks(self) -> list[plan_scripts.DiskMove]:
+        """The disks of seats whose process has another name or another machine."""
+        return plan_scripts.disk_moves(self.old.processes, self.new.processes)
+
     def stopped(self) -> list[str]:
         """The names of processes that are no longer there."""
         names = {process.name for process in self.new.processes}
@@ -78,16 +83,17 @@ def change(
         typer.Option(
             metavar="DIR",
             help="The authority's folder on the operator's machine. Default: that of the plan, or "
-            "certs.",
+            "certs beside the new plan.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move, add or remove seats of a deployed run, which goes on from the round it stands at.
 
-    A seat is known by its name, and keeps its disk. Stop all nodes first. Run this on the server's
-    machine: it writes the plan of the new tree, and then the server's disk; a copy of the disk
-    stays beside it. Only the tree, the data and the number of rounds may change.
+    A seat is known by its name, and keeps its disk: start.sh moves it where its process gets
+    another name, and says what to move between machines. Stop all nodes first. Run this on the
+    server's machine: it writes the plan of the new tree, and then the server's disk; a copy of the
+    disk stays beside it. Only the tree, the data and the number of rounds may change.
 
     Examples:
 
@@ -99,7 +105,7 @@ def change(
     _check_data(both)
     state = _state(both, server)
     with Folder(state / RUN).lock():  # or the server is running
-        rounds = _changed(both, state, out, authority or _authority(server))
+        rounds = _changed(both, state, out, authority or _authority(server, out))
     facts = {
         "folder": str(out),
         "rounds": rounds,
@@ -107,6 +113,7 @@ def change(
         "added": both.change.added(),
         "removed": both.change.removed(),
         "stopped": both.stopped(),
+        "disks": [str(move) for move in both.disks()],
         "commands": scripts(out),
     }
     if as_json:
@@ -171,12 +178,15 @@ def _changed(both: _Both, state: Path, out: Path, authority: Path) -> int:
     return prepared.rounds
 
 
-def _authority(server: Path) -> Path:
-    """The folder of the authority: that of the plan, if it has one, or that of `covey certs`."""
+def _authority(server: Path, out: Path) -> Path:
+    """The folder of the authority: that of the plan, if it has one, or one beside the new plan.
+
+    The new plan is copied to the operator's machine. So the script names it from there.
+    """
     beside = server.absolute().parent
     if (beside / AUTHORITY_KEY).exists():
         return beside
-    return AUTHORITY
+    return Path(os.path.relpath(out.absolute().parent / AUTHORITY))
 
 
 def _write_plan(both: _Both, out: Path, authority: Path) -> None:
@@ -190,8 +200,8 @@ def _write_plan(both: _Both, out: Path, authority: Path) -> None:
     new = [process for process in processes if process.name not in kept]
     plan_files.add_requests(new, out)
     if new:
-        plan_files.write_signing(new, out, authority, change=True)
-    plan_files.write_start(processes, out, signed=new, before=both.old.processes)
+        plan_scripts.write_signing(new, out, authority, change=True)
+    plan_scripts.write_start(processes, out, signed=new, before=both.old.processes)
 
 
 def _unused(path: Path) -> Path:
@@ -224,9 +234,10 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         out.append(f"{name}: from {before} to {after}; it keeps its disk")
     out += [f"{name}: new; it starts with an empty disk" for name in facts["added"]]
     out += [f"{name}: gone" for name in facts["removed"]]
+    out += facts["disks"]
     if facts["stopped"]:
         names = ", ".join(f"covey-{name}" for name in facts["stopped"])
-        out.append(f"{plan_files.START} disables {names}")
+        out.append(f"{plan_scripts.START} disables {names}")
     folder = shlex.quote(facts["folder"])
     out.append(f"the run goes on after round {facts['rounds']}; all nodes need their new folders")
     out.append(f"copy {folder} to the operator's machine, where the authority is; there:")

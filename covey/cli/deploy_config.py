@@ -42,19 +42,20 @@ class DeployFile(BaseModel):
     """Where the nodes of a tree run. The tables are by tier, or by the name of a seat.
 
     `names` are lists of names by tier; without them a node is called by its tier and its number.
-    `address` says where a node with children is reached. `data` are files of devices on their own
-    machines; with "source", each device takes its own part of the experiment's data. `quorum` and
-    `deadline` say how many children are enough after how many seconds. `norm_bound` is the largest
-    norm of a row that a node may answer in training. After `strikes` bad messages a parent evicts
-    their sender. With `diverged` = "drop" and a quorum, a device whose training diverged does not
-    end the run: its answer is a bad one. `processes` names devices that share a process;
-    `devices_per_process` puts neighbours together. `state` is the folder of a node's disk on its
-    machine. Without `share_rows`, edges and devices keep what they keep to themselves: the server's
-    folder has no models of theirs.
+    `address` says where a node with children is reached, `machine` where a process of devices runs.
+    `data` are files of devices on their own machines; with "source", each device takes its own part
+    of the experiment's data. `quorum` and `deadline` say how many children are enough after how
+    many seconds. `norm_bound` is the largest norm of a row that a node may answer in training.
+    After `strikes` bad messages a parent evicts their sender. With `diverged` = "drop" and a
+    quorum, a device whose training diverged does not end the run: its answer is a bad one.
+    `processes` names devices that share a process; `devices_per_process` puts neighbours together.
+    `state` is the folder of a node's disk on its machine. Without `share_rows`, edges and devices
+    keep what they keep to themselves: the server's folder has no models of theirs.
     """
 
     model_config = STRICT
     address: dict[str, Text] = {}
+    machine: dict[str, Text] = {}
     names: dict[str, list[str]] = {}
     data: Literal["source"] | dict[str, Text] = "source"
     quorum: dict[str, Quorum] = {}

@@ -34,6 +34,7 @@ from covey.deployed.local import GRACE, LocalProcesses, ProcessFailed, on_this_m
 from covey.deployed.own_models import FOLDER as MODELS
 from covey.deployed.own_models import replace_text
 from covey.deployed.plan import Process
+from covey.deployed.plan_scripts import START
 from covey.errors import ConfigError
 from covey.runs import checkpoint, record, status
 from covey.runs.record import Round
@@ -108,7 +109,7 @@ class LocalTree:
         file = self.out / name / plan_files.EXPERIMENT
         if not file.exists():
             raise ConfigError(f"{self.out} is not empty, and holds no tree; give another --out.")
-        if (self.out / plan_files.START).exists():
+        if (self.out / START).exists():
             rule = "holds the files and keys of covey deploy plan"
             raise ConfigError(f"{self.out} {rule}; give another --out.")
         before = load_config(file)

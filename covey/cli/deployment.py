@@ -16,7 +16,9 @@ from covey.cli.device_data import (
     is_census,
     with_names,
 )
+from covey.cli.named import resolved
 from covey.cli.own_code import own_modules
+from covey.data import locations
 from covey.data.census import read as read_census
 from covey.data.census import text as census_text
 from covey.deployed import plan_files
@@ -60,7 +62,7 @@ class Deployment:
         settings = deploy.settings()
         if local:
             address = dict.fromkeys(tree.tiers[:-1], "{seat}.local")
-            settings = replace(settings, address=address)
+            settings = replace(settings, address=address, machine={})
         processes = processes_of(tree, settings)
         check_files(config, processes)
         check_whole_paths(processes)
@@ -104,3 +106,13 @@ class Deployment:
         if not is_census(self.config):
             named["data.path"] = self.config.data.get("path")
         return {key: path for key, path in named.items() if path not in (None, "none")}
+
+    def found_set(self) -> tuple[str, Path] | None:
+        """The data set that was found in the data folder of this machine, and that folder.
+
+        None where the file names the folder, or the data are in no such folder.
+        """
+        settings = resolved("data", self.config.data)
+        if "data_dir" not in settings or settings["data_dir"] not in (None, "none"):
+            return None
+        return settings["name"], locations.folder().absolute()

@@ -65,7 +65,7 @@ State = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder of the node's disk. Default: that of NODE.toml, or state/NAME.",
+        help="The folder of the node's disk. Default: that of NODE.toml, or NAME in deploy.state.",
     ),
 ]
 Certs = Annotated[
@@ -168,7 +168,7 @@ class _Deployed:
         node_config.seats_in(self.tree, [name], self.deploy.names)
         whole = with_whole_paths(self.config, self.path.parent)
         process = process_of(self.tree, name, read_deploy(whole.deploy or {}).settings())
-        process = replace(process, state=f"state/{name}", listen=options.get("listen"))
+        process = replace(process, listen=options.get("listen"))
         return process.as_dict() | options
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from covey.cli.deploy_config import Norm, Seconds
 from covey.cli.validate import STRICT, check, nearest, parsed
-from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, split_address
+from covey.deployed.plan import ANY_ADDRESS, LOOPBACK, Process, join_address, split_address
 from covey.deployed.seats import NamedSeat, Names, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
@@ -50,8 +50,8 @@ class NodeFile(BaseModel):
         return Process(
             name=self.name,
             seats=own,
-            parent=self.parent,
-            listen=self.listen,
+            parent=_address("node.parent", self.parent),
+            listen=_address("node.listen", self.listen),
             control_port=self.control_port,
             state=self.state,
             durability=self.durability,
@@ -107,9 +107,13 @@ class NodeFile(BaseModel):
             raise ConfigError(f"{name} has children, which dial it; {fix}.")
         if not children and self.listen is not None:
             raise ConfigError(f"{name} has no children; leave out --listen {self.listen}.")
-        for key, address in (("node.parent", self.parent), ("node.listen", self.listen)):
-            if address is not None:
-                split_address(address, _PORT, key)
+
+
+def _address(key: str, text: str | None) -> str | None:
+    """An address with its port: gRPC would take another one where there is none."""
+    if text is None:
+        return None
+    return join_address(*split_address(text, _PORT, key))
 
 
 def seats_in(tree: Tree, wanted: Sequence[str], names: Names | None = None) -> list[NamedSeat]:

@@ -29,9 +29,12 @@ _DEEPEST = 32  # tables and lists inside each other; what a file may say has at 
 
 
 def parsed(text: str, name: object) -> dict[str, Any]:
-    """The table in a text of TOML; `name` is what an error calls the text."""
+    """The table in a text of TOML; `name` is what an error calls the text.
+
+    Some editors put a mark of their encoding before the text.
+    """
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}.") from error
     except RecursionError as error:

@@ -184,6 +184,7 @@ class Authority:
             if not file.exists():
                 fix = f"covey certs revoke {name}, then covey certs issue {name}"
                 raise ConfigError(f"{file} is gone, and its key with it; {fix}.")
+            self._check_holders(name, current.seats)
             public = _certificate(_read(file), str(file)).public_key()
             self._sign(name, current.seats, public, timedelta(days=days))
         return self.folder / name
@@ -191,12 +192,19 @@ class Authority:
     def revoke(self, name: str) -> int:
         """Revoke every certificate of a name; return how many were valid until now."""
         with self._alone():
+            self.check_issued([name])
+            self._check_alive()
             entries = self.issued()
+            self._revoke([name])
+        return sum(entry.name == name and _is_valid(entry) for entry in entries)
+
+    def check_issued(self, names: Sequence[str]) -> None:
+        """Refuse names that have no certificate, revoked or not."""
+        entries = self.issued()
+        for name in names:
             if all(entry.name != name for entry in entries):
                 fix = _near(name, entries, "revoke")
                 raise ConfigError(f"{self.folder} has issued no {shown(name)}; {fix}.")
-            self._revoke([name])
-        return sum(entry.name == name and _is_valid(entry) for entry in entries)
 
     def issued(self) -> list[Issued]:
         """Every certificate that was signed, in order."""
@@ -247,20 +255,27 @@ class Authority:
 
     def _make_room(self, name: str, seats: Sequence[str], holders: Holders) -> None:
         """Refuse or revoke certificates beside which a new one would be a second."""
-        others = {
-            entry.name: sorted({*seats} & {*entry.seats})
-            for entry in self.issued()
-            if entry.name != name and _is_valid(entry) and {*seats} & {*entry.seats}
-        }
         if holders == "revoke":
-            self._revoke([name, *others])
+            self._revoke([name, *self._holders(name, seats)])
             return
         current = self._current(name)
         if current is not None:
             fix = f"covey certs renew {name}, or issue with --replace, which revokes it"
             raise ConfigError(f"{name} has a certificate until {current.ends:%Y-%m-%d}; {fix}.")
-        if others and holders == "refuse":
-            holder, shared = next(iter(others.items()))
+        if holders == "refuse":
+            self._check_holders(name, seats)
+
+    def _holders(self, name: str, seats: Sequence[str]) -> dict[str, list[str]]:
+        """Which of these seats others have a valid certificate for, by the name of the other."""
+        return {
+            entry.name: sorted({*seats} & {*entry.seats})
+            for entry in self.issued()
+            if entry.name != name and _is_valid(entry) and {*seats} & {*entry.seats}
+        }
+
+    def _check_holders(self, name: str, seats: Sequence[str]) -> None:
+        """Refuse a certificate for seats that another has one for."""
+        for holder, shared in self._holders(name, seats).items():
             fix = f"if {name} is to have it, issue with --replace, which revokes that of {holder}"
             raise ConfigError(f"{holder} has a certificate for {', '.join(shared)}; {fix}.")
 
@@ -272,6 +287,15 @@ class Authority:
             entries.append(replace(entry, revoked=revoked))
         self._write_issued(entries)
         self._write_revoked(entries)
+
+    def _check_alive(self) -> None:
+        """Refuse to revoke when the authority has ended: its certificates count nowhere now."""
+        ends = _certificate(_read(self.folder / AUTHORITY), AUTHORITY).not_valid_after_utc
+        if _now() >= ends:
+            why = "no certificate of it counts now, so there is nothing to revoke"
+            raise ConfigError(
+                f"the authority in {self.folder} ended at {ends:%Y-%m-%d %H:%M} UTC: {why}."
+            )
 
     def _check_lifetime(self, days: float) -> None:
         """Refuse a certificate that would be valid for longer than its authority."""

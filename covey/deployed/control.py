@@ -19,7 +19,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -299,10 +299,12 @@ def call(
     path: str,
     certificate: Path | None = None,
     process: str | None = None,
+    seats: Collection[str] = (),
 ) -> str:
     """What a control port answers; `certificate` is the operator's folder, beyond loopback.
 
-    `process` is the name of the process that is meant; without one, whoever has the port.
+    `process` is the name of the process that is meant; without one, whoever has the port. With a
+    certificate, it must show one of these seats.
     """
     host, port = address
     place = join_address(host, port)
@@ -318,14 +320,14 @@ def call(
     try:
         with closing(_connection(host, port, context)) as connection:
             connection.connect()
-            _check_shown(connection, certificate)
+            _check_shown(connection, certificate, seats)
             connection.request(method, quote(path), headers=headers)
             response = connection.getresponse()
             text = response.read(_LONGEST).decode()
     except ConnectionRefusedError as error:
         fix = "is the node running, and is this its control_port?"
         raise NotListening(f"nothing listens on {place}; {fix}") from error
-    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         fix = "is the node running, and is this its control_port?"
         if certificate is None:
             fix += " Beyond loopback it answers with --certs alone."
@@ -337,8 +339,14 @@ def call(
     return text
 
 
-def _check_shown(connection: http.client.HTTPConnection, certificate: Path | None) -> None:
-    """Refuse a control port that shows a revoked certificate: its node may have been stolen."""
+def _check_shown(
+    connection: http.client.HTTPConnection, certificate: Path | None, seats: Collection[str]
+) -> None:
+    """Refuse a control port that shows a certificate of other seats than those that are meant.
+
+    Any node of the tree has a certificate of the same authority. One that is revoked is refused
+    too: its node may have been stolen.
+    """
     if certificate is None or not isinstance(connection.sock, ssl.SSLSocket):
         return
     der = connection.sock.getpeercert(binary_form=True)
@@ -346,6 +354,12 @@ def _check_shown(connection: http.client.HTTPConnection, certificate: Path | Non
     refusal = shown.refusal(Identity(certificate).revoked(), datetime.now(UTC))
     if refusal is not None:
         raise ConfigError(f"{connection.host}:{connection.port}: {refusal}.")
+    if not {*seats} <= {*shown.seats}:
+        place = join_address(connection.host, connection.port)
+        names = ", ".join(shown.seats)
+        raise AnotherProcess(
+            f"{place} shows the certificate of {names}, not of {', '.join(seats)}."
+        )
 
 
 def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+from covey.data.shards import some
 from covey.deployed.seats import NamedSeat, Names, check_name, seats_of
 from covey.deployed.transport import Patience
 from covey.errors import ConfigError
@@ -26,6 +28,7 @@ ANY_ADDRESS = "0.0.0.0"
 ANY_IPV6 = "::"
 LOOPBACK = "127.0.0.1"
 _LAST_PORT = 65535
+_HOST = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Settings:
 
     address: Mapping[str, str] = field(default_factory=dict)
     """Where a node with children is reached, as host:port or host; "{seat}" is its name."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """Where a process of devices runs, by tier or process; "{process}" is its name."""
     names: Names = field(default_factory=dict)
     """What the nodes of a tier are called, in the order of their numbers."""
     data: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +88,8 @@ class Process:
     """Where the control port listens; beyond loopback, operators need a certificate."""
     share_rows: bool = True
     """Whether the server may read what its nodes keep."""
+    machine: str | None = None
+    """The machine of a process of devices, where the plan names it; node.toml has no use for it."""
 
     @property
     def tier(self) -> str:
@@ -132,10 +139,10 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
     groups = _groups(tree, seats, settings)
     addresses = _addresses(seats, settings)
     ports = _ControlPorts(settings.control_port, addresses.values())
+    machines = _machines(tree, groups, settings)
     out = []
     for name, group in groups.items():
-        first = group[0]
-        ends = _ends(name, first, addresses)
+        ends = _ends(name, group[0], addresses, machines.get(name))
         out.append(
             Process(
                 name=name,
@@ -144,6 +151,7 @@ def processes_of(tree: Tree, settings: Settings) -> list[Process]:
                 listen=ends.listen,
                 control_port=ports.next(ends.host),
                 state=f"{settings.state}/{name}",
+                machine=machines.get(name),
                 **_own_settings(tree, group, seats, settings),
             )
         )
@@ -195,13 +203,21 @@ class _Ends:
     listen: str | None = None
 
 
-def _ends(name: str, first: NamedSeat, addresses: Mapping[str, tuple[str, int]]) -> _Ends:
+def _ends(
+    name: str,
+    first: NamedSeat,
+    addresses: Mapping[str, tuple[str, int]],
+    machine: str | None,
+) -> _Ends:
     """The ends of the process of this name; `first` is one of its seats."""
-    ends = _Ends(host=name)
+    ends = _Ends(host=machine or name)
     if first.parent is not None:
         host, port = addresses[first.parent]
         ends = replace(ends, parent=join_address(host, port))
         if is_loopback(host):  # who dials loopback is on the parent's machine
+            if machine is not None and not is_loopback(machine):
+                why = f"{name} dials {host}, so it is on the machine of {first.parent}"
+                raise ConfigError(f"deploy.machine = {machine!r}: {why}; leave it out.")
             ends = replace(ends, host=LOOPBACK)
     if first.children:
         host, port = addresses[first.name]
@@ -297,9 +313,18 @@ def split_address(text: str, port: int, key: str) -> tuple[str, int]:
 
 def join_address(host: str, port: int) -> str:
     """An address as it is dialled; a host of IPv6 stands in brackets."""
+    return f"{bracketed(host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a colon: one of IPv6 is in brackets.
+
+    >>> bracketed("edge0.example"), bracketed("fe80::1")
+    ('edge0.example', '[fe80::1]')
+    """
     if ":" in host:
-        return f"[{host}]:{port}"
-    return f"{host}:{port}"
+        return f"[{host}]"
+    return host
 
 
 # The checks
@@ -438,6 +463,32 @@ def _checked_group(
         fix = "a process dials one parent; make a process for each"
         raise ConfigError(f"{where}: its devices have the parents {', '.join(parents)}; {fix}.")
     return tuple(group)
+
+
+def _machines(
+    tree: Tree, groups: Mapping[str, Sequence[NamedSeat]], settings: Settings
+) -> dict[str, str]:
+    """The machines that the file names, by process; nodes with children have an address."""
+    leaf = tree.tiers[-1]
+    of_devices = [name for name, group in groups.items() if group[0].tier == leaf]
+    for key in settings.machine:
+        if key != leaf and key not in of_devices:
+            known = f"{leaf}, or a process of devices: {some(of_devices)}"
+            raise ConfigError(f"deploy.machine.{key}: give {known}.")
+    out: dict[str, str] = {}
+    for name in of_devices:
+        text = settings.machine.get(name, settings.machine.get(leaf))
+        if text is not None:
+            out[name] = _host(text.replace("{process}", name), f"deploy.machine.{name}")
+    return out
+
+
+def _host(text: str, key: str) -> str:
+    """The name of a machine; an error where it is none, or has a port."""
+    host = text.strip("[]")
+    if _HOST.fullmatch(host) is None or host.count(":") == 1:  # one of IPv6 has more
+        raise ConfigError(f"{key} = {text!r}: give the name of a machine, as in edge0.example.")
+    return host
 
 
 def _addresses(seats: Mapping[str, NamedSeat], settings: Settings) -> dict[str, tuple[str, int]]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covey.deployed import certificates
-from covey.deployed.plan import ANY_ADDRESS, Process, is_loopback
+from covey.deployed.plan import ANY_ADDRESS, Process
 from covey.errors import ConfigError
 
 NODE = "node.toml"
 EXPERIMENT = "experiment.toml"
 COMPOSE = "compose.yaml"
-SIGN = "sign.sh"
-START = "start.sh"
 CONFIG_FOLDER = "/etc/covey"
 """Where the folder of a process lies on its machine."""
 DRAIN_SECONDS = 60
 """How long a process that is told to end may take for the ask under way."""
-_STATE_ROOT = "/var/lib/"
+STATE_ROOT = "/var/lib/"
+"""Folders of state below this one are made by systemd."""
 _NO_RESTART = "2 3"  # exit codes of an invalid file and of a run that diverged
 
 
@@ -46,13 +43,13 @@ def write(
     for process in processes:
         own = folder / process.name
         _make_private(own)
-        _new(own / NODE, node_file(process))
+        write_new(own / NODE, node_file(process))
         for name, text in shared.items():
-            _new(own / name, text)
-        _new(own / unit_name(process), unit(process))
+            write_new(own / name, text)
+        write_new(own / unit_name(process), unit(process))
         out[process.name] = own
     if image is not None:
-        _new(folder / COMPOSE, compose(processes, image))
+        write_new(folder / COMPOSE, compose(processes, image))
     return out
 
 
@@ -141,8 +138,8 @@ def unit(process: Process) -> str:
 
 def _state_lines(state: str) -> list[str]:
     """Where the process may write."""
-    if state.startswith(_STATE_ROOT):
-        name = _unit_word(state.removeprefix(_STATE_ROOT))
+    if state.startswith(STATE_ROOT):
+        name = _unit_word(state.removeprefix(STATE_ROOT))
         return [f"StateDirectory={name}", "StateDirectoryMode=0700"]
     return [f"ReadWritePaths={_unit_word(state)}"]
 
@@ -204,25 +201,6 @@ def _compose_options(process: Process) -> list[str]:
     return out
 
 
-def hosts_of(processes: Sequence[Process]) -> dict[str, str]:
-    """The machine of each process, as far as addresses tell, by the name of the process."""
-    out: dict[str, str] = {}
-    for process in processes:
-        parent = process.seats[0].parent
-        if parent is None or process.parent is None:
-            continue
-        host = process.parent.rpartition(":")[0].strip("[]")
-        out[parent] = host
-        if is_loopback(host):
-            out.setdefault(process.name, host)
-    return out
-
-
-def host_of(processes: Sequence[Process], name: str) -> str:
-    """The machine of a process as the scripts name it."""
-    return hosts_of(processes).get(name, placeholder(name))
-
-
 def toml_text(name: str, table: Mapping[str, Any]) -> str:
     """A table as TOML: numbers, texts and lists of texts as JSON has them, then tables inside it.
 
@@ -243,17 +221,20 @@ def toml_text(name: str, table: Mapping[str, Any]) -> str:
 
 
 def yaml_text(value: Mapping[str, Any], indent: int = 0) -> str:
-    """A table as YAML: keys as they are, every text in the quotes of JSON, which YAML reads alike.
+    """A table as YAML: every key and text in the quotes of JSON, which YAML reads alike.
 
-    >>> print(yaml_text({"a": {"b": ["x: y"]}, "c": {}}), end="")
-    a:
-      b:
+    Without quotes a seat called 17, null or true would be no text.
+
+    >>> print(yaml_text({"a": {"17": ["x: y"]}, "c": {}}), end="")
+    "a":
+      "17":
         - "x: y"
-    c: {}
+    "c": {}
     """
     space = " " * indent
     out = ""
-    for key, item in value.items():
+    for name, item in value.items():
+        key = _json(name)
         if isinstance(item, Mapping) and item:
             out += f"{space}{key}:\n{yaml_text(item, indent + 2)}"
         elif isinstance(item, list) and item:
@@ -277,160 +258,6 @@ def _json(value: Any) -> str:
     return "".join(letters)
 
 
-# The scripts of the operator
-
-_SIGN = """\
-# Signs the requests in this folder, on the machine of the authority: sh sign.sh [AUTHORITY]
-# It may be started again after a failure.
-set -eu
-folder=$(dirname "$0")
-authority=${1:-AUTHORITY}
-
-sign() {  # NAME, and options of covey certs issue
-    if test -e "$folder/$1/certificate.pem"; then return; fi
-    if ! test -e "$folder/$1/request.pem"; then
-        echo "$folder/$1/request.pem is missing. Copy it from the machine of $1; there:" >&2
-        echo "  covey certs request $1 --dir CONFIG/$1" >&2
-        exit 1
-    fi
-    covey certs issue "$@" --dir "$authority" --request "$folder/$1/request.pem" > /dev/null
-    cp "$authority/$1/ca.pem" "$authority/$1/certificate.pem" "$folder/$1/"
-    echo "signed $1"
-}
-"""
-_INIT = """\
-if ! test -e "$authority/ca.pem"; then
-    covey certs init --dir "$authority" > /dev/null
-    echo "made the authority $authority: keep its ca.key off every node"
-fi
-"""
-_TELL_REVOKED = 'for own in "$folder"/*/; do cp "$authority/revoked.pem" "$own"; done'
-_START = """\
-# Copies every folder to its machine, and starts its node.
-# It may be started again after a failure.
-set -eu
-folder=$(dirname "$0")
-"""
-_CHECK = """\
-for name in NAMES; do
-    if ! test -e "$folder/$name/certificate.pem"; then
-        echo "$name has no certificate yet. First: sh $folder/sign.sh" >&2
-        exit 1
-    fi
-done
-"""
-
-
-def write_signing(
-    processes: Sequence[Process], folder: Path, authority: Path, *, change: bool = False
-) -> None:
-    """Write the script that signs the requests and puts the certificates beside them.
-
-    A change has an authority already, and its certificates replace those from before.
-    """
-    head = _SIGN.replace("AUTHORITY}", f"{_seen_from(folder, authority)}}}")
-    lines = [head.replace("CONFIG", CONFIG_FOLDER)]
-    options = " --replace"
-    if not change:
-        options = ""
-        lines.append(_INIT)
-    for process in processes:
-        seats = " ".join(f"--seat {seat.name}" for seat in process.seats)
-        lines.append(f"sign {process.name} {seats}{options}")
-    _write_script(folder / SIGN, [*lines, _TELL_REVOKED])
-
-
-def _seen_from(folder: Path, authority: Path) -> str:
-    """The authority's folder as a script in another folder names it."""
-    if authority.is_absolute():
-        return shlex.quote(str(authority))
-    return f'"$folder"/{shlex.quote(os.path.relpath(authority, folder))}'
-
-
-def write_start(
-    processes: Sequence[Process],
-    folder: Path,
-    *,
-    signed: Sequence[Process] = (),
-    before: Sequence[Process] = (),
-) -> None:
-    """Write the script that brings every process to its machine and starts it.
-
-    `signed` are those that the other script signs first; `before` is the plan that this replaces.
-    """
-    lines = [_START]
-    if signed:
-        listed = " ".join(process.name for process in signed)
-        lines.append(_CHECK.replace("NAMES", listed))
-    lines += commands(processes)
-    names = {process.name for process in processes}
-    removed = [process.name for process in before if process.name not in names]
-    lines += _disable_commands(removed, hosts_of(before))
-    _write_script(folder / START, lines)
-
-
-def commands(processes: Sequence[Process]) -> list[str]:
-    """The lines that bring every process to its machine and start it; `folder` is the plan's."""
-    hosts = hosts_of(processes)
-    out = []
-    for process in processes:
-        if process.name not in hosts:
-            out.append(_placeholder_note(process.name))
-        host = hosts.get(process.name, placeholder(process.name))
-        own = f"{CONFIG_FOLDER}/{process.name}"
-        source = f'"$folder"/{process.name}'
-        start = f"chown -R covey {own} && systemctl enable --now {own}/{unit_name(process)}"
-        if not process.state.startswith(_STATE_ROOT):  # systemd makes the others
-            start = f"install -d -o covey -m 700 {shlex.quote(process.state)} && {start}"
-        if is_loopback(host):
-            out.append(f"mkdir -p {own} && cp -R {source}/. {own}/")
-            out.append(start)
-        else:
-            out.append(_copy_command(source, host, own))
-            out.append(shlex.join(["ssh", f"root@{host}", start]))
-    return out
-
-
-def _disable_commands(removed: Sequence[str], hosts: Mapping[str, str]) -> list[str]:
-    """The lines that keep removed processes from starting again with their machines."""
-    out = []
-    for name in removed:
-        if name not in hosts:
-            out.append(_placeholder_note(name))
-        host = hosts.get(name, placeholder(name))
-        disable = f"systemctl disable --now covey-{name}.service"
-        if not is_loopback(host):
-            disable = shlex.join(["ssh", f"root@{host}", disable])
-        out.append(disable)
-    return out
-
-
-def placeholder(name: str) -> str:
-    """What stands for the machine of a process whose address nobody has to know."""
-    return f"{name}.example"
-
-
-def _placeholder_note(name: str) -> str:
-    return f"# {placeholder(name)} stands for the machine of {name}: put in the real name"
-
-
-def _copy_command(source: str, host: str, own: str) -> str:
-    """The command that copies a folder to another machine.
-
-    There the files belong to root until the process's user gets them: the number of the user who
-    has them here may be anybody's there.
-    """
-    if ":" in host:
-        host = f"[{host}]"
-    make = shlex.quote(f"mkdir -p {CONFIG_FOLDER} && rsync")
-    target = shlex.quote(f"root@{host}:{own}/")
-    return f"rsync -a --no-owner --no-group --rsync-path={make} {source}/ {target}"
-
-
-def _write_script(path: Path, lines: Sequence[str]) -> None:
-    _new(path, "\n".join(["#!/bin/sh", *lines]) + "\n")
-
-
 def _make_private(folder: Path) -> None:
     """Make a folder that its owner alone may look into."""
     try:
@@ -439,7 +266,7 @@ def _make_private(folder: Path) -> None:
         raise ConfigError(f"cannot write {folder}: {error.strerror}.") from error
 
 
-def _new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """Write a file that does not exist yet."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

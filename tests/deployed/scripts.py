@@ -18,11 +18,22 @@ echo > "$TOOLS/call"
 read -r code < "$TOOLS/code"
 exit "$code"
 """
-OTHER = """#!/bin/sh
+NOTE = """#!/bin/sh
 printf '%s\\n' "$(basename "$0") $*" >> "$TOOLS/log"
-if test -e "$TOOLS/off"; then exit 255; fi
 """
-NAMES = ("rsync", "ssh", "systemctl", "chown", "mkdir")
+OTHERS = {
+    **dict.fromkeys(("chown", "mkdir"), NOTE),
+    "rsync": NOTE + 'for last; do :; done; host=${last%%:/*}; ! test -e "$TOOLS/${host#root@}.off"',
+    "ssh": NOTE
+    + """
+machine=${1#root@}
+if test -e "$TOOLS/$machine.off"; then exit 255; fi
+sh -c "$(printf '%s' "$2" | sed "s#/srv/covey#$TOOLS/$machine#g")"
+""",
+    "systemctl": NOTE + 'test "$1" != is-active || test -e "$TOOLS/$3.running"',
+    "install": NOTE + 'for last; do :; done; /bin/mkdir -p "$last"',
+}
+"""The tools of other machines. `ssh` has a folder for each, in place of its /srv/covey."""
 
 
 @dataclass
@@ -39,9 +50,13 @@ class Tools:
         self.folder.mkdir()
         for name in ("call", "code"):
             os.mkfifo(self.folder / name)
-        for name, text in {"covey": COVEY, **dict.fromkeys(NAMES, OTHER)}.items():
+        for name, text in {"covey": COVEY, **OTHERS}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
             (self.folder / name).chmod(0o755)
+
+    def disk(self, machine: str, name: str) -> Path:
+        """The disk of PROCESS/SEAT on a machine."""
+        return self.folder / machine / name / "node.sqlite"
 
     def log(self) -> list[str]:
         """The lines of other tools than `covey`, in order."""

@@ -141,7 +141,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert covey("certs", "issue", "server", "device0", *certs).code == 0
     assert covey("certs", "issue", "gate", "--seat", "device1", *certs).code == 0
     assert covey("certs", "renew", "server", *certs).code == 0
-    assert "revoked 1 certificates of device0" in covey("certs", "revoke", "device0", *certs).out
+    typo = covey("certs", "revoke", "device0", "devise1", *certs)
+    assert (typo.code, "has issued no 'devise1'" in typo.err) == (2, True)
+    revoked = covey("certs", "revoke", "device0", *certs).out
+    assert "revoked 1 certificates of device0" in revoked
+    assert f"copy {tmp_path / 'certs' / 'revoked.pem'} to the folder of every node" in revoked
     listed = json.loads(covey("certs", "list", "--json", *certs).out)
     names = [(entry["name"], entry["seats"], entry["revoked"]) for entry in listed]
     assert names == [
@@ -312,10 +316,13 @@ def test_a_seat_has_one_holder(authority: Authority) -> None:
     certs = ("--dir", authority.folder)
     replaced = covey("certs", "issue", "device3", "--replace", *certs)
     assert "revoked device2-3" in replaced.out
+    assert "to the folder of every node" in replaced.out
     assert [entry.revoked for entry in authority.issued()] == [True, False]
     ended = authority.issue("device5", days=-1)
     authority.issue("gate", seats=["device5"])
     assert ended.exists()
+    with pytest.raises(ConfigError, match="gate has a certificate for device5"):
+        authority.renew("device5")
 
 
 def test_a_request_is_signed_once(authority: Authority, tmp_path: Path) -> None:
@@ -355,6 +362,8 @@ def test_no_certificate_outlives_its_authority(
     with pytest.raises(ConfigError, match="; make another authority with covey certs init"):
         authority.issue("device1")
     assert "the authority ended at" in str(identity.refusal())
+    with pytest.raises(ConfigError, match=r"ended at .*: .* there is nothing to revoke\."):
+        authority.revoke("device0")
 
 
 def test_a_request_prints_the_seats(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.cli import deploy_change, node_config
 from covey.cli.config import load
 from covey.cli.deployment import Deployment
-from covey.deployed import plan_files
+from covey.deployed import plan_files, plan_scripts
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.change import TreeChange, changed, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
@@ -496,7 +496,11 @@ def test_the_command_refuses_where_an_edge_owes_an_order(
     assert not out.exists()
 
 
-FAR = ('deploy.address={server="s", edge="{seat}"}',)
+FAR = (
+    'deploy.address={server="s", edge="{seat}"}',
+    'deploy.machine={device="{process}.far"}',
+    "deploy.state=/srv/covey",
+)
 
 
 def planned(file: Path, *changes: str) -> Deployment:
@@ -511,17 +515,20 @@ def test_the_scripts_of_a_change_can_be_started_again(pumps: Pumps, tmp_path: Pa
     plan = tmp_path / "old plan"
     old.write(plan, old.processes)
     plan_files.add_requests(old.processes, plan)
-    plan_files.write_signing(old.processes, plan, authority)
+    plan_scripts.write_signing(old.processes, plan, authority)
     assert tools.run(plan / "sign.sh") == 0, tools.said
     new_file = pumps.file("new.toml", NEW, 4)
     new = planned(new_file, 'deploy.processes.gate=["c", "a"]')
     out = tmp_path / "new plan"
     deploy_change._write_plan(deploy_change._Both(old, new), out, authority)
-    (tools.folder / "off").touch()
     for _ in range(2):
         assert tools.run(out / "sign.sh") == 0, tools.said
-        assert tools.run(out / "start.sh") == 255
-    (tools.folder / "off").unlink()
+    for name in ("gate/c", "a/a"):
+        make_disk(tools, f"{name.partition('/')[0]}.far", name)
+    assert tools.run(out / "start.sh") == 1
+    moved_by_hand = tools.disk("gate.far", "gate/a")
+    moved_by_hand.parent.mkdir()
+    tools.disk("a.far", "a/a").rename(moved_by_hand)
     assert tools.run(out / "start.sh") == 0, tools.said
     assert set(Identity(out / "gate").check().seats) == {"a", "c"}
     revoked = {entry.name for entry in Authority(authority).issued() if entry.revoked}
@@ -529,17 +536,98 @@ def test_the_scripts_of_a_change_can_be_started_again(pumps: Pumps, tmp_path: Pa
     (out / "b" / "ca.pem").write_bytes((plan / "b" / "ca.pem").read_bytes())
     assert len(Identity(out / "b").revoked()) == 2  # b keeps its own, and is told of both
     assert not (out / "b" / "key.pem").exists()
-    assert "ssh root@a.example systemctl disable --now covey-a.service" in tools.log()
+    assert "systemctl disable --now covey-a.service" in tools.log()
     assert not (out / "compose.yaml").exists()  # the disks of containers are elsewhere
+
+
+def make_disk(tools: Tools, machine: str, name: str) -> None:
+    """A disk of PROCESS/SEAT on a machine, whose bytes are its name."""
+    disk = tools.disk(machine, name)
+    disk.parent.mkdir(parents=True)
+    disk.write_text(name, encoding="utf-8")
+
+
+def test_a_disk_follows_its_seat_into_a_process_of_another_name(
+    pumps: Pumps, tmp_path: Path
+) -> None:
+    """b joins c: a-1 becomes a, and c-3 becomes b-2; one edge has another machine."""
+    tools = Tools(tmp_path / "bin")
+    pairs = ("deploy.devices_per_process=2", 'deploy.machine={device="m"}')
+    old = planned(pumps.file("old2.toml", {"north": "ab", "south": "cd"}, 2), *pairs)
+    new_file = pumps.file("new2.toml", {"north": "a", "south": "bcd"}, 2)
+    new = planned(new_file, *pairs, 'deploy.address={server="s", north="north", south="other"}')
+    assert [process.name for process in old.processes][-2:] == ["a-1", "c-3"]
+    assert [process.name for process in new.processes][-3:] == ["a", "b-2", "d"]
+    both = deploy_change._Both(old, new)
+    out = tmp_path / "new plan"
+    deploy_change._write_plan(both, out, tmp_path / "certs")
+    assert [str(move) for move in both.disks()] == [
+        "south: its disk must go from south:/srv/covey/south/south to other:/srv/covey/south/south; "
+        "start.sh moves it where that is one machine, and otherwise waits until you have",
+        "a: start.sh moves its disk from m:/srv/covey/a-1/a to m:/srv/covey/a/a",
+        "b: start.sh moves its disk from m:/srv/covey/a-1/b to m:/srv/covey/b-2/b",
+        "c: start.sh moves its disk from m:/srv/covey/c-3/c to m:/srv/covey/b-2/c",
+        "d: start.sh moves its disk from m:/srv/covey/c-3/d to m:/srv/covey/d/d",
+    ]
+    for name in ("a-1/a", "a-1/b", "c-3/c"):
+        make_disk(tools, "m", name)
+    make_disk(tools, "south", "south/south")
+    for own in out.glob("*/"):
+        (own / "certificate.pem").touch()
+    assert tools.run(out / "start.sh") == 1
+    assert "not done: south d. When the cause is mended" in tools.said
+    by_hand = "move the folder /srv/covey/south/south from south to /srv/covey/south/south on other"
+    assert f"other has no disk of south: {by_hand}." in tools.said
+    assert "m has no disk of d: move the folder /srv/covey/c-3/d" in tools.said
+    enabled = [line.split()[-1] for line in tools.log() if line.startswith("systemctl enable")]
+    assert enabled == [f"covey-{name}.service" for name in ("server", "north", "a", "b-2")]
+    make_disk(tools, "m", "c-3/d")
+    make_disk(tools, "other", "south/south")
+    for _ in range(2):
+        assert tools.run(out / "start.sh") == 0, tools.said
+        for name, before in {"a/a": "a-1/a", "b-2/b": "a-1/b", "b-2/c": "c-3/c", "d/d": "c-3/d"}.items():  # fmt: skip
+            assert tools.disk("m", name).read_text(encoding="utf-8") == before
+            assert not tools.disk("m", before).parent.exists()
+
+
+def test_a_disk_is_not_moved_over_another_or_under_a_process(pumps: Pumps, tmp_path: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+    machine = 'deploy.machine={device="m"}'
+    file = pumps.file("old2.toml", {"north": "ab", "south": "cd"}, 2)
+    old = planned(file, machine, "deploy.devices_per_process=2")
+    out = tmp_path / "new"
+    deploy_change._write_plan(deploy_change._Both(old, planned(file, machine)), out, tmp_path)
+    for own in out.glob("*/"):
+        (own / "certificate.pem").touch()
+    for name in ("a-1/a", "a/a", "a-1/b", "c-3/c", "c-3/d"):
+        make_disk(tools, "m", name)
+    (tools.folder / "covey-c-3.service.running").touch()
+    assert tools.run(out / "start.sh") == 1
+    assert "not done: a c d." in tools.said
+    assert "a has a disk in" in tools.said
+    assert "covey-c-3 still runs; stop it first" in tools.said
+    for name in ("a-1/a", "a/a", "c-3/c", "c-3/d"):
+        assert tools.disk("m", name).read_text(encoding="utf-8") == name
+    assert tools.disk("m", "b/b").read_text(encoding="utf-8") == "a-1/b"
+
+
+def test_the_authority_is_beside_the_new_plan(tmp_path: Path) -> None:
+    """The plan is copied to the operator's machine, where no other folder of this one is."""
+    authority = deploy_change._authority(tmp_path / "old" / "server", tmp_path / "x" / "new")
+    (tmp_path / "x" / "new").mkdir(parents=True)
+    plan_scripts.write_signing([], tmp_path / "x" / "new", authority, change=True)
+    text = (tmp_path / "x" / "new" / "sign.sh").read_text(encoding="utf-8")
+    assert 'authority=${1:-"$folder"/../certs}' in text
 
 
 def test_a_change_says_where_it_is_signed() -> None:
     facts = {
         "folder": "it's", "rounds": 2, "moved": {}, "added": [], "removed": ["d"],
-        "stopped": ["gate"], "commands": ["sh x/sign.sh"],
+        "stopped": ["gate"], "disks": ["c: its disk"], "commands": ["sh x/sign.sh"],
     }  # fmt: skip
     assert deploy_change._sentences(facts) == [
         "d: gone",
+        "c: its disk",
         "start.sh disables covey-gate",
         "the run goes on after round 2; all nodes need their new folders",
         """copy 'it'"'"'s' to the operator's machine, where the authority is; there:""",

@@ -22,7 +22,7 @@ from covey.cli import ctl
 from covey.cli.ctl_screen import merged, waiting
 from covey.deployed import control as control_module
 from covey.deployed.certificates import KEY, Authority, Identity
-from covey.deployed.control import Control, call, drained
+from covey.deployed.control import AnotherProcess, Control, NotListening, call, drained
 from covey.deployed.events import HIDDEN, EventLog
 from covey.deployed.progress import Progress, SeatProgress
 from covey.deployed.transport import Answer, AskKey, Blob, Check, Patience
@@ -314,7 +314,7 @@ def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_p
     states = {line.split()[0]: line for line in shown.out.splitlines()}
     assert "paused" in states["edge0"]
     assert "not running" in states["edge1"]
-    assert "nothing listens on the control port of edge1" in shown.out
+    assert "not running here: edge1, server" in shown.out
     stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "ended", edge1=1))
     assert (stopped.code, stopped.out) == (0, "edge1: it is not running\n")
 
@@ -349,6 +349,36 @@ def test_a_server_that_ends_its_round_for_long_is_named(
     stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert stopped.code == 0
     assert "edge0: still ends its round after 0 s" in stopped.out
+
+
+def test_a_server_that_is_busy_has_not_ended(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its control port may not answer in time; the others must not end before it."""
+    asked: list[str] = []
+
+    def busy(method: str, *more: Any) -> str:
+        asked.append(method)
+        if method == "POST":
+            return call(method, *more)
+        if len(asked) < 4:
+            raise ConfigError("no answer (timed out)")
+        raise NotListening("nothing listens")
+
+    monkeypatch.setattr(ctl, "call", busy)
+    monkeypatch.setattr(ctl, "_POLL", 0)
+    stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
+    assert stopped.code == 0
+    assert asked == ["POST", "GET", "GET", "GET"]
+
+
+def test_a_host_that_is_no_name_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    operator = Authority.create(tmp_path / "certs").issue("operator")
+    words = ("--node", "edge0@edge0..example:9443", "--certs", operator)
+    result = covey("ctl", "status", *words)
+    assert result.code == 2
+    assert "no answer from edge0..example:9443" in result.err
 
 
 def test_a_parent_that_cannot_be_asked_is_told_with_its_reason() -> None:
@@ -418,6 +448,35 @@ def test_a_control_port_with_a_revoked_certificate_is_refused(
         assert not progress.draining
     finally:
         control.close()
+
+
+def test_a_control_port_must_show_the_seat_that_is_meant(
+    progress: Progress, tmp_path: Path
+) -> None:
+    """A device has a certificate of the same authority, and may not answer for its edge."""
+    pytest.importorskip("cryptography")
+    authority = Authority.create(tmp_path / "certs")
+    operator = authority.issue("operator")
+    control = Control(progress, host="0.0.0.0", identity=Identity(authority.issue("device7")))
+    place = f"127.0.0.1:{control.port}"
+    certs = ("--certs", operator)
+    plan = planned(tmp_path / "fleet", edge0=control.port)
+    try:
+        with pytest.raises(AnotherProcess, match="shows the certificate of device7, not of edge0"):
+            call("POST", ("127.0.0.1", control.port), "/stop", operator, "edge0", ("edge0",))
+        meant = covey("ctl", "stop", "--node", f"edge0@{place}", *certs)
+        assert (meant.code, "certificate of device7, not of edge0" in meant.err) == (2, True)
+        assert (
+            "it is not running on this machine" in covey("ctl", "stop", "--plan", plan, *certs).out
+        )
+        assert not progress.draining
+        assert covey("ctl", "status", "--node", f"device7@{place}", *certs).code == 0
+    finally:
+        control.close()
+    anybody = covey("ctl", "stop", "--node", "edge0.example:9443", *certs)
+    assert "give --node SEAT@edge0.example:9443" in anybody.err
+    unchecked = covey("ctl", "stop", "--node", f"edge0@{place}")
+    assert "a seat is checked against a certificate; give --certs" in unchecked.err
 
 
 def test_a_control_port_of_ipv6(progress: Progress) -> None:

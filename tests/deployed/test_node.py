@@ -62,6 +62,7 @@ def test_a_node_without_a_file_has_the_settings_of_the_experiment(
         "deploy.strikes=5",
         'deploy.diverged="drop"',
         "deploy.control_port=9555",
+        "deploy.state=/srv/covey",
         "algorithm={name='hierfavg'}",
         "tree.edges=[2, 2]",
     )
@@ -69,12 +70,15 @@ def test_a_node_without_a_file_has_the_settings_of_the_experiment(
     edge = started(monkeypatch, "--name", "edge1", "--listen", "localhost:2", *words)
     assert edge.share_rows is False
     assert edge.durability == "power"
-    assert edge.state == "state/edge1"
+    assert edge.state == "/srv/covey/edge1"
     assert edge.control_port == 9555
     assert edge.patience == Patience(3.0, 1)
     assert edge.norm_bounds == {"device2": 7.0, "device3": 7.0}
     assert edge.strikes == 5
     assert edge.diverged == "drop"
+    bare = ["--experiment", file, "--parent", "localhost", "--listen", "::1"]
+    edge = started(monkeypatch, "--name", "edge1", *bare)
+    assert (edge.parent, edge.listen) == ("localhost:8443", "[::1]:8443")
     device = started(monkeypatch, "--name", "device0", "--control-port", 9666, *words)
     assert device.share_rows is False
     assert device.control_port == 9666  # the command line comes first

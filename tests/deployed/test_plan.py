@@ -5,16 +5,20 @@ import os
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from covey.cli import node_config
+from covey.cli import deploy, node_config
 from covey.cli.config import load
-from covey.deployed.certificates import Identity
+from covey.cli.deployment import Deployment
+from covey.deployed.certificates import Authority, Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
-from covey.deployed.plan_files import commands, compose, node_file, unit, unit_name
+from covey.deployed.plan_files import compose, node_file, unit, unit_name
+from covey.deployed.plan_scripts import write_start
 from covey.deployed.seats import seats_of
 from covey.errors import ConfigError
 from covey.tree import Tree
@@ -36,6 +40,12 @@ SMALL_TREE = ("data.devices=6", "tree.edges=2", "model.name=linear")
 def plan(**settings: Any) -> dict[str, Process]:
     processes = processes_of(TREE, Settings(address=ADDRESS, **settings))
     return {process.name: process for process in processes}
+
+
+def start_script(processes: list[Process], folder: Path) -> str:
+    """The text of the script that starts a plan."""
+    write_start(processes, folder)
+    return (folder / "start.sh").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -103,38 +113,115 @@ def test_processes_of_one_machine_have_control_ports_of_their_own() -> None:
     assert (ports["server"], ports["edge0"], ports["edge1"]) == (1003, 1004, 1002)
 
 
-def test_who_dials_loopback_is_on_the_machine_of_its_parent() -> None:
+def test_who_dials_loopback_is_on_the_machine_of_its_parent(tmp_path: Path) -> None:
     address = {"server": "localhost:1001", "edge0": "127.0.0.1:1002", "edge1": "there:1001"}
     processes = processes_of(TREE, Settings(address=address, control_port=9000))
     ports = {process.name: process.control_port for process in processes}
     on_this = [ports[name] for name in ("server", "edge0", "device0", "device1", "device2")]
     assert on_this == [9000, 9001, 9002, 9003, 9004]
     assert (ports["edge1"], ports["device3"]) == (9000, 9000)
-    lines = commands(processes)
-    copy = 'cp -R "$folder"/device0/. /etc/covey/device0/'
-    assert f"mkdir -p /etc/covey/device0 && {copy}" in lines
-    assert not any("localhost" in line for line in lines)
+    text = start_script(processes, tmp_path)
+    assert "\ntry device0 copy device0 127.0.0.1\n" in text
+    assert "localhost" not in text
     with pytest.raises(ConfigError, match=r"server and edge0 have the address 127.0.0.1:1"):
         processes_of(TREE, Settings(address={"server": "localhost:1", "edge0": "127.0.0.1:1"}))
 
 
-def test_commands_go_to_the_addresses_of_the_file() -> None:
+def test_commands_go_to_the_addresses_of_the_file(tmp_path: Path) -> None:
     address = {"server": "10.0.0.7:8443", "edge0": "[fe80::1]:8443", "edge1": "there"}
-    processes = processes_of(TREE, Settings(address=address))
-    text = "\n".join(commands(processes))
-    assert ' "$folder"/server/ root@10.0.0.7:/etc/covey/server/' in text
-    assert "ssh root@fe80::1 " in text
-    assert "'root@[fe80::1]:/etc/covey/edge0/'" in text
-    assert "ssh root@device0.example " in text
-    assert "# device0.example stands for the machine of device0: put in the real name" in text
-    assert "# server" not in text
+    machine = {"device": "{process}.far", "device1": "[fe80::2]"}
+    write_start(processes_of(TREE, Settings(address=address, machine=machine)), tmp_path)
+    tools = Tools(tmp_path / "bin")
+    assert tools.run(tmp_path / "start.sh") == 0, tools.said
+    copies = [line for line in tools.log() if line.startswith("rsync")]
+    assert len(copies) == 16
+    for name, host in {"server": "10.0.0.7", "edge0": "[fe80::1]", "device1": "[fe80::2]"}.items():
+        assert any(f"{tmp_path}/{name}/ root@{host}:/etc/covey/{name}/" in copy for copy in copies)
+    # rsync as root would give a key to whoever has the operator's number there.
+    assert all(copy.startswith("rsync -a --no-owner --no-group ") for copy in copies)
+    starts = [line.split()[1] for line in tools.log() if line.startswith("ssh")]
+    assert starts[:3] == ["root@10.0.0.7", "root@fe80::1", "root@there"]
+    assert starts[3:5] == ["root@device0.far", "root@fe80::2"]
 
 
-def test_a_key_is_never_of_a_stranger_on_its_machine() -> None:
-    """rsync as root would give it to whoever has the operator's number there."""
-    copies = [line for line in commands(list(plan().values())) if line.startswith("rsync")]
-    assert len(copies) == 8
-    assert all(line.startswith("rsync -a --no-owner --no-group ") for line in copies)
+def test_a_unit_stays_with_root(tmp_path: Path) -> None:
+    """The user of a service who may change its unit is root when it starts again."""
+    write_start(list(plan(machine={"device": "m"}).values()), tmp_path)
+    tools = Tools(tmp_path / "bin")
+    assert tools.run(tmp_path / "start.sh") == 0, tools.said
+    unit = f"{tmp_path}/edge0/covey-edge0.service root@edge0.example:/etc/systemd/system/"
+    assert f"rsync -a --no-owner --no-group {unit}" in tools.log()
+    assert "systemctl enable --now covey-edge0.service" in tools.log()
+
+
+def test_made_up_names_of_machines_are_refused_first(tmp_path: Path) -> None:
+    processes = list(plan(devices_per_process=2, machine={"device2": "m"}).values())
+    write_start(processes, tmp_path)
+    script = tmp_path / "start.sh"
+    tools = Tools(tmp_path / "bin")
+    assert tools.run(script) == 1
+    for name in ("device0-1", "device3-4"):
+        assert f"{name}.example is made up: put in the machine of {name}" in tools.said
+    assert "server" not in tools.said
+    assert not (tools.folder / "log").exists()
+    text = script.read_text(encoding="utf-8")
+    for name in ("device0-1", "device3-4"):
+        text = text.replace(f"{name}.example", f"{name}.far")
+    script.write_text(text, encoding="utf-8")
+    assert tools.run(script) == 0, tools.said
+    assert any(line.startswith("ssh root@device3-4.far ") for line in tools.log())
+
+
+def test_a_machine_that_is_off_holds_up_no_other(tmp_path: Path) -> None:
+    write_start(list(plan(machine={"device": "{process}.far"}).values()), tmp_path)
+    tools = Tools(tmp_path / "bin")
+    for machine in ("server.example", "device1.far"):
+        (tools.folder / f"{machine}.off").touch()
+    assert tools.run(tmp_path / "start.sh") == 1
+    assert "not done: server device1. When the cause is mended" in tools.said
+    started = [line for line in tools.log() if line.startswith("systemctl enable")]
+    assert len(started) == 6
+
+
+def test_a_copy_that_fails_here_starts_nothing(tmp_path: Path) -> None:
+    """A folder that is not there as it should be must not be run."""
+    write_start(processes_of(Tree.flat(1), Settings(address={"server": "localhost"})), tmp_path)
+    tools = Tools(tmp_path / "bin")
+    (tools.folder / "mkdir").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    assert tools.run(tmp_path / "start.sh") == 1
+    assert "not done: server device0." in tools.said
+    assert not (tools.folder / "log").exists()
+
+
+def test_devices_on_a_named_machine_have_control_ports_of_their_own(tmp_path: Path) -> None:
+    machine = {"device": "{process}.far", "device0": "edge0.example", "device2": "edge0.example"}
+    processes = plan(machine=machine)
+    ports = {name: process.control_port for name, process in processes.items()}
+    assert [ports[name] for name in ("edge0", "device0", "device2")] == [9443, 9444, 9445]
+    assert ports["device1"] == 9443
+    assert "machine" not in processes["device0"].as_dict()
+    assert "\ntry device0 copy device0 edge0.example\n" in start_script(
+        list(processes.values()), tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "machine", "said"),
+    [
+        ("edge0", "m", "deploy.machine.edge0: give device, or a process of devices: device0"),
+        ("device1", "m:22", "deploy.machine.device1 = 'm:22': give the name of a machine"),
+        ("device1", "-oProxyCommand=x", "give the name of a machine"),
+    ],
+)
+def test_what_names_no_machine_is_refused(key: str, machine: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(machine={key: machine})
+
+
+def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
+    settings = Settings(address={"server": "localhost"}, machine={"device": "m"})
+    with pytest.raises(ConfigError, match="it is on the machine of server"):
+        processes_of(Tree.flat(1), settings)
 
 
 def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
@@ -156,7 +243,7 @@ def test_containers_dial_the_service_of_their_parent() -> None:
     text = compose(processes_of(TREE, Settings(address=address)), "covey")
     words = {}
     for name in ("server", "edge0", "edge1", "device0", "device4"):
-        command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition("restart:")[0]
+        command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition('"restart":')[0]
         words[name] = command.replace("- ", "").replace('"', "").split()
     assert words["server"] == []
     assert words["edge0"] == ["--parent", "server:8443"]
@@ -280,7 +367,8 @@ def test_the_scripts_can_be_started_again(file: Path, tmp_path: Path) -> None:
     tools = Tools(tmp_path / "bin")
     out = tmp_path / "a plan"
     (tmp_path / "other").mkdir()
-    planned = small(file, "--out", out, "deploy.state=/srv/covey")
+    machine = 'deploy.machine={device="m"}'
+    planned = small(file, "--out", out, "deploy.state=/srv/covey", machine)
     assert f"docker compose --file '{out / 'compose.yaml'}' up, after sign.sh" in planned.out
     assert tools.run(out / "start.sh") == 1
     assert "server has no certificate yet. First: sh" in tools.said
@@ -292,9 +380,9 @@ def test_the_scripts_can_be_started_again(file: Path, tmp_path: Path) -> None:
     assert tools.calls == 9
     assert Identity(out / "device0-1").check().seats == ("device0", "device1")
     assert Identity(out / "device2").check().seats == ("device2",)
-    (tools.folder / "off").touch()
-    assert tools.run(out / "start.sh") == 255
-    (tools.folder / "off").unlink()
+    (tools.folder / "m.off").touch()
+    assert tools.run(out / "start.sh") == 1
+    (tools.folder / "m.off").unlink()
     assert tools.run(out / "start.sh", cwd=out) == 0, tools.said
     start = "install -d -o covey -m 700 /srv/covey/device2 && chown -R covey /etc/covey/device2"
     assert any(start in line for line in tools.log())
@@ -311,7 +399,28 @@ def test_a_second_plan_does_not_take_the_certificates_of_the_first(
     assert tools.run(tmp_path / "first" / "sign.sh", authority) == 0, tools.said
     assert tools.run(tmp_path / "second" / "sign.sh", authority) == 2
     assert "server has a certificate until" in tools.said
+    assert f"the same tree: sh {tmp_path}/second/sign.sh --replace" in tools.said
     Identity(tmp_path / "first" / "server").check()
+    assert not (tmp_path / "second" / "server" / "certificate.pem").exists()
+
+
+def test_a_plan_may_replace_one_of_the_same_tree(file: Path, tmp_path: Path) -> None:
+    """Its keys are new, and two devices have left their process."""
+    pytest.importorskip("cryptography")
+    tools = Tools(tmp_path / "bin")
+    assert small(file, "--out", tmp_path / "first").code == 0
+    assert small(file, "--out", tmp_path / "second", "deploy.devices_per_process=1").code == 0
+    authority = tmp_path / "certs"
+    assert tools.run(tmp_path / "first" / "sign.sh", authority) == 0, tools.said
+    for _ in range(2):
+        words = ("--replace", authority)
+        assert tools.run(tmp_path / "second" / "sign.sh", *words) == 0, tools.said
+    assert tools.calls == 8 + 9
+    for name in ("server", "device0", "device1"):
+        Identity(tmp_path / "second" / name).check()
+    entries = Authority(authority).issued()
+    held = [seat for entry in entries if not entry.revoked for seat in entry.seats]
+    assert len(held) == len(set(held)) == 9
 
 
 def test_the_authority_is_where_the_plan_was_made(
@@ -363,18 +472,21 @@ case "$0" in */ssh) sh -c "$2";; esac
 @pytest.mark.parametrize("address", ["{seat}.example", "localhost"])
 def test_commands_take_any_state_folder(address: str, tmp_path: Path) -> None:
     """`ssh` runs a command through a second shell."""
-    settings = Settings(address={"server": address}, state=f"/srv/{ODD}", port=7000)
+    machine = {}
+    if address != "localhost":
+        machine = {"device": "far"}
+    settings = Settings(
+        address={"server": address}, machine=machine, state=f"/srv/{ODD}", port=7000
+    )
     processes = processes_of(Tree.flat(1), settings)
-    lines = commands(processes)
+    write_start(processes, tmp_path)
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("ssh", "rsync", "install", "chown", "systemctl", "mkdir", "cp"):
         (tools / name).write_text(TOOL, encoding="utf-8")
         (tools / name).chmod(0o755)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
-    script = "\n".join(["set -eu", "folder='a plan'", *lines])
-    subprocess.run(["bash", "-n", "-c", script], check=True)
-    subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, env=environment)
+    subprocess.run(["bash", tmp_path / "start.sh"], check=True, cwd=tmp_path, env=environment)
     log = (tmp_path / "log").read_text(encoding="utf-8")
     for process in processes:
         made = ["install", "-d", "-o", "covey", "-m", "700", f"/srv/{ODD}/{process.name}", "chown"]
@@ -413,6 +525,37 @@ def test_compose_takes_any_path() -> None:
     assert mounts[1] == {"type": "volume", "source": "device0-state", "target": state}
     path = data.format(seat="device0").replace("$", "$$")
     assert mounts[2] == {"type": "bind", "source": path, "target": path, "read_only": True}
+
+
+@pytest.mark.parametrize("name", ["17", "true", "null", "1e3"])
+def test_a_service_may_be_called_like_a_value_of_yaml(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    settings = Settings(address={"server": "a"}, names={"device": [name]})
+    read = yaml.safe_load(compose(processes_of(Tree.flat(1), settings), "covey"))
+    assert list(read["services"]) == ["server", name]
+    assert list(read["volumes"]) == ["server-state", f"{name}-state"]
+
+
+def test_the_command_names_a_set_that_it_found(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node would look for it in a folder of its own user."""
+    pytest.importorskip("cryptography")
+    home = tmp_path / "our sets"
+    monkeypatch.setenv("COVEY_DATA", str(home))
+    folder = str(home)
+    deployment = Deployment.of(load(file, [*SMALL_TREE]))
+    assert deployment.found_set() is None
+    data: dict[str, Any] = {"name": "mnist", "devices": 6}
+    for named, found in ((None, ("mnist", home)), ("/srv/sets", None)):
+        table = data if named is None else data | {"data_dir": named}
+        config = deployment.config.model_copy(update={"data": table})
+        other = replace(deployment, config=config)
+        assert other.found_set() == found
+        console = Console(record=True, soft_wrap=True)
+        deploy._note_needs(console, other)
+        text = console.export_text()
+        assert (f"every machine needs mnist, here in {folder};" in text) == (named is None)
 
 
 def test_a_node_file_takes_any_path() -> None:
@@ -455,6 +598,12 @@ def test_a_quorum_is_refused_where_every_answer_counts(file: Path) -> None:
     result = small(file, "algorithm.name=scaffold", *settings)
     assert result.code == 2
     assert "counts on every answer" in result.err
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(file: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "marked.toml"
+    marked.write_text(file.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert load(marked).resolved() == load(file).resolved()
 
 
 def test_the_same_file_runs_in_the_simulator(file: Path) -> None:
