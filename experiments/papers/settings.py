@@ -72,6 +72,8 @@ def _of_sfedhp() -> Iterator[Change]:
         yield Change("R = 5", table, "*-half/pfedme-20", {"local_rounds": 5})
         yield Change("R = 1", table, "*-half/pfedme-20", {"local_rounds": 1})
         yield Change("R = 5", table, "*-half/sfedhp-20", {"edge_rounds": 5})
+        fewer = "*-half/pfedme-[125]*"  # 30 diverges
+        yield Change("100 rounds", table, fewer, score_every=5, rounds=100)
     for table, setting in zip(_SFEDHP, (1, 1, 2, 2), strict=True):
         data = {"partition": f"sfedhp{setting}_shared"}
         for method in ("fedavg", "hierfavg", "pfedme-20", "sfedhp-20", "fedprox"):
