@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ from covey.deployed.grpc_options import (
     shared_loop,
 )
 from covey.deployed.memory import give_back_free
-from covey.deployed.owed import Owed
+from covey.deployed.owed import Owed, failure_of
 from covey.deployed.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport import (
     Admission,
@@ -53,6 +53,7 @@ from covey.deployed.transport import (
 )
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import CoveyError, DecodeError, DivergedError, TransportError
+from covey.runtimes.envelope import Pieces
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
@@ -60,6 +61,9 @@ _TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _PASSING = ("ALREADY_EXISTS", "UNAVAILABLE", "RESOURCE_EXHAUSTED")  # what passes by itself
 _SHOWN = 5  # names in a line of the log
+_REASON = 200  # characters of what a child says
+_READING = ("read", "freeze")  # orders that move nothing at a node
+_WRITING = "write"  # the order after which an earlier one of its kind is of no use
 
 
 @dataclass(eq=False)
@@ -67,8 +71,8 @@ class _Ask:
     """An ask that waits for answers."""
 
     key: AskKey
-    common: Blob
-    own: Mapping[Seat, bytes]
+    common: Blob | Stored
+    own: Mapping[Seat, bytes | Stored]
     check: Check | None = None
     most: int | None = None
     """Bytes of the longest answer that is taken; None: of any message."""
@@ -91,11 +95,26 @@ class _Ask:
     """Whether nobody waits for answers any more."""
 
     def end(self) -> None:
-        """Keep what an order needs for those who still owe it, and nothing else."""
+        """Keep what those need who still owe it, and nothing else."""
         self.over = True
-        self.own = {seat: self.own[seat] for seat in self.missing()}
+        self.own = {seat: self.own[seat] for seat in self.owing()}
         self.answers = {}
         self.file = None
+
+    def owing(self) -> list[Seat]:
+        """The seats that owe it though nobody waits: an order, or a training that they were sent.
+
+        Scores move nothing, and so do orders that only read.
+        """
+        if self.key.lane == "order" and self.key.program not in _READING:
+            return self.missing()
+        if self.key.lane == "train":
+            return [seat for seat in self.missing() if seat in self.sent - self.bad]
+        return []
+
+    def excuse(self, seats: Collection[Seat]) -> None:
+        """These seats owe it no more."""
+        self.answers |= {seat: b"" for seat in seats if seat in self.own}
 
     def missing(self) -> list[Seat]:
         """The seats without an answer."""
@@ -204,11 +223,11 @@ class _Stream:
         self.wake.set()
 
     def forget(self, ask: _Ask) -> None:
-        """An ask is over: only those are sent an order who still owe it."""
+        """An ask is over: only those are sent it who still owe it."""
         if ask not in self.pending:
             return
         owing = [seat for seat in self.pending[ask] if seat in ask.own]
-        if owing and ask.key.lane == "order":
+        if owing:
             self.pending[ask] = owing  # before the requests that came since
         else:
             del self.pending[ask]
@@ -330,8 +349,11 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
-        self._orders: dict[AskKey, _Ask] = {}
-        """Orders whose asks have ended, and which some seats still owe."""
+        self._ended: dict[AskKey, _Ask] = {}
+        """Asks that have ended, and which some seats still owe, in their order.
+
+        Of a seat they are no more trainings than its window: it is sent no others before.
+        """
         self._owed = Owed()
         self._unchecked = 0
         """Bytes of the answers that are not checked and put away yet."""
@@ -528,20 +550,40 @@ class GrpcTransport:
         finally:
             del self._asks[key]
             ask.end()
-            if key.lane == "order":
-                self._orders[key] = ask
-                self._forget_followed()
+            self._keep_owed(ask)
             for stream in self._open_streams():
                 stream.forget(ask)
 
     async def _owe(self, order: _Ask) -> None:
-        self._orders[order.key] = order
+        self._keep_owed(order)
         for stream in self._open_streams():
             stream.queue(order)
 
-    def _forget_followed(self) -> None:
-        """Forget the orders that nobody owes any more."""
-        self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
+    def _keep_owed(self, ask: _Ask) -> None:
+        """Keep an ask that has ended for the seats that owe it; one to write replaces the last."""
+        for other in self._ended.values():
+            if other.key.lane == "order" and other.key.program == ask.key.program == _WRITING:
+                other.excuse(ask.own)
+        self._ended[ask.key] = ask
+        self._forget_settled()
+        if ask.key.lane == "train" and ask.own:
+            self._begin(self._put_away(ask))
+
+    def _forget_settled(self) -> None:
+        """Forget the asks that nobody owes any more."""
+        self._ended = {key: ask for key, ask in self._ended.items() if ask.missing()}
+
+    async def _put_away(self, ask: _Ask) -> None:
+        """Move a long request to a file: a seat that is late may never come back."""
+        size = len(ask.common) + sum(map(len, ask.own.values()))
+        if self._folder is None or size <= _LONG:
+            return
+        try:
+            ask.common, ask.own = await asyncio.to_thread(
+                _written, AnswerFile(self._folder), ask.common, ask.own
+            )
+        except OSError as error:  # such as of a full disk
+            self._note_unwritten(error)
 
     async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
@@ -685,8 +727,8 @@ class GrpcTransport:
             self._knocking[serial] -= 1
         stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
         self._take_seats(stream)
-        # Before anything is awaited: an ask that begins meanwhile comes after the orders.
-        for ask in (*self._orders.values(), *self._asks.values()):
+        # Before anything is awaited: an ask that begins meanwhile comes after what is owed.
+        for ask in (*self._ended.values(), *self._asks.values()):
             stream.queue(ask)
         try:
             await self._send(stream, context, Message(self._welcome(hello)))
@@ -776,8 +818,12 @@ class GrpcTransport:
             ask.sent.update(seats)
             for seat in seats:
                 self._owed.ask(seat, ask.key)
-            await self._send(stream, context, _request(ask, seats))
-            del batch, ask  # with all its answers
+            if isinstance(ask.common, Stored):
+                message = await asyncio.to_thread(_request, ask, seats)
+            else:
+                message = _request(ask, seats)
+            await self._send(stream, context, message)
+            del batch, ask, message  # with all its answers
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
         """Send the frames of a message; gRPC's flow control holds the next one back."""
@@ -892,7 +938,7 @@ class GrpcTransport:
         ask = self._asks.get(key)
         if ask is None or incoming.late:
             self._forget(incoming)
-            self._note_late(stream, head.seat, key)
+            self._note_late(stream, head.seat, key, message)
         elif incoming.arrival is not None:
             self._begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
         else:
@@ -918,13 +964,18 @@ class GrpcTransport:
             self._begin(self._remember_evicted())
         return evicted
 
-    def _note_late(self, stream: _Stream, seat: Seat, key: AskKey) -> None:
-        """An answer has come after its ask; the seat owes an order no more."""
+    def _note_late(self, stream: _Stream, seat: Seat, key: AskKey, message: Message) -> None:
+        """An answer has come after its ask; the seat owes it no more, unless an order failed."""
         LOG.info("late: %s to %s", stream, key)
-        order = self._orders.get(key)
-        if order is not None:
-            order.answers.setdefault(seat, b"")
-            self._forget_followed()
+        if key.lane == "order" and message.kept:
+            failure = failure_of(message.blobs[0])
+            if failure is not None:
+                text = f"{self._names[seat]} has not followed {key}: {failure[:_REASON]}"
+                say(logging.WARNING, "order_failed", text, seat=self._names[seat])
+                return
+        if key in self._ended:
+            self._ended[key].excuse([seat])
+            self._forget_settled()
 
     async def _check_arrived(
         self, stream: _Stream, ask: _Ask, seat: Seat, incoming: _Incoming, arrival: Arrival
@@ -971,7 +1022,7 @@ class GrpcTransport:
             self._checked.set()
         ask.changed.set()
         if ask.over:
-            self._forget_followed()
+            self._forget_settled()
 
     async def _moved(self, ask: _Ask, data: bytes) -> bytes | Stored:
         """An answer; it goes to a file where others fill the memory that answers may take."""
@@ -1049,12 +1100,30 @@ def _not_listening(address: str, error: str) -> str:
 
 
 def _request(ask: _Ask, seats: list[Seat]) -> Message:
-    """The request of an ask for some seats of one process."""
-    own = [ask.own[seat] for seat in seats]
+    """The request of an ask for some seats of one process; it may wait for the disk."""
+    own = [_read(ask.own[seat]) for seat in seats]
     parts = tuple(Part(seat, len(data)) for seat, data in zip(seats, own, strict=True))
     head = Request(Key.of(ask.key), len(ask.common), parts)
-    common = cast(bytes, ask.common)  # which frames are cut from like bytes
-    return Message(head, (common, *own))
+    return Message(head, (_read(ask.common), *own))
+
+
+def _read(data: Blob | Stored) -> bytes:
+    """What frames are cut from."""
+    if isinstance(data, Stored):
+        return data.read()
+    return cast(bytes, data)  # several pieces are cut like bytes
+
+
+def _written(
+    file: AnswerFile, common: Blob | Stored, own: Mapping[Seat, bytes | Stored]
+) -> tuple[Blob | Stored, dict[Seat, bytes | Stored]]:
+    """A request whose bytes lie in a file."""
+    parts: dict[Seat, bytes | Stored] = {}
+    for seat, data in own.items():
+        parts[seat] = file.add(_read(data))
+    if isinstance(common, Pieces):
+        common = common.joined()
+    return file.add(_read(common)), parts
 
 
 def listed(tier: str, numbers: Iterator[int] | range) -> dict[str, Seat]:
