@@ -51,6 +51,8 @@ class Limits:
     """From the opening of a stream to its first message."""
     stall_seconds: float = 60
     """Between two frames of a message."""
+    frame_seconds: float = 300
+    """Until a child has taken a frame that is sent to it; many children may share a slow link."""
     keepalive_seconds: float = 10
     """Between two pings; both ends ping."""
     keepalive_timeout: float = 5

@@ -476,8 +476,7 @@ class GrpcTransport:
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
             fix = f"an operator lets it in again: covey ctl admit {name}"
-            stream.close("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
-            self._leave(stream)
+            self._close(stream, "PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
         await self._remember_evicted()
 
     async def _admit(self, name: str) -> None:
@@ -512,14 +511,14 @@ class GrpcTransport:
                     self._check_stream(stream)
                 except Exception as error:  # a stream that cannot be checked is closed
                     text = f"its certificate cannot be checked: {error!r}"
-                    stream.close("UNAUTHENTICATED", text)
+                    self._close(stream, "UNAUTHENTICATED", text)
 
     def _check_stream(self, stream: _Stream) -> None:
         if stream.certificate is None:
             return
         refusal = stream.certificate.refusal(self._revoked, datetime.now(UTC))
         if refusal is not None:
-            stream.close("UNAUTHENTICATED", refusal)
+            self._close(stream, "UNAUTHENTICATED", refusal)
 
     def _read_revoked(self, identity: Identity) -> None:
         """Read what is revoked; where that fails, what was revoked before stays so."""
@@ -700,7 +699,10 @@ class GrpcTransport:
         metadata: tuple[tuple[str, str], ...] = ()
         if refusal.evicted:
             metadata = ((EVICTED, "yes"),)
-        await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal), metadata)
+        code = getattr(grpc().StatusCode, refusal.code)
+        with suppress(TimeoutError):  # of a process that reads nothing: gRPC then ends its stream
+            async with asyncio.timeout(self._limits.hello_seconds):
+                await context.abort(code, str(refusal), metadata)
 
     def _authenticated(self, context: Any) -> Certificate | None:
         """The certificate of a peer; None where the tree has none."""
@@ -723,19 +725,29 @@ class GrpcTransport:
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.doorkeeper.check(hello, certificate)
+            stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
+            self._take_seats(stream)
+            # Before anything is awaited: an ask that begins meanwhile comes after what is owed.
+            for ask in (*self._ended.values(), *self._asks.values()):
+                stream.queue(ask)
+            await self._say_welcome(stream, context, hello)
         finally:
             self._knocking[serial] -= 1
-        stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
-        self._take_seats(stream)
-        # Before anything is awaited: an ask that begins meanwhile comes after what is owed.
-        for ask in (*self._ended.values(), *self._asks.values()):
-            stream.queue(ask)
+        return stream
+
+    async def _say_welcome(self, stream: _Stream, context: Any, hello: Hello) -> None:
+        """Send the welcome to a process that has taken its seats; it keeps them only with it."""
+        seconds = self._limits.hello_seconds
         try:
-            await self._send(stream, context, Message(self._welcome(hello)))
+            async with asyncio.timeout(seconds):
+                await self._send(stream, context, Message(self._welcome(hello)))
+        except TimeoutError:
+            self._leave(stream)
+            text = f"it takes no welcome in {seconds:g} s"
+            raise Refusal("DEADLINE_EXCEEDED", text) from None
         except BaseException:
             self._leave(stream)
             raise
-        return stream
 
     async def _hello(self, context: Any) -> Hello:
         """The first message of a process."""
@@ -770,13 +782,17 @@ class GrpcTransport:
                 text = f"{', '.join(set(other.seats) & set(stream.seats))} is taken by {other.peer}"
                 raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
         for other in held:
-            other.close("ABORTED", "its process has dialled again")
-            self._leave(other)
+            self._close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self._streams[seat] = stream
             self._empty_since.pop(seat, None)
         self._members = frozenset(self._streams)
         self.doorkeeper.let_in(stream.seats)
+
+    def _close(self, stream: _Stream, code: str, text: str, *, evicted: bool = False) -> None:
+        """End a stream with this reason; its seats are empty at once, whatever its process does."""
+        stream.close(code, text, evicted=evicted)
+        self._leave(stream)
 
     def _leave(self, stream: _Stream) -> None:
         """Empty the seats of a stream."""
@@ -826,10 +842,17 @@ class GrpcTransport:
             del batch, ask, message  # with all its answers
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
-        """Send the frames of a message; gRPC's flow control holds the next one back."""
+        """Send the frames of a message; gRPC's flow control holds the next one back.
+
+        A process that takes none for long would keep its request in memory.
+        """
         stream.number += 1
         for frame in cut(stream.number, message):
-            await context.write(frame)
+            try:
+                async with asyncio.timeout(self._limits.frame_seconds):
+                    await context.write(frame)
+            except TimeoutError:
+                raise Refusal("DEADLINE_EXCEEDED", "it does not read what it is sent") from None
             self.sent_bytes += len(frame)
 
     async def _read(self, stream: _Stream, context: Any) -> None:
@@ -1071,8 +1094,7 @@ class GrpcTransport:
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
         if self._strike(stream, reason):
             text = f"evicted; the last reason: {reason}"
-            stream.close("PERMISSION_DENIED", text, evicted=True)
-            self._leave(stream)
+            self._close(stream, "PERMISSION_DENIED", text, evicted=True)
 
 
 def _judged(error: Exception) -> Refusal:

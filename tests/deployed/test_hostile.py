@@ -9,6 +9,8 @@ import shutil
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,7 +25,7 @@ from covey.deployed.frames import CHUNK, MAX_FRAME
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport import Answer, Patience
 from covey.deployed.wire import Key, Reply, Welcome
-from tests.deployed.hostile import Peer, by_hand, frame, hello, reply
+from tests.deployed.hostile import Peer, by_hand, deaf, frame, hello, reply
 from tests.deployed.tree import FAST, FINGERPRINT, Family, family, key, until
 
 ROUNDS = iter(range(1_000))
@@ -370,3 +372,48 @@ def test_a_parent_whose_certificate_is_revoked(
     assert child.port.joined == 0
     child.end()
     false.close()
+
+
+# Those who do not read
+
+PATIENT = replace(FAST, hello_seconds=0.3, keepalive_seconds=60)  # nobody answers a ping
+
+
+def test_a_welcome_that_nobody_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes no place from others, however often its sender dials, and no seat for long."""
+    with family(tmp_path, count=2, limits=PATIENT) as tree, ExitStack() as open_streams:
+        folder = identity(tree, 1).folder
+        for _ in range(4 * tree.count + 64 + 4):  # more than a parent has places for
+            stream = deaf(tree.parent.address, folder, hello("device1"))
+            open_streams.enter_context(stream)
+        until(lambda: "device1 dials too often at once" in caplog.text)
+        until(lambda: "it takes no welcome in 0.3 s" in caplog.text)
+        until(lambda: not tree.parent.members(), 5)
+        tree.dial(0)
+        tree.dial(1)
+        until(lambda: tree.parent.members() == {0, 1})
+
+
+def test_a_revoked_holder_that_reads_nothing_loses_its_seat(tmp_path: Path) -> None:
+    """At once, and not when its welcome has waited long enough."""
+    with family(tmp_path, limits=replace(PATIENT, hello_seconds=30)) as tree:
+        assert tree.authority is not None
+        with deaf(tree.parent.address, identity(tree, 1).folder, hello("device1")):
+            tree.wait(1)
+            tree.authority.issue("device1", holders="revoke")
+            tree.wait()
+            tree.dial(1)
+            tree.wait(1)
+
+
+def test_a_request_that_nobody_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = replace(PATIENT, frame_seconds=0.3)
+    with family(tmp_path, limits=limits) as tree:
+        folder = identity(tree, 1).folder
+        with deaf(tree.parent.address, folder, hello("device1"), 2048):
+            tree.dial(0)
+            tree.wait(0, 1)
+            answers = tree.parent.ask(key(), bytes(8192), {0: b"", 1: b""}, Patience(0.1, 1))
+            assert answers[1].status == "late"
+            tree.wait(0)
+            assert "it does not read what it is sent" in caplog.text
