@@ -700,7 +700,8 @@ class GrpcTransport:
         if refusal.evicted:
             metadata = ((EVICTED, "yes"),)
         code = getattr(grpc().StatusCode, refusal.code)
-        with suppress(TimeoutError):  # of a process that reads nothing: gRPC then ends its stream
+        # A process that reads nothing gets no reason: gRPC ends its stream when this returns.
+        with suppress(TimeoutError, grpc().aio.InternalError):
             async with asyncio.timeout(self._limits.hello_seconds):
                 await context.abort(code, str(refusal), metadata)
 
