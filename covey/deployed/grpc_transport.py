@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from covey.deployed.admit import EVICTED, Doorkeeper, Refusal, signed_text
-from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.certificates import Certificate, FileMark, Identity
 from covey.deployed.extras import grpc
 from covey.deployed.frames import Assembler, Message, cut
 from covey.deployed.grpc_options import (
@@ -61,6 +61,8 @@ _TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _PASSING = ("ALREADY_EXISTS", "UNAVAILABLE", "RESOURCE_EXHAUSTED")  # what passes by itself
 _SHOWN = 5  # names in a line of the log
+_HELLO = 2**15  # bytes of a hello, and for each of its seats: a name and a key
+_HELLO_SEAT = 2**11
 _REASON = 200  # characters of what a child says
 _READING = ("read", "freeze")  # orders that move nothing at a node
 _WRITING = "write"  # the order after which an earlier one of its kind is of no use
@@ -332,6 +334,8 @@ class GrpcTransport:
         self._limits = limits or Limits()
         self._identity = identity
         self._revoked: frozenset[int] = frozenset()
+        self._revoked_files: tuple[FileMark, ...] | None = None
+        """The files that say what is revoked, as they were when they were last read."""
         if identity is None:
             check_plain(address)
         else:
@@ -366,6 +370,8 @@ class GrpcTransport:
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._unread = Failures()
+        self._refusals: dict[tuple[str, ...], Failures] = defaultdict(Failures)
+        """Why processes were refused, by the first seat of their certificate, where it is known."""
         self._unwritten = Failures()
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
@@ -505,6 +511,7 @@ class GrpcTransport:
         """Close streams whose certificate is revoked, or has ended."""
         while self._identity is not None:
             await asyncio.sleep(self._limits.check_seconds)
+            self._revoked_files = None
             self._read_revoked(self._identity)
             for stream in self._open_streams():
                 try:
@@ -521,9 +528,16 @@ class GrpcTransport:
             self._close(stream, "UNAUTHENTICATED", refusal)
 
     def _read_revoked(self, identity: Identity) -> None:
-        """Read what is revoked; where that fails, what was revoked before stays so."""
+        """Read what is revoked, if its files are other ones than before.
+
+        Where that fails, what was revoked before stays so.
+        """
         try:
+            files = identity.revoked_files()
+            if files == self._revoked_files:
+                return
             self._revoked |= identity.revoked()
+            self._revoked_files = files
         except (CoveyError, OSError, ValueError) as error:
             text = f"the revoked certificates are not read anew: {error}"
             if self._unread.add(text):
@@ -664,11 +678,12 @@ class GrpcTransport:
             if certificate is not None:
                 names = certificate.seats
             self._turn_away(names, refusal)
-            await self._refuse(context, peer, refusal)
+            await self._refuse(context, peer, refusal, self._refusals[names[:1]])
             return
         except Exception as error:
             await self._refuse(context, peer, _judged(error))
             return
+        self._refusals.pop(certificate.seats[:1] if certificate is not None else (), None)
         LOG.info("joined: %s", stream)
         try:
             await self._converse(stream, context)
@@ -685,12 +700,15 @@ class GrpcTransport:
         taken = {self._names[seat] for seat in self._streams}
         self.doorkeeper.turn_away(set(names) - taken, str(refusal))
 
-    async def _refuse(self, context: Any, peer: str, refusal: Refusal) -> None:
-        """End a stream with a reason, which is logged."""
+    async def _refuse(
+        self, context: Any, peer: str, refusal: Refusal, earlier: Failures | None = None
+    ) -> None:
+        """End a stream with a reason, which is logged: ever more rarely where `earlier` has it."""
         if refusal.code in _HARMLESS:
             LOG.info("closed %s: %s", peer, refusal)
         else:
             self.refused[refusal.code] += 1
+        if refusal.code not in _HARMLESS and (earlier is None or earlier.add(str(refusal))):
             facts = {"code": refusal.code, "count": self.refused[refusal.code]}
             level = logging.WARNING
             if refusal.code == "INTERNAL":
@@ -721,7 +739,7 @@ class GrpcTransport:
             raise Refusal("RESOURCE_EXHAUSTED", f"{certificate.seats[0]} dials too often at once")
         self._knocking[serial] += 1
         try:
-            hello = await self._hello(context)
+            hello = await self._hello(context, self._most_of_hello(certificate))
             self.doorkeeper.check(hello, certificate)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
@@ -750,13 +768,23 @@ class GrpcTransport:
             self._leave(stream)
             raise
 
-    async def _hello(self, context: Any) -> Hello:
-        """The first message of a process."""
+    def _most_of_hello(self, certificate: Certificate | None) -> int:
+        """The bytes of the longest hello of a process that asks for all seats it may take."""
+        names: Collection[str] = self.doorkeeper.seats
+        if certificate is not None:
+            names = certificate.seats
+        return _HELLO + _HELLO_SEAT * len(names)
+
+    async def _hello(self, context: Any, most: int) -> Hello:
+        """The first message of a process; one of more bytes than `most` is not read."""
         try:
             async with asyncio.timeout(self._limits.hello_seconds):
                 data = await context.read()
             if data is grpc().aio.EOF:
                 raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
+            if len(data) > most:
+                text = f"a hello of {len(data)} bytes, more than its seats need ({most})"
+                raise Refusal("INVALID_ARGUMENT", text)
             message = Assembler(limit=0).take(data)
         except TimeoutError:
             seconds = self._limits.hello_seconds

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from covey.deployed.disk import Disk
 from covey.deployed.node import Node
@@ -64,7 +65,8 @@ def main() -> None:
     data = three_devices()
     tree = Tree.grouped([1, 2])
     case = CASES["HierFAVG"]
-    longer = replace(case, algorithm=replace(case.algorithm, edge_rounds=5))
+    algorithm: Any = case.algorithm
+    longer = replace(case, algorithm=replace(algorithm, edge_rounds=5))
     one = experiment(longer, data=data, tree=tree, rounds=12, score_every=20, codec=FEEDBACK)
     lives = {"edge1": [Life("late", killed)], "device0": [Life("slow", slow)]}
     deaths: list[str] = []

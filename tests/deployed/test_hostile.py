@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
+from covey.deployed import grpc_transport
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.frames import CHUNK, MAX_FRAME
 from covey.deployed.grpc_transport import GrpcTransport, listed
@@ -51,6 +52,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
 @pytest.fixture(autouse=True)
 def honest(tree: Family) -> Iterator[None]:
     """Whatever a test does, the honest device answers."""
+    tree.parent._refusals.clear()  # a refusal that was told before is told ever more rarely
     yield
     number = next(ROUNDS)
     answers = tree.parent.ask(key(number), b"c", {0: b"o"})
@@ -206,6 +208,70 @@ def test_a_bad_hello(
     tree: Family, caplog: pytest.LogCaptureFixture, first: bytes, code: str, text: str
 ) -> None:
     refused(caplog, peer(tree, 5, first).end(), code, text)
+
+
+def test_a_hello_that_is_longer_than_its_seats_need(
+    tree: Family, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before it is read, however many seats it asks for."""
+    names = [f"device{number}" for number in range(5_000)]
+    monkeypatch.setattr(grpc_transport, "Assembler", None)  # which would read it
+    end = peer(tree, 5, hello(*names)).end()
+    refused(caplog, end, "INVALID_ARGUMENT", "bytes, more than its seats need")
+
+
+def test_a_hello_of_many_seats_is_read(tmp_path: Path) -> None:
+    """With keys as long as any."""
+    with family(tmp_path, count=300) as tree:
+        assert tree.authority is not None
+        names = [f"device{number}" for number in range(300)]
+        folder = tree.authority.issue("gateway", seats=names, holders="revoke")
+        first = hello(*names, last_key="k" * 1_900)
+        one = Peer(tree.parent.address, Identity(folder)).send(first)
+        tree.wait(*range(300))
+        one.close()
+
+
+def test_refusals_of_one_certificate_are_told_ever_more_rarely(
+    tree: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = tree.parent.refused["FAILED_PRECONDITION"]
+    for _ in range(12):
+        end = peer(tree, 8, hello("device8", fingerprint="9" * 16)).end()
+        assert end[0] == "FAILED_PRECONDITION"
+    lines = [line for line in caplog.messages if line.startswith("refused device8")]
+    assert len(lines) == 4  # the 1st, 2nd, 4th and 8th
+    assert tree.parent.refused["FAILED_PRECONDITION"] == before + 12
+    joined(tree, 8).close()
+    tree.wait(0)
+    peer(tree, 8, hello("device8", fingerprint="9" * 16)).end()
+    assert len([line for line in caplog.messages if line.startswith("refused device8")]) == 5
+
+
+def test_what_is_revoked_is_read_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dial reads it only then, and refuses at once who was revoked before."""
+    reads = []
+    revoked = Identity.revoked
+
+    def counted(identity: Identity) -> frozenset[int]:
+        if identity.folder == tmp_path / "certs" / "server":
+            reads.append(identity)
+        return revoked(identity)
+
+    monkeypatch.setattr(Identity, "revoked", counted)
+    with family(tmp_path, limits=replace(FAST, check_seconds=60)) as tree:
+        assert tree.authority is not None
+        reads.clear()
+        for _ in range(5):
+            joined(tree, 1).close()
+            tree.wait()
+        assert len(reads) == 1
+        tree.authority.revoke("device1")
+        end = peer(tree, 1, hello("device1")).end()
+        assert end[0] == "UNAUTHENTICATED"
+        assert len(reads) == 2
 
 
 def test_a_disk_that_is_behind(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
