@@ -71,7 +71,8 @@ class Doorkeeper:
             raise Refusal("UNAUTHENTICATED", refusal, certificate.seats)
         if not set(certificate.seats) & set(self.seats):
             names = ", ".join(certificate.seats) or "nobody"
-            raise Refusal("PERMISSION_DENIED", f"its certificate is of {names}, not listed here")
+            text = f"its certificate is of {names}, not listed here"
+            raise Refusal("PERMISSION_DENIED", text, certificate.seats)
         return certificate
 
     def check(self, hello: Hello, certificate: Certificate | None) -> dict[str, Seat]:

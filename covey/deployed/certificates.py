@@ -37,6 +37,8 @@ ISSUED = "issued.json"
 AUTHORITY_FILES = (AUTHORITY, AUTHORITY_KEY, REVOKED, ISSUED)
 Holders = Literal["refuse", "revoke", "keep"]
 """What becomes of valid certificates of others with a seat that a new certificate names."""
+FileMark = tuple[int, int, int]
+"""The number, the size and the time of a file: one that is written anew has another."""
 DAYS = 90
 AUTHORITY_DAYS = 3650
 _SHORTEST = 0.001  # days that a certificate may be valid
@@ -445,7 +447,7 @@ class Identity:
         try:
             certificate.verify_directly_issued_by(authority)
             certificate.public_key().verify(signature, data, algorithm)
-        except (crypto.invalid, ValueError, TypeError, AttributeError):
+        except (crypto.invalid, crypto.unsupported, ValueError, TypeError, AttributeError):
             raise TransportError(f"{seat} does not hold the key of its certificate.") from None
         refusal = described.refusal(self.revoked(), _now())
         if seat not in described.seats:
@@ -453,6 +455,10 @@ class Identity:
         if refusal is not None:
             raise TransportError(f"{seat}: {refusal}.")
         return described
+
+    def revoked_files(self) -> tuple[FileMark, ...]:
+        """What changes when the files change that `revoked` reads."""
+        return (_mark(self.folder / REVOKED), _mark(self.folder / AUTHORITY))
 
     def revoked(self) -> frozenset[int]:
         """The numbers of revoked certificates; an error unless the authority has signed them."""
@@ -536,7 +542,12 @@ def _described(certificate: Any) -> Certificate:
     try:
         names = certificate.extensions.get_extension_for_class(kind).value
         seats = tuple(names.get_values_for_type(crypto.x509.DNSName))
-    except (crypto.x509.ExtensionNotFound, ValueError):
+    except (
+        crypto.x509.ExtensionNotFound,
+        crypto.x509.DuplicateExtension,
+        crypto.x509.UnsupportedGeneralNameType,
+        ValueError,
+    ):
         seats = ()
     return Certificate(
         seats=seats,
@@ -607,9 +618,10 @@ def _common_name(certificate: Any) -> str:
 
 
 def _certificate(pem: bytes, source: str) -> Any:
+    x509 = cryptography().x509
     try:
-        return cryptography().x509.load_pem_x509_certificate(pem)
-    except ValueError:
+        return x509.load_pem_x509_certificate(pem)
+    except (ValueError, x509.InvalidVersion):
         raise ConfigError(f"{source} is no certificate in PEM.") from None
 
 
@@ -677,6 +689,14 @@ def _private_bytes(key: Any) -> bytes:
 def _pem(signed: Any) -> bytes:
     out: bytes = signed.public_bytes(cryptography().serialization.Encoding.PEM)
     return out
+
+
+def _mark(file: Path) -> FileMark:
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _read(file: Path) -> bytes:

@@ -33,6 +33,7 @@ def cryptography() -> Any:
         serialization=needed("cryptography.hazmat.primitives.serialization"),
         curves=needed("cryptography.hazmat.primitives.asymmetric.ec"),
         invalid=needed("cryptography.exceptions").InvalidSignature,
+        unsupported=needed("cryptography.exceptions").UnsupportedAlgorithm,
     )
 
 

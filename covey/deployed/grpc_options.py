@@ -51,6 +51,8 @@ class Limits:
     """From the opening of a stream to its first message."""
     stall_seconds: float = 60
     """Between two frames of a message."""
+    frame_seconds: float = 300
+    """Until a child has taken a frame that is sent to it; many children may share a slow link."""
     keepalive_seconds: float = 10
     """Between two pings; both ends ping."""
     keepalive_timeout: float = 5
@@ -111,6 +113,7 @@ def server_credentials(identity: Identity) -> Any:
     """Mutual TLS with the certificate that lies in the folder at every handshake."""
     library = grpc()
     shown = [(identity.key(), identity.certificate(), identity.authority())]
+    unread = Failures()
 
     def configuration() -> Any:
         key, certificate, authority = shown[0]
@@ -121,8 +124,11 @@ def server_credentials(identity: Identity) -> Any:
         try:
             now = (identity.key(), identity.certificate(), identity.authority())
         except CoveyError as error:
-            LOG.error("the certificate is not renewed: %s", error)
+            text = f"the certificate is not renewed: {error}"
+            if unread.add(text):
+                say(logging.ERROR, "certificate_unread", text, count=unread.count)
             return None
+        unread.clear()
         if now == shown[0]:
             return None
         shown[0] = now

@@ -389,7 +389,11 @@ class GrpcPort:
             await session.call.write(frame)
 
     async def _check_parent(self, session: _Session) -> None:
-        """End the stream if the parent's certificate is revoked meanwhile, or ends."""
+        """End the stream if the parent's certificate is revoked meanwhile, or ends.
+
+        While what is revoked cannot be read, what was read before counts.
+        """
+        revoked: frozenset[int] = frozenset()
         while True:
             await asyncio.sleep(self._limits.check_seconds)
             if self._identity is None or session.parent is None:
@@ -400,8 +404,8 @@ class GrpcPort:
                 text = f"the revoked certificates are not read anew: {error}"
                 if self._unread.add(text):
                     say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
-                continue
-            self._unread.clear()
+            else:
+                self._unread.clear()
             refusal = session.parent.refusal(revoked, datetime.now(UTC))
             if refusal is not None:
                 raise _Ended(refusal)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from covey.deployed.admit import EVICTED, Doorkeeper, Refusal, signed_text
-from covey.deployed.certificates import Certificate, Identity
+from covey.deployed.certificates import Certificate, FileMark, Identity
 from covey.deployed.extras import grpc
 from covey.deployed.frames import Assembler, Message, cut
 from covey.deployed.grpc_options import (
@@ -39,7 +39,7 @@ from covey.deployed.grpc_options import (
     shared_loop,
 )
 from covey.deployed.memory import give_back_free
-from covey.deployed.owed import Owed
+from covey.deployed.owed import Owed, failure_of
 from covey.deployed.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport import (
     Admission,
@@ -53,6 +53,7 @@ from covey.deployed.transport import (
 )
 from covey.deployed.wire import PROTOCOL, Head, Hello, Key, Part, Reply, Request, Welcome, write
 from covey.errors import CoveyError, DecodeError, DivergedError, TransportError
+from covey.runtimes.envelope import Pieces
 
 _T = TypeVar("_T")
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
@@ -60,6 +61,11 @@ _TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _PASSING = ("ALREADY_EXISTS", "UNAVAILABLE", "RESOURCE_EXHAUSTED")  # what passes by itself
 _SHOWN = 5  # names in a line of the log
+_HELLO = 2**15  # bytes of a hello, and for each of its seats: a name and a key
+_HELLO_SEAT = 2**11
+_REASON = 200  # characters of what a child says
+_READING = ("read", "freeze")  # orders that move nothing at a node
+_WRITING = "write"  # the order after which an earlier one of its kind is of no use
 
 
 @dataclass(eq=False)
@@ -67,8 +73,8 @@ class _Ask:
     """An ask that waits for answers."""
 
     key: AskKey
-    common: Blob
-    own: Mapping[Seat, bytes]
+    common: Blob | Stored
+    own: Mapping[Seat, bytes | Stored]
     check: Check | None = None
     most: int | None = None
     """Bytes of the longest answer that is taken; None: of any message."""
@@ -91,11 +97,26 @@ class _Ask:
     """Whether nobody waits for answers any more."""
 
     def end(self) -> None:
-        """Keep what an order needs for those who still owe it, and nothing else."""
+        """Keep what those need who still owe it, and nothing else."""
         self.over = True
-        self.own = {seat: self.own[seat] for seat in self.missing()}
+        self.own = {seat: self.own[seat] for seat in self.owing()}
         self.answers = {}
         self.file = None
+
+    def owing(self) -> list[Seat]:
+        """The seats that owe it though nobody waits: an order, or a training that they were sent.
+
+        Scores move nothing, and so do orders that only read.
+        """
+        if self.key.lane == "order" and self.key.program not in _READING:
+            return self.missing()
+        if self.key.lane == "train":
+            return [seat for seat in self.missing() if seat in self.sent - self.bad]
+        return []
+
+    def excuse(self, seats: Collection[Seat]) -> None:
+        """These seats owe it no more."""
+        self.answers |= {seat: b"" for seat in seats if seat in self.own}
 
     def missing(self) -> list[Seat]:
         """The seats without an answer."""
@@ -204,11 +225,11 @@ class _Stream:
         self.wake.set()
 
     def forget(self, ask: _Ask) -> None:
-        """An ask is over: only those are sent an order who still owe it."""
+        """An ask is over: only those are sent it who still owe it."""
         if ask not in self.pending:
             return
         owing = [seat for seat in self.pending[ask] if seat in ask.own]
-        if owing and ask.key.lane == "order":
+        if owing:
             self.pending[ask] = owing  # before the requests that came since
         else:
             del self.pending[ask]
@@ -313,6 +334,8 @@ class GrpcTransport:
         self._limits = limits or Limits()
         self._identity = identity
         self._revoked: frozenset[int] = frozenset()
+        self._revoked_files: tuple[FileMark, ...] | None = None
+        """The files that say what is revoked, as they were when they were last read."""
         if identity is None:
             check_plain(address)
         else:
@@ -330,8 +353,11 @@ class GrpcTransport:
         self._streams: dict[Seat, _Stream] = {}
         self._knocking: Counter[int] = Counter()
         self._asks: dict[AskKey, _Ask] = {}
-        self._orders: dict[AskKey, _Ask] = {}
-        """Orders whose asks have ended, and which some seats still owe."""
+        self._ended: dict[AskKey, _Ask] = {}
+        """Asks that have ended, and which some seats still owe, in their order.
+
+        Of a seat they are no more trainings than its window: it is sent no others before.
+        """
         self._owed = Owed()
         self._unchecked = 0
         """Bytes of the answers that are not checked and put away yet."""
@@ -344,6 +370,8 @@ class GrpcTransport:
         self._members: frozenset[Seat] = frozenset()
         self._closed = False
         self._unread = Failures()
+        self._refusals: dict[tuple[str, ...], Failures] = defaultdict(Failures)
+        """Why processes were refused, by the first seat of their certificate, where it is known."""
         self._unwritten = Failures()
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
@@ -454,8 +482,7 @@ class GrpcTransport:
         stream = self._streams.get(self.doorkeeper.seats[name])
         if stream is not None:
             fix = f"an operator lets it in again: covey ctl admit {name}"
-            stream.close("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
-            self._leave(stream)
+            self._close(stream, "PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
         await self._remember_evicted()
 
     async def _admit(self, name: str) -> None:
@@ -484,25 +511,33 @@ class GrpcTransport:
         """Close streams whose certificate is revoked, or has ended."""
         while self._identity is not None:
             await asyncio.sleep(self._limits.check_seconds)
+            self._revoked_files = None
             self._read_revoked(self._identity)
             for stream in self._open_streams():
                 try:
                     self._check_stream(stream)
                 except Exception as error:  # a stream that cannot be checked is closed
                     text = f"its certificate cannot be checked: {error!r}"
-                    stream.close("UNAUTHENTICATED", text)
+                    self._close(stream, "UNAUTHENTICATED", text)
 
     def _check_stream(self, stream: _Stream) -> None:
         if stream.certificate is None:
             return
         refusal = stream.certificate.refusal(self._revoked, datetime.now(UTC))
         if refusal is not None:
-            stream.close("UNAUTHENTICATED", refusal)
+            self._close(stream, "UNAUTHENTICATED", refusal)
 
     def _read_revoked(self, identity: Identity) -> None:
-        """Read what is revoked; where that fails, what was revoked before stays so."""
+        """Read what is revoked, if its files are other ones than before.
+
+        Where that fails, what was revoked before stays so.
+        """
         try:
+            files = identity.revoked_files()
+            if files == self._revoked_files:
+                return
             self._revoked |= identity.revoked()
+            self._revoked_files = files
         except (CoveyError, OSError, ValueError) as error:
             text = f"the revoked certificates are not read anew: {error}"
             if self._unread.add(text):
@@ -528,20 +563,40 @@ class GrpcTransport:
         finally:
             del self._asks[key]
             ask.end()
-            if key.lane == "order":
-                self._orders[key] = ask
-                self._forget_followed()
+            self._keep_owed(ask)
             for stream in self._open_streams():
                 stream.forget(ask)
 
     async def _owe(self, order: _Ask) -> None:
-        self._orders[order.key] = order
+        self._keep_owed(order)
         for stream in self._open_streams():
             stream.queue(order)
 
-    def _forget_followed(self) -> None:
-        """Forget the orders that nobody owes any more."""
-        self._orders = {key: ask for key, ask in self._orders.items() if ask.missing()}
+    def _keep_owed(self, ask: _Ask) -> None:
+        """Keep an ask that has ended for the seats that owe it; one to write replaces the last."""
+        for other in self._ended.values():
+            if other.key.lane == "order" and other.key.program == ask.key.program == _WRITING:
+                other.excuse(ask.own)
+        self._ended[ask.key] = ask
+        self._forget_settled()
+        if ask.key.lane == "train" and ask.own:
+            self._begin(self._put_away(ask))
+
+    def _forget_settled(self) -> None:
+        """Forget the asks that nobody owes any more."""
+        self._ended = {key: ask for key, ask in self._ended.items() if ask.missing()}
+
+    async def _put_away(self, ask: _Ask) -> None:
+        """Move a long request to a file: a seat that is late may never come back."""
+        size = len(ask.common) + sum(map(len, ask.own.values()))
+        if self._folder is None or size <= _LONG:
+            return
+        try:
+            ask.common, ask.own = await asyncio.to_thread(
+                _written, AnswerFile(self._folder), ask.common, ask.own
+            )
+        except OSError as error:  # such as of a full disk
+            self._note_unwritten(error)
 
     async def _answered(self, ask: _Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
@@ -623,11 +678,12 @@ class GrpcTransport:
             if certificate is not None:
                 names = certificate.seats
             self._turn_away(names, refusal)
-            await self._refuse(context, peer, refusal)
+            await self._refuse(context, peer, refusal, self._refusals[names[:1]])
             return
         except Exception as error:
             await self._refuse(context, peer, _judged(error))
             return
+        self._refusals.pop(certificate.seats[:1] if certificate is not None else (), None)
         LOG.info("joined: %s", stream)
         try:
             await self._converse(stream, context)
@@ -644,12 +700,15 @@ class GrpcTransport:
         taken = {self._names[seat] for seat in self._streams}
         self.doorkeeper.turn_away(set(names) - taken, str(refusal))
 
-    async def _refuse(self, context: Any, peer: str, refusal: Refusal) -> None:
-        """End a stream with a reason, which is logged."""
+    async def _refuse(
+        self, context: Any, peer: str, refusal: Refusal, earlier: Failures | None = None
+    ) -> None:
+        """End a stream with a reason, which is logged: ever more rarely where `earlier` has it."""
         if refusal.code in _HARMLESS:
             LOG.info("closed %s: %s", peer, refusal)
         else:
             self.refused[refusal.code] += 1
+        if refusal.code not in _HARMLESS and (earlier is None or earlier.add(str(refusal))):
             facts = {"code": refusal.code, "count": self.refused[refusal.code]}
             level = logging.WARNING
             if refusal.code == "INTERNAL":
@@ -658,7 +717,11 @@ class GrpcTransport:
         metadata: tuple[tuple[str, str], ...] = ()
         if refusal.evicted:
             metadata = ((EVICTED, "yes"),)
-        await context.abort(getattr(grpc().StatusCode, refusal.code), str(refusal), metadata)
+        code = getattr(grpc().StatusCode, refusal.code)
+        # A process that reads nothing gets no reason: gRPC ends its stream when this returns.
+        with suppress(TimeoutError, grpc().aio.InternalError):
+            async with asyncio.timeout(self._limits.hello_seconds):
+                await context.abort(code, str(refusal), metadata)
 
     def _authenticated(self, context: Any) -> Certificate | None:
         """The certificate of a peer; None where the tree has none."""
@@ -676,32 +739,52 @@ class GrpcTransport:
             raise Refusal("RESOURCE_EXHAUSTED", f"{certificate.seats[0]} dials too often at once")
         self._knocking[serial] += 1
         try:
-            hello = await self._hello(context)
+            hello = await self._hello(context, self._most_of_hello(certificate))
             self.doorkeeper.check(hello, certificate)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.doorkeeper.check(hello, certificate)
+            stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
+            self._take_seats(stream)
+            # Before anything is awaited: an ask that begins meanwhile comes after what is owed.
+            for ask in (*self._ended.values(), *self._asks.values()):
+                stream.queue(ask)
+            await self._say_welcome(stream, context, hello)
         finally:
             self._knocking[serial] -= 1
-        stream = _Stream(seats, hello.instance, unquote(context.peer()), certificate)
-        self._take_seats(stream)
-        # Before anything is awaited: an ask that begins meanwhile comes after the orders.
-        for ask in (*self._orders.values(), *self._asks.values()):
-            stream.queue(ask)
+        return stream
+
+    async def _say_welcome(self, stream: _Stream, context: Any, hello: Hello) -> None:
+        """Send the welcome to a process that has taken its seats; it keeps them only with it."""
+        seconds = self._limits.hello_seconds
         try:
-            await self._send(stream, context, Message(self._welcome(hello)))
+            async with asyncio.timeout(seconds):
+                await self._send(stream, context, Message(self._welcome(hello)))
+        except TimeoutError:
+            self._leave(stream)
+            text = f"it takes no welcome in {seconds:g} s"
+            raise Refusal("DEADLINE_EXCEEDED", text) from None
         except BaseException:
             self._leave(stream)
             raise
-        return stream
 
-    async def _hello(self, context: Any) -> Hello:
-        """The first message of a process."""
+    def _most_of_hello(self, certificate: Certificate | None) -> int:
+        """The bytes of the longest hello of a process that asks for all seats it may take."""
+        names: Collection[str] = self.doorkeeper.seats
+        if certificate is not None:
+            names = certificate.seats
+        return _HELLO + _HELLO_SEAT * len(names)
+
+    async def _hello(self, context: Any, most: int) -> Hello:
+        """The first message of a process; one of more bytes than `most` is not read."""
         try:
             async with asyncio.timeout(self._limits.hello_seconds):
                 data = await context.read()
             if data is grpc().aio.EOF:
                 raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
+            if len(data) > most:
+                text = f"a hello of {len(data)} bytes, more than its seats need ({most})"
+                raise Refusal("INVALID_ARGUMENT", text)
             message = Assembler(limit=0).take(data)
         except TimeoutError:
             seconds = self._limits.hello_seconds
@@ -728,13 +811,17 @@ class GrpcTransport:
                 text = f"{', '.join(set(other.seats) & set(stream.seats))} is taken by {other.peer}"
                 raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
         for other in held:
-            other.close("ABORTED", "its process has dialled again")
-            self._leave(other)
+            self._close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self._streams[seat] = stream
             self._empty_since.pop(seat, None)
         self._members = frozenset(self._streams)
         self.doorkeeper.let_in(stream.seats)
+
+    def _close(self, stream: _Stream, code: str, text: str, *, evicted: bool = False) -> None:
+        """End a stream with this reason; its seats are empty at once, whatever its process does."""
+        stream.close(code, text, evicted=evicted)
+        self._leave(stream)
 
     def _leave(self, stream: _Stream) -> None:
         """Empty the seats of a stream."""
@@ -776,14 +863,25 @@ class GrpcTransport:
             ask.sent.update(seats)
             for seat in seats:
                 self._owed.ask(seat, ask.key)
-            await self._send(stream, context, _request(ask, seats))
-            del batch, ask  # with all its answers
+            if isinstance(ask.common, Stored):
+                message = await asyncio.to_thread(_request, ask, seats)
+            else:
+                message = _request(ask, seats)
+            await self._send(stream, context, message)
+            del batch, ask, message  # with all its answers
 
     async def _send(self, stream: _Stream, context: Any, message: Message) -> None:
-        """Send the frames of a message; gRPC's flow control holds the next one back."""
+        """Send the frames of a message; gRPC's flow control holds the next one back.
+
+        A process that takes none for long would keep its request in memory.
+        """
         stream.number += 1
         for frame in cut(stream.number, message):
-            await context.write(frame)
+            try:
+                async with asyncio.timeout(self._limits.frame_seconds):
+                    await context.write(frame)
+            except TimeoutError:
+                raise Refusal("DEADLINE_EXCEEDED", "it does not read what it is sent") from None
             self.sent_bytes += len(frame)
 
     async def _read(self, stream: _Stream, context: Any) -> None:
@@ -892,7 +990,7 @@ class GrpcTransport:
         ask = self._asks.get(key)
         if ask is None or incoming.late:
             self._forget(incoming)
-            self._note_late(stream, head.seat, key)
+            self._note_late(stream, head.seat, key, message)
         elif incoming.arrival is not None:
             self._begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
         else:
@@ -918,13 +1016,18 @@ class GrpcTransport:
             self._begin(self._remember_evicted())
         return evicted
 
-    def _note_late(self, stream: _Stream, seat: Seat, key: AskKey) -> None:
-        """An answer has come after its ask; the seat owes an order no more."""
+    def _note_late(self, stream: _Stream, seat: Seat, key: AskKey, message: Message) -> None:
+        """An answer has come after its ask; the seat owes it no more, unless an order failed."""
         LOG.info("late: %s to %s", stream, key)
-        order = self._orders.get(key)
-        if order is not None:
-            order.answers.setdefault(seat, b"")
-            self._forget_followed()
+        if key.lane == "order" and message.kept:
+            failure = failure_of(message.blobs[0])
+            if failure is not None:
+                text = f"{self._names[seat]} has not followed {key}: {failure[:_REASON]}"
+                say(logging.WARNING, "order_failed", text, seat=self._names[seat])
+                return
+        if key in self._ended:
+            self._ended[key].excuse([seat])
+            self._forget_settled()
 
     async def _check_arrived(
         self, stream: _Stream, ask: _Ask, seat: Seat, incoming: _Incoming, arrival: Arrival
@@ -971,7 +1074,7 @@ class GrpcTransport:
             self._checked.set()
         ask.changed.set()
         if ask.over:
-            self._forget_followed()
+            self._forget_settled()
 
     async def _moved(self, ask: _Ask, data: bytes) -> bytes | Stored:
         """An answer; it goes to a file where others fill the memory that answers may take."""
@@ -1020,8 +1123,7 @@ class GrpcTransport:
         LOG.warning("bad_answer of %s: %s", name, reason, extra={"facts": facts})
         if self._strike(stream, reason):
             text = f"evicted; the last reason: {reason}"
-            stream.close("PERMISSION_DENIED", text, evicted=True)
-            self._leave(stream)
+            self._close(stream, "PERMISSION_DENIED", text, evicted=True)
 
 
 def _judged(error: Exception) -> Refusal:
@@ -1049,12 +1151,30 @@ def _not_listening(address: str, error: str) -> str:
 
 
 def _request(ask: _Ask, seats: list[Seat]) -> Message:
-    """The request of an ask for some seats of one process."""
-    own = [ask.own[seat] for seat in seats]
+    """The request of an ask for some seats of one process; it may wait for the disk."""
+    own = [_read(ask.own[seat]) for seat in seats]
     parts = tuple(Part(seat, len(data)) for seat, data in zip(seats, own, strict=True))
     head = Request(Key.of(ask.key), len(ask.common), parts)
-    common = cast(bytes, ask.common)  # which frames are cut from like bytes
-    return Message(head, (common, *own))
+    return Message(head, (_read(ask.common), *own))
+
+
+def _read(data: Blob | Stored) -> bytes:
+    """What frames are cut from."""
+    if isinstance(data, Stored):
+        return data.read()
+    return cast(bytes, data)  # several pieces are cut like bytes
+
+
+def _written(
+    file: AnswerFile, common: Blob | Stored, own: Mapping[Seat, bytes | Stored]
+) -> tuple[Blob | Stored, dict[Seat, bytes | Stored]]:
+    """A request whose bytes lie in a file."""
+    parts: dict[Seat, bytes | Stored] = {}
+    for seat, data in own.items():
+        parts[seat] = file.add(_read(data))
+    if isinstance(common, Pieces):
+        common = common.joined()
+    return file.add(_read(common)), parts
 
 
 def listed(tier: str, numbers: Iterator[int] | range) -> dict[str, Seat]:

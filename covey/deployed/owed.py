@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from covey.deployed import parcel
 from covey.deployed.transport import AskKey, Seat
 from covey.deployed.wire import Head, Reply
 from covey.errors import DecodeError
@@ -53,4 +54,18 @@ class Owed:
             return f"an answer to {key}, which was not asked"
         if left < 1:
             return f"a second answer to {key}"
+        return None
+
+
+def failure_of(answer: bytes) -> str | None:
+    """Why an order was not followed, as the answer to it says; None: it says no such thing.
+
+    >>> failure_of(parcel.pack({"error": ["CheckpointError", "the disk is full"]}))
+    'the disk is full'
+    """
+    try:
+        header, _ = parcel.unpack(answer)
+        _, text = header["error"]
+        return str(text)
+    except (DecodeError, KeyError, TypeError, ValueError):
         return None

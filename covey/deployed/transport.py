@@ -15,7 +15,8 @@ A transport owes seven things.
 5. An answer is handed over only if it names the key that was asked of its seat.
 6. A seat that is late still owes the ask: it ends it before it gets the next request, also where
    its process was started again meanwhile. A seat that was absent never gets the ask. An order is
-   owed in both cases.
+   owed in both cases. Scores and orders that only read may be forgotten, and an order to write
+   models after which another one came.
 7. An answer that `check` refuses is dropped, and counted against its sender, who is evicted after a
    limit. The ask goes on without the seat where enough others can answer. Else the seat is asked
    again, also after somebody else has taken it. A `Diverged` answer counts against nobody, and is

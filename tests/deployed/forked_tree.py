@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,14 @@ class ForkedTree:
     secure: bool = False
     next_life: Callable[[Process], Life] = lambda process: Life("")
     died: Callable[[Process, Life], None] = lambda process, life: None
+    settings: Settings = field(default_factory=Settings)
     _running: dict[int, tuple[Process, Life]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parts: Parts = parts_of(self.experiment)
         tiers = self.parts.tree.tiers
         address = dict.fromkeys(tiers[:-1], "{seat}")
-        settings = Settings(address=address, durability=self.durability)
+        settings = replace(self.settings, address=address, durability=self.durability)
         planned = processes_of(self.parts.tree, settings)
         self.nodes = self.folder / "nodes"
         self.logs = self.folder / "logs"

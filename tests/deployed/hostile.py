@@ -107,16 +107,7 @@ def by_hand(
     address: str, folder: Path, version: ssl.TLSVersion, parent: str = "server"
 ) -> tuple[str, bytes]:
     """A call in HTTP/2 by hand, with this version of TLS; the version agreed on, and the answer."""
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    context.minimum_version = version
-    context.maximum_version = version
-    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host, int(port)), 5) as plain,
-        context.wrap_socket(plain, server_hostname=parent) as stream,
-    ):
+    with connected(address, folder, version, parent) as stream:
         agreed = str(stream.version())
         stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b""))
         stream.sendall(_http2(1, 4, 1, _headers(parent)))
@@ -127,6 +118,30 @@ def by_hand(
                 break
             out += data
     return agreed, out
+
+
+def connected(
+    address: str, folder: Path, version: ssl.TLSVersion, parent: str = "server"
+) -> ssl.SSLSocket:
+    """A connection for HTTP/2 by hand."""
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.minimum_version = version
+    context.maximum_version = version
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    plain = socket.create_connection((host, int(port)), 5)
+    return context.wrap_socket(plain, server_hostname=parent)
+
+
+def deaf(address: str, folder: Path, first: bytes, window: int = 0) -> ssl.SSLSocket:
+    """A process that says hello and takes `window` bytes of the parent's messages, no more."""
+    stream = connected(address, folder, ssl.TLSVersion.TLSv1_3)
+    initial_window = struct.pack(">HI", 4, window)
+    stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, initial_window))
+    stream.sendall(_http2(1, 4, 1, _headers("server")))
+    stream.sendall(_http2(0, 0, 1, b"\0" + struct.pack(">I", len(first)) + first))
+    return stream
 
 
 def _http2(kind: int, flags: int, stream: int, data: bytes) -> bytes:

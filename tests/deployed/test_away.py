@@ -17,15 +17,18 @@ pytest.importorskip("grpc")
 
 from covey.deployed import parcel
 from covey.deployed.disk import Disk
+from covey.deployed.local_transport import LocalTransport, SeatLost
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.owed import REMEMBERED, Owed
 from covey.deployed.owed_orders import FollowedOrders, OwedOrders
 from covey.deployed.progress import Progress
 from covey.deployed.replay import replay
 from covey.deployed.server_run import missing_of, server_run
+from covey.deployed.stored import Stored
 from covey.deployed.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.wire import Key, Reply, Welcome
-from tests.deployed.tree import Family, family, key, until
+from covey.runtimes.envelope import Pieces
+from tests.deployed.tree import Family, echo, family, key, until
 from tests.laws.cases import CASES, differences, experiment, state
 from tests.laws.test_deployed import slow
 
@@ -47,6 +50,16 @@ def noted(handled: list[str], gate: threading.Event | None = None) -> Handler:
             gate.wait(10)
         handled.append(f"{asked.lane} {asked.round}")
         return b"done"
+
+    return handle
+
+
+def dying(killed: threading.Event) -> Handler:
+    """A handler whose process ends within its first request."""
+
+    def handle(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        killed.wait(10)
+        raise SeatLost
 
     return handle
 
@@ -123,7 +136,7 @@ def test_an_order_is_owed_by_who_was_away(plain: Family) -> None:
     plain.wait(0, 1)
     plain.parent.ask(key(7), b"", own)
     assert handled == ["order 0", "order 1", "train 7"]
-    assert not plain.parent._orders
+    assert not plain.parent._ended
     served.end()
     plain.dial(0, handler=noted(handled))
     plain.wait(0, 1)
@@ -156,11 +169,11 @@ def test_an_owed_order_keeps_what_is_owed_alone(plain: Family) -> None:
     order = key(1, "order")
     answers = plain.parent.ask(order, b"", {0: b"first", 1: b"second"}, PATIENCE)
     assert answers[1].data == b"1:+second"
-    owed = plain.parent._orders[order]
+    owed = plain.parent._ended[order]
     assert owed.own == {0: b"first"}
     assert owed.answers == {}
     plain.dial(0)
-    until(lambda: not plain.parent._orders)
+    until(lambda: not plain.parent._ended)
 
 
 def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
@@ -175,9 +188,176 @@ def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
     plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
     until(lambda: first.port.joined == 2)
     gate.set()
-    until(lambda: not plain.parent._orders)
+    until(lambda: not plain.parent._ended)
     assert set(handled) == {"order 1"}
     assert plain.parent.refused["dropped"] == 0
+
+
+class Sockets:
+    """A parent and processes that dial it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.family = Family(folder, secure=False)
+        self.transport = self.family.parent
+        self.close = self.family.close
+
+    def take(self, seat: int, handler: Handler) -> None:
+        self.leave(seat)
+        self.family.dial(seat, handler=handler)
+        until(lambda: seat in self.transport.members())
+
+    def leave(self, seat: int) -> None:
+        for served in self.family.served:
+            if seat in served.port.seats.values():
+                served.end()
+        until(lambda: seat not in self.transport.members())
+
+
+class Objects:
+    """A parent and nodes of this process."""
+
+    def __init__(self, _: Path) -> None:
+        self.transport = LocalTransport()
+        self.take = self.transport.take
+        self.leave = self.transport.leave
+        self.close = self.transport.close
+
+
+@pytest.fixture(params=[Objects, Sockets])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sockets | Objects]:
+    out = request.param(tmp_path)
+    yield out
+    out.close()
+
+
+def test_a_late_training_comes_again_to_a_process_that_was_killed(tree: Sockets | Objects) -> None:
+    """Before the orders that came after it; a training that was never sent does not come."""
+    killed = threading.Event()
+    tree.take(0, dying(killed))
+    tree.take(1, echo)
+    own = {0: b"own", 1: b""}
+    answers = tree.transport.ask(key(1), b"common", own, Patience(0.2, 1))
+    assert answers[0].status == "late"
+    killed.set()
+    until(lambda: 0 not in tree.transport.members())
+    for later in (key(2, "order"), key(3), key(4, "score")):
+        assert tree.transport.ask(later, b"", own, PATIENCE)[0].status == "absent"
+    handled = []
+
+    def handle(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        handled.append((asked.lane, asked.round, bytes(common), own))
+        return b"done"
+
+    tree.take(0, handle)
+    assert tree.transport.ask(key(5), b"", own)[0].status == "answered"
+    assert handled[0] == ("train", 1, b"common", b"own")
+    assert [entry[:2] for entry in handled[1:]] == [("order", 2), ("train", 5)]
+
+
+def test_a_late_training_that_was_answered_does_not_come_again(tree: Sockets | Objects) -> None:
+    gate = threading.Event()
+    handled: list[str] = []
+    tree.take(0, noted(handled, gate))
+    tree.take(1, echo)
+    own = {0: b"", 1: b""}
+    assert tree.transport.ask(key(1), b"", own, Patience(0.2, 1))[0].status == "late"
+    gate.set()
+    assert tree.transport.ask(key(2), b"", own)[0].status == "answered"
+    tree.leave(0)
+    tree.take(0, noted(handled))
+    tree.transport.ask(key(3), b"", own)
+    assert handled == ["train 1", "train 2", "train 3"]
+
+
+def test_a_late_training_comes_before_what_was_asked_after_it(plain: Family) -> None:
+    """It takes a place of the window, as it did before its stream broke."""
+    gate = threading.Event()
+    handled: list[str] = []
+    first = plain.dial(0, handler=noted(handled, gate))
+    plain.dial(1)
+    plain.wait(0, 1)
+    own = {0: b"", 1: b""}
+    states = [plain.parent.ask(key(n), b"", own, PATIENCE)[0].status for n in range(3)]
+    assert states == ["late", "late", "absent"]
+    stream = plain.parent._streams[0]
+    plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
+    until(lambda: first.port.joined == 2)
+    assert plain.parent.ask(key(3), b"", own, PATIENCE)[0].status == "absent"
+    gate.set()
+    until(lambda: not plain.parent._ended)
+    plain.parent.ask(key(4), b"", own)
+    assert handled == ["train 0", "train 1", "train 4"]  # each once
+    assert plain.parent.refused["dropped"] == 0
+
+
+def test_a_long_request_of_a_late_training_waits_in_a_file(tmp_path: Path) -> None:
+    """Of a child that never comes back a parent holds no model in its memory."""
+    long = bytes(range(256)) * 1024
+    with family(tmp_path, secure=False, keeps=tmp_path) as tree:
+        killed = threading.Event()
+        tree.dial(0, handler=dying(killed))
+        tree.dial(1)
+        tree.wait(0, 1)
+        pieces = Pieces([long, b"end"])
+        tree.parent.ask(key(1), pieces, {0: b"own", 1: b""}, Patience(0.2, 1))
+        kept = tree.parent._ended[key(1)]
+        until(lambda: isinstance(kept.common, Stored))
+        assert kept.own.keys() == {0}
+        killed.set()
+        tree.wait(1)
+        got = []
+
+        def handle(asked: AskKey, common: bytes, own: bytes) -> bytes:
+            got.append((bytes(common), own))
+            return b""
+
+        tree.dial(0, handler=handle)
+        until(lambda: not tree.parent._ended)
+        assert got == [(long + b"end", b"own")]
+
+
+def order(number: int, name: str) -> AskKey:
+    return replace(key(number, "order"), program=name)
+
+
+def test_orders_that_are_of_no_use_any_more_are_not_owed(plain: Family) -> None:
+    """Those that only read, and all but the last of those that write models."""
+    plain.dial(1)
+    plain.wait(1)
+    own = {0: b"", 1: b""}
+    names = ["write", "hold", "read", "freeze", "write", "release"]
+    for number, name in enumerate(names):
+        plain.parent.ask(order(number, name), b"", own, PATIENCE)
+    assert [owed.program for owed in plain.parent._ended] == ["hold", "write", "release"]
+    handled: list[str] = []
+    plain.dial(0, handler=noted(handled))
+    until(lambda: not plain.parent._ended)
+    assert handled == ["order 1", "order 4", "order 5"]
+
+
+def test_an_order_that_failed_late_is_owed_still(
+    plain: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk; it comes again when the seat is taken again."""
+    gate = threading.Event()
+    full = parcel.pack({"error": ["CheckpointError", "the disk is full"]})
+
+    def fails(asked: AskKey, common: bytes, own: bytes) -> bytes:
+        gate.wait(10)
+        return full
+
+    first = plain.dial(0, handler=fails)
+    plain.dial(1)
+    plain.wait(0, 1)
+    own = {0: b"", 1: b""}
+    assert plain.parent.ask(order(1, "hold"), b"", own, PATIENCE)[0].status == "late"
+    gate.set()
+    until(lambda: "order_failed: device0 has not followed" in caplog.text)
+    first.end()
+    handled: list[str] = []
+    plain.dial(0, handler=noted(handled))
+    until(lambda: not plain.parent._ended)
+    assert handled == ["order 1"]
 
 
 class Gone:

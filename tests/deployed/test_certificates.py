@@ -1,5 +1,6 @@
 """Certificates: who may sign what, which files hold keys, and when a certificate no longer counts."""
 
+import base64
 import errno
 import importlib
 import json
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from covey.deployed import certificates, extras
+from covey.deployed.admit import Doorkeeper, Refusal
 from covey.deployed.certificates import Authority, Certificate, Identity, request
-from covey.errors import ConfigError
+from covey.deployed.grpc_options import TLS
+from covey.errors import ConfigError, TransportError
 from tests.cli.command import contents, covey
 
 pytest.importorskip("cryptography")
@@ -414,3 +417,30 @@ def test_a_key_that_cannot_be_removed_is_named(authority: Authority, tmp_path: P
     (authority.folder / "device0" / "key.pem").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"key\.pem cannot be removed"):
         authority.issue("device0", request=made)
+
+
+def _odd(certificate: bytes, kind: str) -> bytes:
+    """A certificate with one extension twice, or of a version that there is not; not signed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    der = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
+    if kind == "version":
+        old, new = bytes.fromhex("a003020102"), bytes.fromhex("a003020107")
+    else:  # the extended usage of the key becomes a second usage of the key
+        old, new = bytes.fromhex("0603551d25"), bytes.fromhex("0603551d0f")
+    assert der.count(old) == 1
+    text = base64.encodebytes(der.replace(old, new))
+    return b"-----BEGIN CERTIFICATE-----\n" + text + b"-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("kind", ["version", "extension twice"])
+def test_an_odd_certificate_is_refused(authority: Authority, kind: str) -> None:
+    """By a parent, and by a child to which a parent shows it."""
+    identity = Identity(authority.issue("device0"))
+    odd = _odd(identity.certificate(), kind)
+    facts = {"ssl_tls_version": [TLS], "x509_pem_cert": [odd]}
+    with pytest.raises(Refusal, match=r"no certificate in PEM|of nobody, not listed"):
+        Doorkeeper({"device0": 0}, "").certificate(facts, frozenset())
+    with pytest.raises((ConfigError, TransportError)):
+        identity.verify(odd, b"", b"", "device0")

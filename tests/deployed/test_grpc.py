@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
@@ -22,14 +23,14 @@ pytest.importorskip("cryptography")
 from covey.deployed import grpc_transport
 from covey.deployed.certificates import REVOKED, Authority, Identity
 from covey.deployed.frames import CHUNK, Assembler, Message
-from covey.deployed.grpc_options import check_plain, waits
+from covey.deployed.grpc_options import check_plain, server_credentials, waits
 from covey.deployed.grpc_port import GrpcPort, _Session
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.progress import Progress
 from covey.deployed.stored import AnswerFile, Arrival, NamelessFile, Stored
 from covey.deployed.transport import Answer, AskKey, Diverged, Patience, Seat
 from covey.deployed.wire import Key, Reply
-from covey.errors import ConfigError, EvictedError, TransportError
+from covey.errors import ConfigError, CoveyError, EvictedError, TransportError
 from tests.deployed.hostile import Peer, frame, hello
 from tests.deployed.proxy import Proxy
 from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
@@ -728,6 +729,39 @@ def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
     assert all(line.startswith("revoked_unread: ") for line in lines)
     damaged.write_bytes(whole)
     asyncio.run(watch(lambda: port._unread.count == 0))
+
+
+def test_a_parent_whose_certificate_ends_is_left_though_the_list_is_damaged(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.create(tmp_path / "certs")
+    server = replace(Identity(authority.issue("server")).check(), ends=datetime.now(UTC))
+    identity = Identity(authority.issue("device0"))
+    limits = replace(FAST, check_seconds=0.001)
+    port = GrpcPort(
+        "127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity, limits=limits
+    )
+    (identity.folder / REVOKED).write_bytes(b"damaged")
+    watching = asyncio.wait_for(port._check_parent(_Session(None, server)), 5)
+    with pytest.raises(CoveyError, match="its certificate ended at"):
+        asyncio.run(watching)
+
+
+def test_a_certificate_that_cannot_be_renewed_is_told_ever_more_rarely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are read at every handshake."""
+    import grpc
+
+    identity = Identity(Authority.create(tmp_path / "certs").issue("server"))
+    monkeypatch.setattr(
+        grpc, "dynamic_ssl_server_credentials", lambda first, renewed, **more: renewed
+    )
+    renewed = server_credentials(identity)
+    (identity.folder / "key.pem").chmod(0o644)
+    assert [renewed() for _ in range(6)] == [None] * 6
+    assert len(caplog.messages) == 3  # the 1st, 2nd and 4th time
+    assert all(line.startswith("certificate_unread: ") for line in caplog.messages)
 
 
 def test_no_key_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,8 @@ import shutil
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,12 +20,13 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
+from covey.deployed import grpc_transport
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.frames import CHUNK, MAX_FRAME
 from covey.deployed.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport import Answer, Patience
 from covey.deployed.wire import Key, Reply, Welcome
-from tests.deployed.hostile import Peer, by_hand, frame, hello, reply
+from tests.deployed.hostile import Peer, by_hand, deaf, frame, hello, reply
 from tests.deployed.tree import FAST, FINGERPRINT, Family, family, key, until
 
 ROUNDS = iter(range(1_000))
@@ -49,6 +52,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
 @pytest.fixture(autouse=True)
 def honest(tree: Family) -> Iterator[None]:
     """Whatever a test does, the honest device answers."""
+    tree.parent._refusals.clear()  # a refusal that was told before is told ever more rarely
     yield
     number = next(ROUNDS)
     answers = tree.parent.ask(key(number), b"c", {0: b"o"})
@@ -204,6 +208,70 @@ def test_a_bad_hello(
     tree: Family, caplog: pytest.LogCaptureFixture, first: bytes, code: str, text: str
 ) -> None:
     refused(caplog, peer(tree, 5, first).end(), code, text)
+
+
+def test_a_hello_that_is_longer_than_its_seats_need(
+    tree: Family, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before it is read, however many seats it asks for."""
+    names = [f"device{number}" for number in range(5_000)]
+    monkeypatch.setattr(grpc_transport, "Assembler", None)  # which would read it
+    end = peer(tree, 5, hello(*names)).end()
+    refused(caplog, end, "INVALID_ARGUMENT", "bytes, more than its seats need")
+
+
+def test_a_hello_of_many_seats_is_read(tmp_path: Path) -> None:
+    """With keys as long as any."""
+    with family(tmp_path, count=300) as tree:
+        assert tree.authority is not None
+        names = [f"device{number}" for number in range(300)]
+        folder = tree.authority.issue("gateway", seats=names, holders="revoke")
+        first = hello(*names, last_key="k" * 1_900)
+        one = Peer(tree.parent.address, Identity(folder)).send(first)
+        tree.wait(*range(300))
+        one.close()
+
+
+def test_refusals_of_one_certificate_are_told_ever_more_rarely(
+    tree: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = tree.parent.refused["FAILED_PRECONDITION"]
+    for _ in range(12):
+        end = peer(tree, 8, hello("device8", fingerprint="9" * 16)).end()
+        assert end[0] == "FAILED_PRECONDITION"
+    lines = [line for line in caplog.messages if line.startswith("refused device8")]
+    assert len(lines) == 4  # the 1st, 2nd, 4th and 8th
+    assert tree.parent.refused["FAILED_PRECONDITION"] == before + 12
+    joined(tree, 8).close()
+    tree.wait(0)
+    peer(tree, 8, hello("device8", fingerprint="9" * 16)).end()
+    assert len([line for line in caplog.messages if line.startswith("refused device8")]) == 5
+
+
+def test_what_is_revoked_is_read_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dial reads it only then, and refuses at once who was revoked before."""
+    reads = []
+    revoked = Identity.revoked
+
+    def counted(identity: Identity) -> frozenset[int]:
+        if identity.folder == tmp_path / "certs" / "server":
+            reads.append(identity)
+        return revoked(identity)
+
+    monkeypatch.setattr(Identity, "revoked", counted)
+    with family(tmp_path, limits=replace(FAST, check_seconds=60)) as tree:
+        assert tree.authority is not None
+        reads.clear()
+        for _ in range(5):
+            joined(tree, 1).close()
+            tree.wait()
+        assert len(reads) == 1
+        tree.authority.revoke("device1")
+        end = peer(tree, 1, hello("device1")).end()
+        assert end[0] == "UNAUTHENTICATED"
+        assert len(reads) == 2
 
 
 def test_a_disk_that_is_behind(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
@@ -370,3 +438,48 @@ def test_a_parent_whose_certificate_is_revoked(
     assert child.port.joined == 0
     child.end()
     false.close()
+
+
+# Those who do not read
+
+PATIENT = replace(FAST, hello_seconds=0.3, keepalive_seconds=60)  # nobody answers a ping
+
+
+def test_a_welcome_that_nobody_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes no place from others, however often its sender dials, and no seat for long."""
+    with family(tmp_path, count=2, limits=PATIENT) as tree, ExitStack() as open_streams:
+        folder = identity(tree, 1).folder
+        for _ in range(4 * tree.count + 64 + 4):  # more than a parent has places for
+            stream = deaf(tree.parent.address, folder, hello("device1"))
+            open_streams.enter_context(stream)
+        until(lambda: "device1 dials too often at once" in caplog.text)
+        until(lambda: "it takes no welcome in 0.3 s" in caplog.text)
+        until(lambda: not tree.parent.members(), 5)
+        tree.dial(0)
+        tree.dial(1)
+        until(lambda: tree.parent.members() == {0, 1})
+
+
+def test_a_revoked_holder_that_reads_nothing_loses_its_seat(tmp_path: Path) -> None:
+    """At once, and not when its welcome has waited long enough."""
+    with family(tmp_path, limits=replace(PATIENT, hello_seconds=30)) as tree:
+        assert tree.authority is not None
+        with deaf(tree.parent.address, identity(tree, 1).folder, hello("device1")):
+            tree.wait(1)
+            tree.authority.issue("device1", holders="revoke")
+            tree.wait()
+            tree.dial(1)
+            tree.wait(1)
+
+
+def test_a_request_that_nobody_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = replace(PATIENT, frame_seconds=0.3)
+    with family(tmp_path, limits=limits) as tree:
+        folder = identity(tree, 1).folder
+        with deaf(tree.parent.address, folder, hello("device1"), 2048):
+            tree.dial(0)
+            tree.wait(0, 1)
+            answers = tree.parent.ask(key(), bytes(8192), {0: b"", 1: b""}, Patience(0.1, 1))
+            assert answers[1].status == "late"
+            tree.wait(0)
+            assert "it does not read what it is sent" in caplog.text

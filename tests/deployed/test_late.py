@@ -1,6 +1,8 @@
 """Runs in which some answers come too late: the replay in the simulator equals them to the bit."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Handler, Patience
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state
 
+ROOT = Path(__file__).parents[2]
 ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
 DEADLINE = 0.03
@@ -109,3 +112,14 @@ def test_a_late_edge_hides_what_is_below_it(name: str, folder: Path) -> None:
     for _ in plain:
         pass
     assert differences(figures(plain), deployed) != []
+
+
+def test_a_late_edge_that_is_killed_ends_its_ask() -> None:
+    """Its devices have trained for three of its five asks, and train for the others too."""
+    pytest.importorskip("grpc")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.deployed.late_kills"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
