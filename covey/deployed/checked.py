@@ -176,7 +176,7 @@ class ReplyCheck(ChildCheck):
         figures: dict[str, list[list[float]]] = {}
         for name, _, _, values in reports:
             figures.setdefault(name, []).extend(values)
-        by_name = {name: torch.tensor(all, dtype=torch.float64) for name, all in figures.items()}
+        by_name = {name: torch.tensor(own, dtype=torch.float64) for name, own in figures.items()}
         reason = self.scorer.refusal(rows.double(), by_name)
         if reason is not None:
             raise DecodeError(reason)

@@ -12,8 +12,8 @@ make the answer of an honest node above it too long:
 
 - `header_limit` bounds the JSON beside an answer. It is the sum of a constant, for what nobody
   passes on, of a number for each node of the subtree, and of what rehearsals tell.
-- A fact that passes is of one node, once, and under a rehearsed name. So what a node passes on has
-  at most as many bytes as the limits of its children have for their nodes.
+- A fact that a node passes on is of one node, once, and under a rehearsed name. So all facts that
+  it passes on have at most as many bytes as the limits of its children have for their nodes.
 - A missing answer may come twice from a child: in this answer, and in an ended ask that the parent
   settles. So `_MISSING` are counted for each node of the tier below, twice as many for each of the
   tier below that, and so on; the sum is what a subtree may have.
@@ -233,8 +233,6 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     _check_once([entry[:2] for entry in counted], "bytes of nodes")
     for tier, ids in _tables(facts, "cohorts"):
         _ids_of(tier, ids, subtree)
-        if len(set(ids)) < len(ids):
-            raise DecodeError(f"a cohort with one {tier} twice.")
     notes = _list_of(facts, "notes")
     for entry in notes:
         _check_note(entry, subtree)

@@ -616,6 +616,8 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
             if seat in moved:
                 owed.append([key, [round, lane, path, tier, moved[seat], status]])
         _note(connection, {name: owed})
+    for name in (ENDED, GOOD_ENDED):  # who was missing below has other numbers now
+        _note(connection, {name: [[key, []] for key, _ in _listed(connection, name)]})
     orders = []
     for key, label, request, seats in _listed(connection, OWED_ORDERS):
         owing = [moved[seat] for seat in seats if seat in moved]

@@ -64,6 +64,7 @@ _SHOWN = 5  # names in a line of the log
 _HELLO = 2**15  # bytes of a hello, and for each of its seats: a name and a key
 _HELLO_SEAT = 2**11
 _REASON = 200  # characters of what a child says
+_LATE = 8  # trainings that are kept for late children, whose requests may be long
 _READING = ("read", "freeze")  # orders that move nothing at a node
 _WRITING = "write"  # the order after which an earlier one of its kind is of no use
 
@@ -356,7 +357,8 @@ class GrpcTransport:
         self._ended: dict[AskKey, _Ask] = {}
         """Asks that have ended, and which some seats still owe, in their order.
 
-        Of a seat they are no more trainings than its window: it is sent no others before.
+        Of a seat they are no more trainings than its window: it is sent no others before. Of all
+        seats the last `_LATE` are kept.
         """
         self._owed = Owed()
         self._unchecked = 0
@@ -579,7 +581,10 @@ class GrpcTransport:
                 other.excuse(ask.own)
         self._ended[ask.key] = ask
         self._forget_settled()
-        if ask.key.lane == "train" and ask.own:
+        trainings = [key for key in self._ended if key.lane == "train"]
+        for key in trainings[:-_LATE]:  # whoever owes it may never come back
+            del self._ended[key]
+        if ask.key in self._ended and ask.key.lane == "train":
             self._begin(self._put_away(ask))
 
     def _forget_settled(self) -> None:

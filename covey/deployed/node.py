@@ -6,6 +6,7 @@ moment, and made again from the disk, goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from covey import native
+from covey.data.shards import some
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
 from covey.deployed.checked_facts import Rehearsed, Subtree, nodes_of
@@ -54,6 +56,7 @@ from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, sea
 from covey.runtimes.loopback import HeldReply, Station, messages_of
 from covey.types import Ids, Rows
 
+LOG = logging.getLogger("covey.deployed")
 ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
 """What a node can be ordered to do, with everybody below it."""
 _CHANGING = ("hold", "release", "thaw")
@@ -140,6 +143,8 @@ class Node(Station):
         self._answered_key: AskKey | None = None
         """The key of the ask that this node answers."""
         self._rehearsed = Rehearsed(self.tree.links)
+        self._dropped_notes = False
+        """Whether the log has said that notes of children are dropped."""
         self._ended: list[Any] = []
         """(key, who was missing in trainings) of the last asks that ended before the one under way.
 
@@ -354,12 +359,28 @@ class Node(Station):
 
         Everything else that is kept there is known from rehearsals: no child can add to it.
         """
-        super()._take_facts({**header, "facts": self._rehearsed.believed(header["facts"])})
+        super()._take_facts({**header, "facts": self._believed(header)})
         for tier, name, *_ in header["kept"]:
             template = self._rehearsed.residuals.get((tier, name))
             if template is not None:
                 self._templates.setdefault((tier, name), template)
         self.missing += [Missing(*values) for values in header["missing"]]
+
+    def _believed(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """The facts of a child without notes that no rehearsal has; the log names the first."""
+        facts: dict[str, Any] = header["facts"]
+        believed = self._rehearsed.believed(facts)
+        if len(believed["notes"]) < len(facts["notes"]) and not self._dropped_notes:
+            self._dropped_notes = True
+            known = [entry[1] for entry in believed["notes"]]
+            names = [entry[1] for entry in facts["notes"] if entry[1] not in known]
+            LOG.warning(
+                "note_dropped: %s, of the child on seat %s: the program notes it on some rows and "
+                "not on none; note the same names always",
+                some(names),
+                header["seat"],
+            )
+        return believed
 
     # Answering
 

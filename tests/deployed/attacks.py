@@ -28,7 +28,7 @@ import torch
 import covey
 from covey.codecs import CODECS
 from covey.deployed.certificates import Authority, Identity
-from covey.deployed.frames import CHUNK, Assembler
+from covey.deployed.frames import Assembler
 from covey.deployed.grpc_options import LOG
 from covey.deployed.transport import AskKey, Handler
 from covey.deployed.wire import Key, Reply, Request
@@ -491,8 +491,7 @@ def sends(make: Callable[[Intruder], bytes]) -> Callable[[Siege], None]:
 
 
 def half(intruder: Intruder) -> bytes:
-    head = Reply(Key.of(intruder.key), SEAT, 2 * CHUNK)
-    return frame(2, head, bytes(CHUNK))
+    return frame(2, Reply(Key.of(intruder.key), SEAT, 2**18))  # no bytes of the answer follow
 
 
 def behind(siege: Siege) -> None:

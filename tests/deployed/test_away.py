@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("grpc")
 
-from covey.deployed import parcel
+from covey.deployed import grpc_transport, parcel
 from covey.deployed.disk import Disk
 from covey.deployed.local_transport import LocalTransport, SeatLost
 from covey.deployed.local_tree import LocalTree
@@ -288,6 +288,22 @@ def test_a_late_training_comes_before_what_was_asked_after_it(plain: Family) -> 
     plain.parent.ask(key(4), b"", own)
     assert handled == ["train 0", "train 1", "train 4"]  # each once
     assert plain.parent.refused["dropped"] == 0
+
+
+def test_a_parent_keeps_the_last_late_trainings(
+    plain: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children that never come back do not fill its disk."""
+    monkeypatch.setattr(grpc_transport, "_LATE", 1)
+    gate = threading.Event()
+    plain.dial(0, handler=noted([], gate))
+    plain.dial(1)
+    plain.wait(0, 1)
+    own = {0: b"", 1: b""}
+    for number in (1, 2):
+        assert plain.parent.ask(key(number), b"", own, PATIENCE)[0].status == "late"
+    assert [owed.round for owed in plain.parent._ended] == [2]
+    gate.set()
 
 
 def test_a_long_request_of_a_late_training_waits_in_a_file(tmp_path: Path) -> None:

@@ -268,12 +268,15 @@ def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
     disk.seat_children({"a": 0, "b": 1, "c": 2})
     disk.receive({0: 10, 1: 11, 2: 12})
     late: list[Any] = [["k", [0, "train", 7, "device", 2, "late"]], ["k", [0, "train", 7, "device", 1, "late"]]]  # fmt: skip
-    disk.note(owed=late)
+    below: list[Any] = [["k", [[0, "train", 7, "device", 2, "absent"]]], ["l", []]]
+    disk.note(owed=late, **{"ended": below, "good ended": below[:1]})
     disk.seat_children({"a": 0, "b": 1, "c": 2})
     assert disk.received(2) == 12
     disk.seat_children({"c": 1, "new": 2, "a": 3})
     assert [disk.received(seat) for seat in range(4)] == [0, 12, 0, 10]
     assert disk.fact("owed") == [["k", [0, "train", 7, "device", 1, "late"]]]
+    assert disk.fact("ended") == [["k", []], ["l", []]]  # nobody can say who has which number now
+    assert disk.fact("good ended") == [["k", []]]
 
 
 def test_the_backup_is_the_disk_as_it_was(tmp_path: Path) -> None:

@@ -690,8 +690,10 @@ def fills_its_header(header: Header) -> None:
         facts["notes"].append(["device", f"{number}" + "é" * 290, [0.5], 0.5, 0.5, 1])
 
 
-def test_a_device_cannot_make_the_answer_of_its_edge_too_long(folder: Path) -> None:
-    """Notes that no rehearsal has go no further than to the edge."""
+def test_a_device_cannot_make_the_answer_of_its_edge_too_long(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Notes that no rehearsal has go no further than to the edge, which says so once."""
     local = LocalTree(folder)
     run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
     edge = local.transport_above("edge", 0)
@@ -703,6 +705,7 @@ def test_a_device_cannot_make_the_answer_of_its_edge_too_long(folder: Path) -> N
     simulated = drained(covey.run(experiment(CASES["SFedHP"])))
     assert differences(everything(simulated), everything(run)) == []
     assert [record.notes for record in simulated.history] == [r.notes for r in run.history]
+    assert caplog.text.count("note_dropped: 0") == 1
     local.close()
 
 
@@ -785,7 +788,7 @@ BAD: dict[str, list[Any]] = {
         [["device", "up", [2, 2], [1, 1]]],
         [["device", "up", [2], [1]], ["device", "up", [3], [1]]],
     ],
-    "cohorts": [{"device": [2, 3, 2]}, {"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
+    "cohorts": [{"device": [5]}, {"server": [0]}, {"device": 2}, [["device", [2]]], {"device": ["2"]}],
     "notes": [
         [["device", "loss", [math.nan], 0.5, 0.5, 1]],
         [["device", "loss", [], 0.5, 0.5, 1]],
