@@ -693,10 +693,10 @@ def _pem(signed: Any) -> bytes:
 
 def _mark(file: Path) -> FileMark:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read(file: Path) -> bytes:

@@ -74,6 +74,9 @@ def _of_sfedhp() -> Iterator[Change]:
         yield Change("R = 5", table, "*-half/sfedhp-20", {"edge_rounds": 5})
         fewer = "*-half/pfedme-[125]*"  # 30 diverges
         yield Change("100 rounds", table, fewer, score_every=5, rounds=100)
+    for table in ("sfedhp/table3", "sfedhp/table4"):
+        for mu in (0.1, 1.0):
+            yield Change(f"mu = {mu:g}", table, "*-five-steps/fedprox", {"mu": mu})
     for table, setting in zip(_SFEDHP, (1, 1, 2, 2), strict=True):
         data = {"partition": f"sfedhp{setting}_shared"}
         for method in ("fedavg", "hierfavg", "pfedme-20", "sfedhp-20", "fedprox"):
