@@ -372,8 +372,7 @@ class Node(Station):
         believed = self._rehearsed.believed(facts)
         if len(believed["notes"]) < len(facts["notes"]) and not self._dropped_notes:
             self._dropped_notes = True
-            known = [entry[1] for entry in believed["notes"]]
-            names = [entry[1] for entry in facts["notes"] if entry[1] not in known]
+            names = [entry[1] for entry in facts["notes"] if entry not in believed["notes"]]
             LOG.warning(
                 "note_dropped: %s, of the child on seat %s: the program notes it on some rows and "
                 "not on none; note the same names always",
