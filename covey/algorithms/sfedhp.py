@@ -58,6 +58,10 @@ class SFedHP(Algorithm):
     on. `cut_after` says whether w and phi are still cut then when they travel: "keep" holds the
     sparsity that gamma2 has made, "off" lets it go. theta takes `steps` steps by `method`, or fewer
     once the norm of its gradient is at most `tol`. With `tol` 0 it takes all steps.
+
+    `tie` says which phi a device is tied to. "edge" is phi_i, the mean of its edge, as in Algorithm
+    1. "own" is its own phi_ij, as in (3), (5) and (8), which stays on the device. They are the same
+    with one device per edge.
     """
 
     lam1: Positive = 1.0  # pull of a device's model towards its edge's (lambda1)
@@ -80,6 +84,7 @@ class SFedHP(Algorithm):
     cut_after: Literal["keep", "off"] = "keep"
     tol: NonNegative = 0.0
     method: Literal["gradient", "nesterov"] = "gradient"
+    tie: Literal["edge", "own"] = "edge"  # what a device is tied to: phi_i, or phi_ij
 
     sends: ClassVar[str] = "its personal model, cut to zeros, to its edge only"
 
@@ -92,7 +97,10 @@ class SFedHP(Algorithm):
         share = self.lam1 / (self.lam1 + self.lam2)
         l1 = self.l1_of_w.term(me.round)
         for _ in range(self.edge_rounds):
-            theta = me.ask(self.device, phi, sample=self.device_sample)
+            if self.tie == "own":
+                theta = me.ask(self.own_device, w, sample=self.device_sample)
+            else:
+                theta = me.ask(self.device, phi, sample=self.device_sample)
             phi = torch.lerp(w, theta.mean(), share)  # (10)
             w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1, steps=1, lr=self.lr1)  # (11)
         me.keep("edge", phi)
@@ -113,6 +121,14 @@ class SFedHP(Algorithm):
             method=self.method,
         )
         return me.keep("personal", theta)
+
+    def own_device(self, me: Nodes, w: Rows) -> Rows:
+        """As `device`, tied to the phi_ij of (8); `w` is the edge's w_i."""
+        phi = me.recall("_phi", default=w, since=me.round)
+        theta = self.device(me, phi)
+        share = self.lam1 / (self.lam1 + self.lam2)
+        me.keep("_phi", torch.lerp(w, theta, share))  # (10)
+        return theta
 
     @property
     def l1_of_theta(self) -> L1:
@@ -150,8 +166,9 @@ class SFedHP(Algorithm):
         return "edge"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
+        program = self.own_device if self.tie == "own" else self.device
         for _ in range(self.edge_rounds):
-            theta = self.device(me, w)
+            theta = program(me, w)
         return theta
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

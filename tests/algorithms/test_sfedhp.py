@@ -3,7 +3,7 @@ and closed forms.
 """
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -39,6 +39,7 @@ STEPS: dict[str, Any] = {
     "lr2": LR2,
     "batch": None,
 }
+TIES: tuple[Literal["edge", "own"], ...] = ("edge", "own")
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
 
 
@@ -121,6 +122,32 @@ def test_two_rounds_by_hand_on_uneven_groups(
             phis.append(phi)
             ws.append(w_i)
         w = (1 - beta) * w + beta * mean([cut(x, at2) for x in ws])
+    assert deviation(run, w, edge=phis, edge_global=ws, personal=theta) <= EXACT
+
+
+@pytest.mark.parametrize(("gamma1", "gamma2"), [(0.0, 0.0), (0.4, 0.2)])
+def test_two_rounds_of_the_own_phi_ij_of_8_by_hand(gamma1: float, gamma2: float) -> None:
+    algorithm = SFedHP(**STEPS, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=2, tie="own")
+    at1, at2 = thresholds(gamma1, gamma2)
+    run, w = play(algorithm, SMALL, TREE, w=W), W
+    theta: dict[int, Vector] = {}
+    for _ in range(2):
+        phis, ws = [], []
+        for group in GROUPS:
+            w_i = cut(w, at2)
+            theta |= dict.fromkeys(group, cut(w_i, at2))
+            phi_ij = dict.fromkeys(group, cut(w_i, at2))
+            for _ in range(3):
+                sent = cut(w_i, at2)
+                for j in group:
+                    theta[j] = device(SMALL[j], theta[j], phi_ij[j], gamma=gamma1, K=2, prox=False)
+                    phi_ij[j] = (LAM1 * theta[j] + LAM2 * sent) / (LAM1 + LAM2)  # (10)
+                arrived = mean([cut(theta[j], at1) for j in group])
+                phi = (LAM1 * arrived + LAM2 * w_i) / (LAM1 + LAM2)
+                w_i = upper(w_i, phi, gamma=gamma2, prox=False)
+            phis.append(phi)
+            ws.append(w_i)
+        w = mean([cut(x, at2) for x in ws])
     assert deviation(run, w, edge=phis, edge_global=ws, personal=theta) <= EXACT
 
 
@@ -252,6 +279,25 @@ def test_with_one_device_per_edge_theta_is_pfedmes_with_lambda_bar() -> None:
         SFedHP(**EXACTLY, edge_rounds=25, lr1=STILL), fs, Tree.grouped([1, 1, 1]), w=w, rounds=1
     )
     assert deviation(run, w, personal=[f.prox(2.0 * 3.0 / 5.0, w) for f in fs]) <= 1e-10
+
+
+def test_with_its_own_phi_ij_theta_is_pfedmes_with_lambda_bar_on_every_tree() -> None:
+    fs, w = some(3, 2, mu=0.5, L=2.0, spread=3.0), np.array([1.0, -2.0])
+    algorithm = SFedHP(**EXACTLY, edge_rounds=25, lr1=STILL, tie="own")
+    expected = [f.prox(2.0 * 3.0 / 5.0, w) for f in fs]
+    for sizes in ([1, 1, 1], [1, 2], [3]):
+        run = play(algorithm, fs, Tree.grouped(sizes), w=w, rounds=1)
+        assert deviation(run, w, personal=expected) <= 1e-10
+
+
+def test_both_ties_are_one_with_one_device_per_edge() -> None:
+    tree = Tree.grouped([1, 1, 1, 1])
+    shared, own = (
+        play(SFedHP(**STEPS, edge_rounds=3, steps=2, tie=tie), SMALL, tree, w=W, rounds=3)
+        for tie in TIES
+    )
+    personal = list(kept(own, "personal").values())
+    assert deviation(shared, row(own), personal=personal) <= EXACT
 
 
 @pytest.mark.parametrize("R", [1, 5])

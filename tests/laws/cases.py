@@ -327,6 +327,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "prox": {**SPARSE_HP, "l1": "prox", "!l1": True},
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
+        "own": {"tie": "own"},
+        "own-sparse-sample": {
+            **SPARSE_HP,
+            "tie": "own",
+            "device_sample": 0.5,
+            "!l1": True,
+            "!idle": False,
+        },
         "tol": {"steps": 6, "tol": 0.2, "batch": None},
         "sparse-tol-nesterov": {
             **SPARSE_HP,
