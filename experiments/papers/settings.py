@@ -2,28 +2,26 @@
 
 `python -m experiments.papers.settings [--rows GLOB] [--changes GLOB] [--data-dir DIR]` runs what is
 missing of `CHANGES` and writes settings.json; with `--out DIR` it runs them again. `--show` prints
-what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every result has the accuracy after each
-scored round, so that fewer rounds can be read from it.
+what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every
+result has the accuracy after each scored round, so that fewer rounds can be read from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from covey.papers import measure, report, tables
+from covey.papers import report, tables
 from covey.papers.measure import Options
 from covey.papers.printed import cell
-from covey.papers.results import Results, Store, has, read
+from covey.papers.results import Results, Store, read
 from covey.papers.tables import Row
+from experiments.papers import curves
 
-FOLDER = Path(__file__).parent
+FOLDER = curves.FOLDER
 NAME = "settings"
 NO_DECAY = "no decay"
 HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
@@ -174,16 +172,6 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def run(store: Store, row: Row, options: Options) -> bool:
-    """Run a row unless its result is there or another process runs it; whether it was run."""
-    with store.claim(row, "paper") as mine:
-        if not mine or has(store.read(), row, "paper", options):
-            return False
-        result = measure.measure(row, "paper", options, curves=True)
-        store.put(row, "paper", result)
-        return True
-
-
 def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Sequence[str]]:
     """A line under `HEAD` for every model with a printed cell; of a row without cells for all."""
     for change, row in changed(rows, changes):
@@ -206,26 +194,19 @@ def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Seq
 
 def main() -> None:
     """Run what is missing, or show what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="*", help="only rows whose PAPER/TABLE/ROW matches this")
+    parser = curves.arguments(__doc__)
     parser.add_argument("--changes", default="*", help="only changes whose name matches this")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--show", action="store_true")
     asked = parser.parse_args()
     if asked.show:
         stored = read(asked.out / f"{NAME}.json")
-        listed = list(lines(stored, asked.rows, asked.changes))
-        print("\n".join(report.rows_of_markdown(HEAD, listed)))
+        print(curves.show(HEAD, lines(stored, asked.rows, asked.changes)))
         return
     with Store(asked.out, NAME) as store:
-        for change, row in changed(asked.rows, asked.changes):
-            options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
-            if run(store, row, options):
-                figures = store.read()[row.key]["paper"]["models"]
-                means = {model: statistics.mean(values) for model, values in figures.items()}
-                print(row.table, change.name, means, flush=True)
+        wanted = (
+            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir))
+            for change, row in changed(asked.rows, asked.changes)
+        )
+        curves.run_all(store, wanted)
 
 
 if __name__ == "__main__":
