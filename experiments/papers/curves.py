@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from covey import Algorithm
 from covey.papers import measure, report
 from covey.papers.measure import Options
 from covey.papers.results import Store, has
@@ -26,20 +27,23 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run(store: Store, row: Row, options: Options) -> bool:
+def run(store: Store, row: Row, options: Options, kind: type[Algorithm] | None = None) -> bool:
     """Run a row unless its result is there or another process runs it; whether it was run."""
     with store.claim(row, "paper") as mine:
         if not mine or has(store.read(), row, "paper", options):
             return False
-        result = measure.measure(row, "paper", options, curves=True)
+        result = measure.measure(row, "paper", options, curves=True, kind=kind)
         store.put(row, "paper", result)
         return True
 
 
-def run_all(store: Store, rows: Iterable[tuple[Row, Options]]) -> None:
-    """Run what is missing, and print the means of every row that was run."""
-    for row, options in rows:
-        if run(store, row, options):
+def run_all(store: Store, rows: Iterable[tuple[Row, Options, type[Algorithm] | None]]) -> None:
+    """Run what is missing, and print the means of every row that was run.
+
+    An algorithm beside a row is run in place of the row's own.
+    """
+    for row, options, kind in rows:
+        if run(store, row, options, kind):
             figures = store.read()[row.key]["paper"]["models"]
             means = {model: statistics.mean(values) for model, values in figures.items()}
             print(row.key, means, flush=True)

@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     with Store(asked.out, NAME) as store:
         for row in wanted:
-            curves.run_all(store, [(row, options)])
+            curves.run_all(store, [(row, options, None)])
             write_page(store.path)
     print(f"{len(wanted)} rows are in {store.path}, or another process runs them")
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from covey import Algorithm
 from covey.papers import report, tables
 from covey.papers.measure import Options
 from covey.papers.printed import cell
 from covey.papers.results import Results, Store, read
 from covey.papers.tables import Row
 from experiments.papers import curves
+from experiments.papers.variants import PulledPerMFL, QuietPFedBayes, ShrinkingAL2GD
 
 FOLDER = curves.FOLDER
 NAME = "settings"
@@ -29,7 +31,7 @@ HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
 
 @dataclass(frozen=True)
 class Change:
-    """Rows of PAPER/TABLE whose names match, with other fields of the algorithm or of the data.
+    """Rows of PAPER/TABLE whose names match, with other fields of algorithm, data or model.
 
     A field of the data that is None is left out.
     """
@@ -39,14 +41,17 @@ class Change:
     rows: str
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
     score_every: int = 20
     rounds: int | None = None  # None: as many as the row
     seeds: int = 3
+    kind: type[Algorithm] | None = None  # another algorithm with the fields of the row's
 
 
 _SFEDHP = ("sfedhp/table2", "sfedhp/table4", "sfedhp/table3", "sfedhp/table5")
 _CODE = {"lam": 5.0, "lr": 0.01, "personal_lr": 0.005, "beta": 0.99, "weight_decay": 0.001}
 _FIGURE3 = {"lam": 1.5, "gamma": 3.0, "beta": 0.3}
+_DEFAULTS = {"lam": 5.0, "gamma": 5.0, "beta": 0.99}
 _DEMLEARN = {"lr": 0.05, "amplify": 1.15}
 _PFEDBAYES = {"lr": 0.001, "personal_lr": 0.001, "zeta": 10.0}
 _POPULATIONS = 10
@@ -108,7 +113,59 @@ def _of_permfl() -> Iterator[Change]:
         fields = {**_FIGURE3, "lam": lam}
         yield Change(f"Figure 3, lambda = {lam:g}", table, "synthetic/linear/permfl", fields)
     yield from _of_other_codes(table)
+    yield from _of_weights(table)
+    yield from _of_variants(table)
     yield from _of_populations(table)
+
+
+def _of_weights(table: str) -> Iterator[Change]:
+    """Devices weigh by their examples, as in the flat methods of the public code."""
+    half = "[mf]*nist/linear/half/"
+    weighted = {"weight": "samples"}
+    sampled = {"sample": 10, **weighted}
+    for method in ("fedavg", "pfedme", "perfedavg"):
+        for rows in ("synthetic/*/", half):
+            name = "weights by examples"
+            yield Change(name, table, rows + method, weighted, score_every=5)
+            name = "10 of 40 devices, by examples"
+            yield Change(name, table, rows + method, sampled, score_every=5)
+    code = {**sampled, **_CODE}
+    for rows in ("synthetic/*/", half):
+        name = "the code's defaults, by examples"
+        yield Change(name, table, f"{rows}pfedme", code, score_every=5)
+    outputs = {"outputs": 62}
+    for method, fields in (("fedavg", sampled), ("pfedme", code)):
+        name = "62 outputs, 10 of 40 devices, by examples"
+        rows = f"mnist/linear/half/{method}"
+        yield Change(name, table, rows, fields, model=outputs, score_every=5)
+
+
+def _of_variants(table: str) -> Iterator[Change]:
+    """Methods as the public code runs them (variants.py)."""
+    linear = ("synthetic/linear/", "mnist/linear/half/", "fmnist/linear/half/")
+    for rows in (*linear, "synthetic/dnn/"):
+        for name, fields in (("Table 2", {}), ("Figure 3", _FIGURE3), ("the code", _DEFAULTS)):
+            name = f"devices pulled by 20, settings of {name}"
+            pulled = {"pull": 20.0, **fields}
+            yield Change(name, table, f"{rows}permfl", pulled, kind=PulledPerMFL)
+        for p in (0.1, 0.5, 0.9):
+            name = f"AL2GD of the code, both probabilities {p:g}"
+            shrinking = {"p": p, "edge_p": p, "lr": 0.03, "steps": 20}
+            yield Change(
+                name,
+                table,
+                f"{rows}al2gd",
+                shrinking,
+                score_every=1,
+                rounds=100,
+                kind=ShrinkingAL2GD,
+            )
+    for rows in linear:
+        name = "pFedBayes of the code"
+        quiet = {"noise": 0.001, "lr": 0.01, "personal_lr": 0.005}
+        yield Change(
+            name, table, f"{rows}pfedbayes", quiet, score_every=5, rounds=100, kind=QuietPFedBayes
+        )
 
 
 def _of_other_codes(table: str) -> Iterator[Change]:
@@ -161,6 +218,7 @@ def changed(rows: str = "*", changes: str = "*") -> Iterator[tuple[Change, Row]]
                 setting=change.name,
                 algorithm={**row.algorithm, **change.algorithm},
                 data=_without_none({**row.data, **change.data}),
+                model={**row.model, **change.model},
                 rounds=change.rounds or row.rounds,
                 score_every=change.score_every,
             )
@@ -203,7 +261,7 @@ def main() -> None:
         return
     with Store(asked.out, NAME) as store:
         wanted = (
-            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir))
+            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir), change.kind)
             for change, row in changed(asked.rows, asked.changes)
         )
         curves.run_all(store, wanted)
