@@ -133,11 +133,14 @@ def _of_weights(table: str) -> Iterator[Change]:
     for rows in ("synthetic/*/", half):
         name = "the code's defaults, by examples"
         yield Change(name, table, f"{rows}pfedme", code, score_every=5)
+    for lam in (0.5, 1.5):  # of Table 2, and of Figure 3
+        name = f"the code's defaults, by examples, lambda = {lam:g}, 100 rounds"
+        fields = {**code, "lam": lam}
+        yield Change(name, table, f"{half}pfedme", fields, score_every=5, rounds=100)
+    name = "62 outputs, 10 of 40 devices, by examples, 100 rounds"
     outputs = {"outputs": 62}
-    for method, fields in (("fedavg", sampled), ("pfedme", code)):
-        name = "62 outputs, 10 of 40 devices, by examples"
-        rows = f"mnist/linear/half/{method}"
-        yield Change(name, table, rows, fields, model=outputs, score_every=5)
+    rows = "mnist/linear/half/fedavg"
+    yield Change(name, table, rows, sampled, model=outputs, score_every=5, rounds=100)
 
 
 def _of_variants(table: str) -> Iterator[Change]:
@@ -175,6 +178,9 @@ def _of_other_codes(table: str) -> Iterator[Change]:
         larger = "step .05, means x 1.15, 100 rounds"
         yield Change(larger, table, f"{rows}demlearn", _DEMLEARN, rounds=100)
         yield Change("steps .001, zeta = 10", table, f"{rows}pfedbayes", _PFEDBAYES)
+    name = "steps .001, zeta = 10, 100 rounds"
+    rows = "[mf]*nist/linear/half/pfedbayes"
+    yield Change(name, table, rows, _PFEDBAYES, score_every=5, rounds=100)
 
 
 def _of_populations(table: str) -> Iterator[Change]:
