@@ -137,9 +137,11 @@ def _of_weights(table: str) -> Iterator[Change]:
         name = f"the code's defaults, by examples, lambda = {lam:g}, 100 rounds"
         fields = {**code, "lam": lam}
         yield Change(name, table, f"{half}pfedme", fields, score_every=5, rounds=100)
-    name = "62 outputs, 10 of 40 devices, by examples, 100 rounds"
-    outputs = {"outputs": 62}
+    name = "10 of 40 devices, by examples, 100 rounds"
+    yield Change(name, table, "fmnist/linear/half/fedavg", sampled, score_every=5, rounds=100)
+    name = f"62 outputs, {name}"
     rows = "mnist/linear/half/fedavg"
+    outputs = {"outputs": 62}
     yield Change(name, table, rows, sampled, model=outputs, score_every=5, rounds=100)
 
 
