@@ -44,7 +44,7 @@ from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Claim, Verdict
 from covey.runs.experiment import Experiment
-from experiments.papers import adaptation, differences, figures, settings, summary
+from experiments.papers import adaptation, differences, figures, passing, settings, summary
 from tests.cli.command import ROOT, covey
 
 TABLES = [tables.read(name) for name in tables.names()]
@@ -604,6 +604,47 @@ def test_every_change_of_a_setting_changes_rows_and_what_was_run_is_shown() -> N
     assert all("seed" not in row.data and change.seeds == 10 for change, row in populations)
 
 
+def test_a_row_passes_a_figure_where_its_curve_first_reaches_it() -> None:
+    curve = {"2": 50.0, "4": 70.0, "10": 60.0}
+    assert passing.passes(curve, 50.0) == (0, 2)
+    assert passing.passes(curve, 65.0) == (2, 4)
+    assert passing.passes(curve, 70.1) is None
+
+
+def test_rows_that_end_above_their_printed_figure_are_run_and_shown(tmp_path: Path) -> None:
+    name = "permfl/table1/synthetic/linear/demlearn"
+    words = ["--rows", name, "--rounds", "2", "--seeds", "1", "--out", str(tmp_path)]
+    passing.main(words)
+    line, personal = passing.lines(results.read(tmp_path / "passing.json"))
+    result = results.read(tmp_path / "passing.json")[name]["paper"]
+    assert line[:3] == (name, "global", "62.60 ± 0.00 (?)")
+    assert line[4] == f"{result['curve']['global']['2']:.2f} (2)"
+    assert line[5:] == ("none", "-")
+    assert personal[1] == "personal"
+    assert f"| {' | '.join(line)} |" in (tmp_path / "passing.md").read_text("utf-8")
+    before = (tmp_path / "passing.json").read_text("utf-8")
+    passing.main(words)
+    assert (tmp_path / "passing.json").read_text("utf-8") == before  # seconds too
+
+
+def test_the_page_of_passed_figures_is_what_was_stored(tmp_path: Path) -> None:
+    stored = settings.FOLDER / "passing.json"
+    copy = tmp_path / "passing.json"
+    copy.write_bytes(stored.read_bytes())
+    passing.write_page(copy)
+    assert copy.with_suffix(".md").read_text() == stored.with_suffix(".md").read_text()
+
+
+def test_a_row_below_its_printed_figure_is_no_row_that_passes_it() -> None:
+    published = results.read(settings.FOLDER / "permfl.json")
+    below, above = (
+        next(passing.rows(f"permfl/table1/synthetic/linear/{method}"))
+        for method in ("permfl", "ditto")
+    )
+    assert not passing.is_above(below, published)
+    assert passing.is_above(above, published)
+
+
 def test_a_row_that_diverges_has_the_figures_of_the_rounds_before() -> None:
     # a decay of 3 makes every weight -2 times as large in every step
     follows = {"name": "pfedme", "lam": 0.001, "lr": 1000.0, "steps": 1, "local_rounds": 3}
@@ -925,7 +966,7 @@ def test_the_page_counts_what_the_results_say() -> None:
     for page, counted in summary.counts().items():
         assert counted in page.read_text(), "python -m experiments.papers.summary --write"
     for path in (ROOT / "experiments" / "papers").glob("*.md"):
-        if path.with_suffix(".json").exists():
+        if path.stem in {table.paper for table in TABLES}:
             own = [table for table in TABLES if table.paper == path.stem]
             content = results.read(path.with_suffix(".json"))
             assert report.markdown(own, content) == path.read_text()

@@ -18,6 +18,7 @@ from covey.algorithms import ALGORITHMS
 from covey.data import Shards
 from covey.engine.precision import Compute
 from covey.errors import ConfigError, DivergedError
+from covey.kernel.algorithm import Algorithm
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
@@ -73,6 +74,7 @@ def measure(
     tick: Tick = lambda done: None,
     *,
     curves: bool = False,
+    kind: type[Algorithm] | None = None,
 ) -> dict[str, Any]:
     """The figures of a row, as JSON can hold them.
 
@@ -82,10 +84,13 @@ def measure(
     which says how fast a model learns. A run that diverges has the figures of the
     rounds before, of which the last is always scored, and `diverged` says why it ended. A seed that
     diverges in its first round has no figure. `compute` is there where products were not computed
-    in fp32. With `curves`, `curve` has the mean over the seeds after each scored round.
+    in fp32. With `curves`, `curve` has the mean over the seeds after each scored round. `kind`
+    is an algorithm with the fields of the row's, where another is run in its place.
     """
     began = time.perf_counter()
-    experiments = [make_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
+    experiments = [
+        make_experiment(row, protocol, options, seed, kind=kind) for seed in range(options.seeds)
+    ]
     records, diverged = histories(experiments, tick)
     out = {
         "rounds": options.rounds_of(row),
@@ -207,13 +212,14 @@ def make_experiment(
     seed: int,
     *,
     parts: tuple[str, ...] | None = None,
+    kind: type[Algorithm] | None = None,
 ) -> Experiment:
     """One seed of a row, with its own initial weights, partition and draws.
 
     It is scored on `parts`, or on those that the figures of the protocol need.
     """
     shards = load(row, seed, options)
-    kind = ALGORITHMS[row.algorithm["name"]]
+    kind = kind or ALGORITHMS[row.algorithm["name"]]
     fields = {name: value for name, value in row.algorithm.items() if name != "name"}
     network = make_model(row.model, shards)
     shards, tree = make_tree(row.tree, shards, seed)

@@ -2,8 +2,8 @@
 
 `python -m experiments.papers.adaptation [--rows GLOB] [--data-dir DIR] [--seeds 3] [--rounds N]`
 writes adaptation.json, and `--show` prints it as Markdown. The rows are those of Per-FedAvg in
-pFedMe's Table 1, two of FedMac's, and the first 60 rounds of the rows `half` of sFedHP. In pFedMe's
-public code a device takes two steps from the global model, of alpha and of beta, each on a batch of
+pFedMe's Table 1, two of FedMac's, the first 60 rounds of the rows `half` of sFedHP, and the first
+100 of PerMFL's rows with the devices and weights of its public code. In pFedMe's public code a device takes two steps from the global model, of alpha and of beta, each on a batch of
 its test examples. It is then scored on all of its test examples. Here every device takes the same
 two steps on training batches and on test batches, from the same global model, and none at all.
 It is trained as published, and as the public code of 2020 did (perfedavg.py).
@@ -43,6 +43,10 @@ OTHERS = {
 }
 SFEDHP = ("sfedhp/table2", "sfedhp/table3", "sfedhp/table4", "sfedhp/table5")
 ROUNDS = 60  # of sFedHP's rows, in which the global model collapses at once
+PERMFL = ("mnist/linear/half", "fmnist/linear/half", "synthetic/linear", "synthetic/dnn")
+PERMFL_ROUNDS = 100  # the default of its public code, as are these
+DEVICES = {"sample": 10, "weight": "samples"}
+BETAS = (0.01, 0.1, 0.99)
 
 Source = Literal["none", "train", "test"]
 """The part of a device's examples that its personal steps take batches from; none: no steps."""
@@ -51,13 +55,16 @@ SOURCES: tuple[Source, ...] = ("none", "train", "test")
 
 
 def algorithms(row: Row) -> dict[str, covey.Algorithm]:
-    """Per-FedAvg as published, and as the public code of 2020 trained it."""
+    """Per-FedAvg as published, and as the public code of 2020 trained it.
+
+    PerMFL's public code trains as published.
+    """
     fields = {name: value for name, value in row.algorithm.items() if name != "name"}
     two_steps = {name: value for name, value in fields.items() if name != "order"}
-    return {
-        "as published": PerFedAvg(**fields),
-        "as in the code": TwoSteps(**two_steps),
-    }
+    published: dict[str, covey.Algorithm] = {"as published": PerFedAvg(**fields)}
+    if row.paper == "permfl":
+        return published
+    return {**published, "as in the code": TwoSteps(**two_steps)}
 
 
 def measure(row: Row, algorithm: covey.Algorithm, options: Options) -> dict[str, list[float]]:
@@ -70,7 +77,7 @@ def measure(row: Row, algorithm: covey.Algorithm, options: Options) -> dict[str,
     together = covey.runs(experiments)
     best: dict[str, list[float]] = {source: [0.0] * options.seeds for source in SOURCES}
     for _ in together:
-        if together.round % SCORE_EVERY:
+        if together.round % row.score_every:
             continue
         for number, one in enumerate(together.seeds):
             for source in SOURCES:
@@ -110,7 +117,7 @@ def step(model: nn.Module, x: Tensor, y: Tensor, lr: float) -> None:
 
 
 def rows() -> Iterator[Row]:
-    """The rows of Per-FedAvg on the data of the public code, FedMac's, and sFedHP's."""
+    """The rows of Per-FedAvg on the data of the public code, FedMac's, sFedHP's, and PerMFL's."""
     for name, settings in OTHERS.items():
         for row in tables.read(name).rows:
             if row.method == "perfedavg" and row.setting in settings:
@@ -119,6 +126,21 @@ def rows() -> Iterator[Row]:
         for row in tables.read(name).rows:
             if row.method == "perfedavg" and row.setting.endswith("-half"):
                 yield replace(row, score_every=SCORE_EVERY, rounds=ROUNDS)
+    for row in tables.read("permfl/table1").rows:
+        if row.method == "perfedavg" and row.setting in PERMFL:
+            yield from _by_beta(row)
+
+
+def _by_beta(row: Row) -> Iterator[Row]:
+    """A row of PerMFL's with the devices of its public code, for every second step."""
+    for beta in BETAS:
+        yield replace(
+            row,
+            setting=f"{row.setting}, beta = {beta:g}",
+            algorithm={**row.algorithm, **DEVICES, "lr": beta},
+            score_every=1,
+            rounds=PERMFL_ROUNDS,
+        )
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[Sequence[str]]:

@@ -2,28 +2,28 @@
 
 `python -m experiments.papers.settings [--rows GLOB] [--changes GLOB] [--data-dir DIR]` runs what is
 missing of `CHANGES` and writes settings.json; with `--out DIR` it runs them again. `--show` prints
-what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every result has the accuracy after each
-scored round, so that fewer rounds can be read from it.
+what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every
+result has the accuracy after each scored round, so that fewer rounds can be read from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from covey.papers import measure, report, tables
+from covey import Algorithm
+from covey.papers import report, tables
 from covey.papers.measure import Options
 from covey.papers.printed import cell
-from covey.papers.results import Results, Store, has, read
+from covey.papers.results import Results, Store, read
 from covey.papers.tables import Row
+from experiments.papers import curves
+from experiments.papers.variants import PulledPerMFL, QuietPFedBayes, ShrinkingAL2GD
 
-FOLDER = Path(__file__).parent
+FOLDER = curves.FOLDER
 NAME = "settings"
 NO_DECAY = "no decay"
 HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
@@ -31,7 +31,7 @@ HEAD = ("row", "changed", "model", "paper", "best on test", "after 100 rounds")
 
 @dataclass(frozen=True)
 class Change:
-    """Rows of PAPER/TABLE whose names match, with other fields of the algorithm or of the data.
+    """Rows of PAPER/TABLE whose names match, with other fields of algorithm, data or model.
 
     A field of the data that is None is left out.
     """
@@ -41,14 +41,17 @@ class Change:
     rows: str
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
     score_every: int = 20
     rounds: int | None = None  # None: as many as the row
     seeds: int = 3
+    kind: type[Algorithm] | None = None  # another algorithm with the fields of the row's
 
 
 _SFEDHP = ("sfedhp/table2", "sfedhp/table4", "sfedhp/table3", "sfedhp/table5")
 _CODE = {"lam": 5.0, "lr": 0.01, "personal_lr": 0.005, "beta": 0.99, "weight_decay": 0.001}
 _FIGURE3 = {"lam": 1.5, "gamma": 3.0, "beta": 0.3}
+_DEFAULTS = {"lam": 5.0, "gamma": 5.0, "beta": 0.99}
 _DEMLEARN = {"lr": 0.05, "amplify": 1.15}
 _PFEDBAYES = {"lr": 0.001, "personal_lr": 0.001, "zeta": 10.0}
 _POPULATIONS = 10
@@ -110,7 +113,64 @@ def _of_permfl() -> Iterator[Change]:
         fields = {**_FIGURE3, "lam": lam}
         yield Change(f"Figure 3, lambda = {lam:g}", table, "synthetic/linear/permfl", fields)
     yield from _of_other_codes(table)
+    yield from _of_weights(table)
+    yield from _of_variants(table)
     yield from _of_populations(table)
+
+
+def _of_weights(table: str) -> Iterator[Change]:
+    """Devices weigh by their examples, as in the flat methods of the public code."""
+    half = "[mf]*nist/linear/half/"
+    weighted = {"weight": "samples"}
+    sampled = {"sample": 10, **weighted}
+    for method in ("fedavg", "pfedme", "perfedavg"):
+        for rows in ("synthetic/*/", half):
+            name = "weights by examples"
+            yield Change(name, table, rows + method, weighted, score_every=5)
+            name = "10 of 40 devices, by examples"
+            yield Change(name, table, rows + method, sampled, score_every=5)
+    code = {**sampled, **_CODE}
+    for rows in ("synthetic/*/", half):
+        name = "the code's defaults, by examples"
+        yield Change(name, table, f"{rows}pfedme", code, score_every=5)
+    for lam in (0.5, 1.5):  # of Table 2, and of Figure 3
+        name = f"the code's defaults, by examples, lambda = {lam:g}, 100 rounds"
+        fields = {**code, "lam": lam}
+        yield Change(name, table, f"{half}pfedme", fields, score_every=5, rounds=100)
+    name = "10 of 40 devices, by examples, 100 rounds"
+    yield Change(name, table, "fmnist/linear/half/fedavg", sampled, score_every=5, rounds=100)
+    name = f"62 outputs, {name}"
+    rows = "mnist/linear/half/fedavg"
+    outputs = {"outputs": 62}
+    yield Change(name, table, rows, sampled, model=outputs, score_every=5, rounds=100)
+
+
+def _of_variants(table: str) -> Iterator[Change]:
+    """Methods as the public code runs them (variants.py)."""
+    linear = ("synthetic/linear/", "mnist/linear/half/", "fmnist/linear/half/")
+    for rows in (*linear, "synthetic/dnn/"):
+        for name, fields in (("Table 2", {}), ("Figure 3", _FIGURE3), ("the code", _DEFAULTS)):
+            name = f"devices pulled by 20, settings of {name}"
+            pulled = {"pull": 20.0, **fields}
+            yield Change(name, table, f"{rows}permfl", pulled, kind=PulledPerMFL)
+        for p in (0.1, 0.5, 0.9):
+            name = f"AL2GD of the code, both probabilities {p:g}"
+            shrinking = {"p": p, "edge_p": p, "lr": 0.03, "steps": 20}
+            yield Change(
+                name,
+                table,
+                f"{rows}al2gd",
+                shrinking,
+                score_every=1,
+                rounds=100,
+                kind=ShrinkingAL2GD,
+            )
+    for rows in linear:
+        name = "pFedBayes of the code"
+        quiet = {"noise": 0.001, "lr": 0.01, "personal_lr": 0.005}
+        yield Change(
+            name, table, f"{rows}pfedbayes", quiet, score_every=5, rounds=100, kind=QuietPFedBayes
+        )
 
 
 def _of_other_codes(table: str) -> Iterator[Change]:
@@ -120,6 +180,9 @@ def _of_other_codes(table: str) -> Iterator[Change]:
         larger = "step .05, means x 1.15, 100 rounds"
         yield Change(larger, table, f"{rows}demlearn", _DEMLEARN, rounds=100)
         yield Change("steps .001, zeta = 10", table, f"{rows}pfedbayes", _PFEDBAYES)
+    name = "steps .001, zeta = 10, 100 rounds"
+    rows = "[mf]*nist/linear/half/pfedbayes"
+    yield Change(name, table, rows, _PFEDBAYES, score_every=5, rounds=100)
 
 
 def _of_populations(table: str) -> Iterator[Change]:
@@ -163,6 +226,7 @@ def changed(rows: str = "*", changes: str = "*") -> Iterator[tuple[Change, Row]]
                 setting=change.name,
                 algorithm={**row.algorithm, **change.algorithm},
                 data=_without_none({**row.data, **change.data}),
+                model={**row.model, **change.model},
                 rounds=change.rounds or row.rounds,
                 score_every=change.score_every,
             )
@@ -172,16 +236,6 @@ def changed(rows: str = "*", changes: str = "*") -> Iterator[tuple[Change, Row]]
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def run(store: Store, row: Row, options: Options) -> bool:
-    """Run a row unless its result is there or another process runs it; whether it was run."""
-    with store.claim(row, "paper") as mine:
-        if not mine or has(store.read(), row, "paper", options):
-            return False
-        result = measure.measure(row, "paper", options, curves=True)
-        store.put(row, "paper", result)
-        return True
 
 
 def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Sequence[str]]:
@@ -206,26 +260,19 @@ def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Seq
 
 def main() -> None:
     """Run what is missing, or show what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="*", help="only rows whose PAPER/TABLE/ROW matches this")
+    parser = curves.arguments(__doc__)
     parser.add_argument("--changes", default="*", help="only changes whose name matches this")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--show", action="store_true")
     asked = parser.parse_args()
     if asked.show:
         stored = read(asked.out / f"{NAME}.json")
-        listed = list(lines(stored, asked.rows, asked.changes))
-        print("\n".join(report.rows_of_markdown(HEAD, listed)))
+        print(curves.show(HEAD, lines(stored, asked.rows, asked.changes)))
         return
     with Store(asked.out, NAME) as store:
-        for change, row in changed(asked.rows, asked.changes):
-            options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
-            if run(store, row, options):
-                figures = store.read()[row.key]["paper"]["models"]
-                means = {model: statistics.mean(values) for model, values in figures.items()}
-                print(row.table, change.name, means, flush=True)
+        wanted = (
+            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir), change.kind)
+            for change, row in changed(asked.rows, asked.changes)
+        )
+        curves.run_all(store, wanted)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""DemLearn's generalization: every device's model on the test examples of all devices.
+
+`python -m experiments.papers.demlearn [--rows GLOB] [--data-dir DIR] [--seeds 3]` writes
+demlearn.json, and `--show` prints it as Markdown. PerMFL's public code reads two columns from what
+DemLearn's code wrote, C-SPE and C-GEN: the accuracy of the devices' models on their own test
+examples, and on those of all. DemLearn's own global model is neither. Here all three are taken in
+PerMFL's rows, with the settings of the row, and with those of DemLearn's public code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import covey
+from covey.papers import report, tables
+from covey.papers.measure import Options, make_experiment
+from covey.papers.printed import cell
+from covey.papers.tables import Row
+from covey.runs.seed import Seed
+
+OUT = Path(__file__).parent / "demlearn.json"
+SETTINGS = ("mnist/linear/half", "fmnist/linear/half", "synthetic/linear", "synthetic/dnn")
+CODE = {"lr": 0.05, "amplify": 1.15}
+ROUNDS = 100  # of DemLearn's public code
+SCORE_EVERY = 10
+MODELS = ("local", "personal")  # before groups mix, and after
+HEAD = ("row", "settings", "printed GM", "printed PM", "global", "C-GEN", "C-SPE")
+
+
+def rows() -> Iterator[tuple[str, Row]]:
+    """Every row with the name of its settings."""
+    for row in tables.read("permfl/table1").rows:
+        if row.method == "demlearn" and row.setting in SETTINGS:
+            short = replace(row, rounds=ROUNDS, score_every=SCORE_EVERY)
+            yield "the row's", short
+            yield "DemLearn's code", replace(short, algorithm={**row.algorithm, **CODE})
+
+
+def generalization(one: Seed, model: str) -> float:
+    """The mean over the devices of a model's accuracy on the test examples of all, in percent."""
+    shards = one.trained
+    x = shards.x[shards.test.index]
+    y = shards.y[shards.test.index]
+    scores = []
+    for device in range(shards.devices):
+        with torch.no_grad():
+            predicted = one.module(model, device)(x).argmax(1)
+        scores.append(float((predicted == y).double().mean()))
+    return 100 * statistics.mean(scores)
+
+
+def measure(row: Row, options: Options) -> dict[str, list[float]]:
+    """The best scored round of every figure in percent, by seed."""
+    experiments = [make_experiment(row, "paper", options, seed) for seed in range(options.seeds)]
+    together = covey.runs(experiments)
+    found: dict[str, list[list[float]]] = {}
+    for records in together:
+        if together.round % row.score_every:
+            continue
+        figures: dict[str, list[float]] = {}
+        for model in ("global", *MODELS):
+            own = [100 * (record.accuracy(model) or 0.0) for record in records]
+            figures[f"{model}, own"] = own
+        for model in MODELS:
+            figures[f"{model}, all"] = [generalization(one, model) for one in together.seeds]
+        for name, values in figures.items():
+            found.setdefault(name, []).append(values)
+    return {
+        name: [round(max(values), 4) for values in zip(*by_round, strict=True)]
+        for name, by_round in found.items()
+    }
+
+
+def lines(figures: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """A line under `HEAD` for every row that was run; local models before personal ones."""
+    for name, row in rows():
+        result = figures.get(f"{row.setting}, {name}")
+        if result is None:
+            continue
+        general = [report.spread(result["figures"][f"{model}, all"]) for model in MODELS]
+        special = [report.spread(result["figures"][f"{model}, own"]) for model in MODELS]
+        yield (
+            row.setting,
+            name,
+            str(cell(row, "global")),
+            str(cell(row, "personal")),
+            report.spread(result["figures"]["global, own"]),
+            "; ".join(general),
+            "; ".join(special),
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing, or show what is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="*", help="only settings that match this")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--show", action="store_true")
+    asked = parser.parse_args(arguments)
+    figures = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
+    options = Options(asked.seeds, asked.rounds, data_dir=asked.data_dir)
+    for name, row in rows():
+        key = f"{row.setting}, {name}"
+        if asked.show or key in figures or not fnmatch.fnmatchcase(row.setting, asked.rows):
+            continue
+        figures[key] = {"rounds": options.rounds_of(row), "figures": measure(row, options)}
+        part = asked.out.with_suffix(".part")
+        part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, asked.out)
+        print(key, figures[key], flush=True)
+    if asked.show:
+        print("\n".join(report.rows_of_markdown(HEAD, list(lines(figures)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""After how many rounds a row passes its printed figure, where it ends above it.
+
+`python -m experiments.papers.passing [--rows GLOB] [--data-dir DIR] [--device cuda]` runs rows of
+all tables with a score after every round, adds them to passing.json, and writes passing.md. A row
+is PAPER/TABLE/SETTING/METHOD. Of the rows that match it runs those with a published figure that is
+more than a point above the printed one; with `--every` it runs all of them. Rows that are there
+are not run again, and several processes share the work. `--rounds`, `--seeds` and `--score-every`
+are as in `covey reproduce`.
+
+Two models of a row that pass their printed figures in the same round speak for a table of fewer
+rounds. Where one of them is far from its figure when the other passes, that is not the reason.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from covey.papers import tables, verdicts
+from covey.papers.measure import Options
+from covey.papers.printed import cell
+from covey.papers.results import Results, Store, read, valid
+from covey.papers.tables import Row
+from experiments.papers import curves
+
+NAME = "passing"
+HEAD = ("row", "model", "printed", "best round", "last round", "passes in", "other models then")
+
+Curve = Mapping[str, float]
+"""The mean accuracy of the seeds, by the number of rounds until then."""
+
+
+def rows(pattern: str = "*") -> Iterator[Row]:
+    """The rows with printed cells whose PAPER/TABLE/SETTING/METHOD matches, each once.
+
+    Rows whose settings are searched are left out, and rows with a radio, which print latencies.
+    """
+    for name in tables.names():
+        for row in tables.read(name).rows:
+            named = replace(row, table=f"{row.paper}/{row.table}")
+            shown_elsewhere = named.table != name
+            if row.search or row.radio or shown_elsewhere or not _printed(row):
+                continue
+            if fnmatch.fnmatchcase(named.key, pattern):
+                yield named
+
+
+def _printed(row: Row) -> dict[str, float]:
+    """The printed figures of a row, by our model."""
+    cells = {model: cell(row, model) for model in row.cells}
+    return {model: found.value for model, found in cells.items() if found is not None}
+
+
+def is_above(row: Row, published: Results) -> bool:
+    """Whether a published figure of a row is more than a point above the printed one."""
+    own = replace(row, table=row.table.partition("/")[2])
+    models = valid(published, own).get("paper", {}).get("models", {})
+    return any(
+        statistics.mean(models[model]) > figure + verdicts.POINTS
+        for model, figure in _printed(row).items()
+        if models.get(model)
+    )
+
+
+def passes(curve: Curve, figure: float) -> tuple[int, int] | None:
+    """The last scored round below a figure, and the first that reaches it; None: none does.
+
+    Rounds are counted from 1, and the first is 0 where the first scored round reaches it.
+
+    >>> passes({"5": 60.0, "10": 80.0, "15": 70.0}, 75.0)
+    (5, 10)
+    """
+    before = 0
+    for number in sorted(map(int, curve)):
+        if curve[str(number)] >= figure:
+            return before, number
+        before = number
+    return None
+
+
+def lines(results: Results, pattern: str = "*") -> Iterator[Sequence[str]]:
+    """A line under `HEAD` for every printed cell of the rows that were run."""
+    for row in rows(pattern):
+        result = valid(results, row).get("paper")
+        if result is not None:
+            yield from _lines_of(row, result)
+
+
+def _lines_of(row: Row, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    figures = {model: value for model, value in _printed(row).items() if model in result["curve"]}
+    for model in figures:
+        curve = result["curve"][model]
+        found = passes(curve, figures[model])
+        best = max(curve, key=lambda number: curve[number])
+        last = max(curve, key=int)
+        others = [other for other in figures if other != model]
+        yield (
+            row.key,
+            model,
+            str(cell(row, model)),
+            f"{curve[best]:.2f} ({best})",
+            f"{curve[last]:.2f} ({last})",
+            _rounds_in_words(found),
+            ", ".join(_then(other, figures, result["curve"], found) for other in others),
+        )
+
+
+def _rounds_in_words(found: tuple[int, int] | None) -> str:
+    """The round, or the rounds among which it is.
+
+    >>> _rounds_in_words((5, 10)), _rounds_in_words((0, 1)), _rounds_in_words(None)
+    ('6 to 10', '1', 'none')
+    """
+    if found is None:
+        return "none"
+    below, reached = found
+    if reached == below + 1:
+        return str(reached)
+    return f"{below + 1} to {reached}"
+
+
+def _then(
+    model: str,
+    figures: Mapping[str, float],
+    curve: Mapping[str, Curve],
+    found: tuple[int, int] | None,
+) -> str:
+    """Another model when a figure is passed, and what is printed for it."""
+    if found is None:
+        return "-"
+    return f"{model} {curve[model][str(found[1])]:.2f} (printed {figures[model]:.2f})"
+
+
+def write_page(path: Path) -> None:
+    """passing.md beside passing.json."""
+    title = "# The round in which a row passes its printed figure"
+    command = "`python -m experiments.papers.passing`; means of the seeds, with the round."
+    table = curves.show(HEAD, lines(read(path)))
+    path.with_suffix(".md").write_text(f"{title}\n\n{command}\n\n{table}\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing and write the page, or show what is there."""
+    parser = curves.arguments(__doc__)
+    parser.add_argument("--every", action="store_true", help="also rows that are not above")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="fewer rounds than the paper has")
+    parser.add_argument("--score-every", type=int, default=1)
+    asked = parser.parse_args(arguments)
+    if asked.show:
+        print(curves.show(HEAD, lines(read(asked.out / f"{NAME}.json"), asked.rows)))
+        return
+    options = Options(
+        asked.seeds, asked.rounds, asked.score_every, asked.device, data_dir=asked.data_dir
+    )
+    wanted = [
+        row
+        for row in rows(asked.rows)
+        if asked.every or is_above(row, read(curves.FOLDER / f"{row.paper}.json"))
+    ]
+    with Store(asked.out, NAME) as store:
+        for row in wanted:
+            curves.run_all(store, [(row, options, None)])
+            write_page(store.path)
+    print(f"{len(wanted)} rows are in {store.path}, or another process runs them")
+
+
+if __name__ == "__main__":
+    main()
