@@ -1,7 +1,7 @@
 """Quantities of a row that stand among its models, where its `quantities` ask for them.
 
-A quantity of a model is named after it, as in "personal loss". Loss and non-zeros are of the round
-that the accuracy of the model is from, so that both figures are of the same weights.
+A quantity of a model is named after it, as in "personal loss". Loss and non-zeros are of the last
+scored round: the round with the best accuracy may be an early one, before a model is sparse.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def accuracy(record: Round, model: str) -> float:
 
 def _non_zeros(history: History, model: str) -> float:
     """The mean share of weights above the cut of the algorithm, in percent."""
-    return 100 * history.chosen(model).models[model].nonzeros
+    return 100 * history.scored[-1].models[model].nonzeros
 
 
 def _loss(history: History, model: str) -> float:
     """The mean loss over test examples."""
-    loss = history.chosen(model).models[model].scores["test"].loss_fallback
+    loss = history.scored[-1].models[model].scores["test"].loss_fallback
     return math.nan if loss is None else loss
 
 
