@@ -13,7 +13,7 @@ from torch import nn
 from covey import run
 from covey.papers import quantities, report, tables, verdicts
 from covey.papers.measure import LATENCY, Options, load, make_experiment, make_model, measure
-from covey.papers.quantities import FALLS, LOSS, NON_ZEROS, SENT, History
+from covey.papers.quantities import FALLS, LAST, LOSS, NON_ZEROS, SENT, History
 from covey.papers.tables import Ordering, Row, Table
 from covey.runs.run import Round
 from covey.runs.scoring import Model, Score
@@ -55,8 +55,8 @@ def test_a_row_that_asks_for_none_keeps_its_digest_and_its_figures() -> None:
     }
 
 
-def test_non_zeros_and_loss_are_of_the_last_round() -> None:
-    row = replace(sparse(), quantities=(NON_ZEROS, LOSS))
+def test_accuracy_non_zeros_and_loss_are_of_the_last_round() -> None:
+    row = replace(sparse(), quantities=(LAST, NON_ZEROS, LOSS))
     figures = measure(row, "paper", ONE_SEED)["models"]
     history = list(run(make_experiment(row, "paper", ONE_SEED, seed=0)))
     last = history[-1].models
@@ -64,7 +64,10 @@ def test_non_zeros_and_loss_are_of_the_last_round() -> None:
         share = 100 * last[name].nonzeros
         assert figures[f"{name} {NON_ZEROS}"] == [pytest.approx(share, abs=1e-3)]
         assert 0 < share < 100
-        loss = last[name].scores["test"].loss
+        score = last[name].scores["test"]
+        accuracy = 100 * (score.accuracy or 0.0)
+        assert figures[f"{name} {LAST}"] == [pytest.approx(accuracy, abs=1e-3)]
+        loss = score.loss
         assert figures[f"{name} {LOSS}"] == [pytest.approx(loss, abs=1e-3)]
 
 
@@ -124,6 +127,7 @@ def test_without_a_scored_round_there_is_no_quantity() -> None:
 
 def test_a_row_that_diverges_at_once_has_the_largest_loss_and_no_known_sparsity() -> None:
     assert quantities.without_a_score("global") == -math.inf
+    assert quantities.without_a_score(f"global {LAST}") == -math.inf
     assert quantities.without_a_score(f"global {FALLS}") == math.inf
     assert quantities.without_a_score(f"global {NON_ZEROS}") is None
 

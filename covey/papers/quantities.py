@@ -1,7 +1,7 @@
 """Quantities of a row that stand among its models, where its `quantities` ask for them.
 
-A quantity of a model is named after it, as in "personal loss". Loss and non-zeros are of the last
-scored round: the round with the best accuracy may be an early one, before a model is sparse.
+A quantity of a model is named after it, as in "personal loss". Accuracy, loss and non-zeros are of
+the last scored round: the one with the best accuracy may be early, before a model is sparse.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from covey.links.meter import Meter
 from covey.runs.run import Round
 from covey.runs.selection import select
 
+LAST = "last accuracy, %"
 NON_ZEROS = "non-zeros, %"
 LOSS = "loss"
 FALLS = "falls"
@@ -45,6 +46,11 @@ def accuracy(record: Round, model: str) -> float:
     """Test accuracy in percent."""
     score = record.models[model].scores["test"]
     return round(100 * (score.accuracy_fallback or 0.0), 4)
+
+
+def _last(history: History, model: str) -> float:
+    """Test accuracy in percent."""
+    return accuracy(history.scored[-1], model)
 
 
 def _non_zeros(history: History, model: str) -> float:
@@ -80,6 +86,7 @@ def _sent(history: History) -> float:
 
 
 OF_MODELS: Mapping[str, Callable[[History, str], float]] = {
+    LAST: _last,
     NON_ZEROS: _non_zeros,
     LOSS: _loss,
     FALLS: _falls,
@@ -87,7 +94,7 @@ OF_MODELS: Mapping[str, Callable[[History, str], float]] = {
 OF_ROWS: Mapping[str, Callable[[History], float]] = {SENT: _sent}
 NAMES = (*OF_MODELS, *OF_ROWS)
 
-_WORST = {LOSS: math.inf, FALLS: math.inf}
+_WORST = {LAST: -math.inf, LOSS: math.inf, FALLS: math.inf}
 """What stands for a quantity of a run that has no scored round."""
 
 
