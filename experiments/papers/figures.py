@@ -79,6 +79,7 @@ def _quantity(name: str, claim: Claim) -> str:
 def _label(name: str, names: Sequence[str]) -> str:
     """The method, and the model too where the claim compares models."""
     method, _, model = name.partition(":")
+    method = textwrap.fill(method, 10, break_long_words=False)
     models = {other.partition(":")[2] for other in names}
     if len(models) > 1:
         return f"{method}\n{model}"
