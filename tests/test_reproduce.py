@@ -26,7 +26,16 @@ from covey.data import Part, Shards, digits
 from covey.errors import ConfigError
 from covey.papers import __main__ as command
 from covey.papers import measure as measuring
-from covey.papers import printed, report, reproduce, results, search, tables, verdicts
+from covey.papers import (
+    printed,
+    quantities,
+    report,
+    reproduce,
+    results,
+    search,
+    tables,
+    verdicts,
+)
 from covey.papers.measure import (
     LATENCY,
     Options,
@@ -131,11 +140,22 @@ def test_every_point_that_is_searched_can_be_made_and_permfl_keeps_its_bounds() 
                     assert made.gamma > 2 * made.lam
 
 
+def models_of(row: Row) -> list[str]:
+    """What a claim may name of a row: models, and what the row measures beside them."""
+    models = ["global", "personal"]
+    out = [*models, *(name for name in row.quantities if name in quantities.OF_ROWS)]
+    for name in row.quantities:
+        if name in quantities.OF_MODELS:
+            out += [f"{model} {name}" for model in models]
+    if row.radio:
+        out.append(LATENCY)
+    return out
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
 def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
-    models = ("global", "personal", LATENCY)
-    cells = {f"{row.method}:{model}" for row in table.rows for model in models}
-    cells |= {f"{row.name}:{model}" for row in table.rows for model in models}
+    cells = {f"{row.method}:{model}" for row in table.rows for model in models_of(row)}
+    cells |= {f"{row.name}:{model}" for row in table.rows for model in models_of(row)}
     settings = {row.setting for other in TABLES for row in other.rows}
     for ordering in table.orderings:
         assert {name for group in ordering.chain for name in group} <= cells

@@ -19,10 +19,11 @@ from covey.data import Shards
 from covey.engine.precision import Compute
 from covey.errors import ConfigError, DivergedError
 from covey.kernel.algorithm import Algorithm
+from covey.papers import quantities
+from covey.papers.quantities import History, accuracy
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
-from covey.runs.selection import select
 from covey.tree import Tree
 from covey.wireless import POLICIES, Cells, Channel, Devices, Noise, Radio, Spread
 
@@ -80,25 +81,28 @@ def measure(
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
     on test ("paper"), or of the round chosen on validation ("honest"). Of a row with a radio it has
-    the mean latency of all rounds too, in milliseconds. `area` has the mean over all scored rounds,
-    which says how fast a model learns. A run that diverges has the figures of the
-    rounds before, of which the last is always scored, and `diverged` says why it ended. A seed that
-    diverges in its first round has no figure. `compute` is there where products were not computed
-    in fp32. With `curves`, `curve` has the mean over the seeds after each scored round. `kind`
-    is an algorithm with the fields of the row's, where another is run in its place.
+    the mean latency of all rounds too, in milliseconds, and the quantities that the row asks for.
+    `area` has the mean over all scored rounds, which says how fast a model learns. A run that
+    diverges has the figures of the rounds before, of which the last is always scored, and
+    `diverged` says why it ended. A seed that diverges in its first round has no figure. `compute`
+    is there where products were not computed in fp32. With `curves`, `curve` has the mean over the
+    seeds after each scored round.
+    `kind` is an algorithm with the fields of the row's, where another is run in its place.
     """
     began = time.perf_counter()
     experiments = [
         make_experiment(row, protocol, options, seed, kind=kind) for seed in range(options.seeds)
     ]
     records, diverged = histories(experiments, tick)
+    rounds = options.rounds_of(row)
+    seeds = [History(record, protocol, len(record) < rounds) for record in records]
     out = {
-        "rounds": options.rounds_of(row),
+        "rounds": rounds,
         "seeds": options.seeds,
         "score_every": options.score_every_of(row),
         "seconds": round(time.perf_counter() - began, 1),
         "device": device_name(options.device),
-        "models": _figures(records, protocol) | _latencies(records),
+        "models": _figures(seeds) | _latencies(records) | _quantities(row, seeds),
         "area": _areas(records),
     }
     if curves:
@@ -154,14 +158,13 @@ def _scored_to_the_end(together: Runs) -> list[tuple[Round, ...]]:
     ]
 
 
-def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[str, list[float]]:
+def _figures(seeds: Sequence[History]) -> dict[str, list[float]]:
     """Test accuracy in percent, by model and seed; of the seeds that have a scored round."""
     out: dict[str, list[float]] = {}
-    for history in histories:
-        scored = [record for record in history if record.models]
+    for history in seeds:
+        scored = history.scored
         for model in scored[-1].models if scored else ():
-            chosen = select(history, model, protocol).chosen
-            out.setdefault(model, []).append(_accuracy(chosen, model))
+            out.setdefault(model, []).append(accuracy(history.chosen(model), model))
     return out
 
 
@@ -175,13 +178,22 @@ def _latencies(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
     return {LATENCY: out} if out else {}
 
 
+def _quantities(row: Row, seeds: Sequence[History]) -> dict[str, list[float]]:
+    """What a row asks for beside accuracies, by seed."""
+    out: dict[str, list[float]] = {}
+    for history in seeds:
+        for name, value in quantities.of_history(row.quantities, history):
+            out.setdefault(name, []).append(value)
+    return out
+
+
 def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
     """The mean over the scored rounds, by model and seed."""
     out: dict[str, list[float]] = {}
     for history in histories:
         scored = [record for record in history if record.models]
         for model in scored[-1].models if scored else ():
-            accuracies = [_accuracy(record, model) for record in scored]
+            accuracies = [accuracy(record, model) for record in scored]
             out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
     return out
 
@@ -192,17 +204,11 @@ def _curves(histories: Sequence[Sequence[Round]]) -> dict[str, dict[int, float]]
     for record in (record for history in histories for record in history):
         for model in record.models:
             rounds = found.setdefault(model, {})
-            rounds.setdefault(record.round + 1, []).append(_accuracy(record, model))
+            rounds.setdefault(record.round + 1, []).append(accuracy(record, model))
     return {
         model: {number: round(statistics.mean(values), 2) for number, values in rounds.items()}
         for model, rounds in found.items()
     }
-
-
-def _accuracy(record: Round, model: str) -> float:
-    """Test accuracy in percent."""
-    score = record.models[model].scores["test"]
-    return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
 def make_experiment(

@@ -11,6 +11,12 @@ of its paper, and the cells of its `models`. A setting with a table `radio`, of 
 change fields, has the model "latency, ms" beside the others. `links` of a method are the fields
 `private` and `codec` of its experiment.
 
+`quantities` of a setting name what is measured beside accuracies, and stand among the models, too.
+"last accuracy, %", "non-zeros, %" and "loss" of every model are of the last scored round. "falls"
+of every model are the points by which its accuracy falls from a scored round to the next, in the
+mean; an unstable model has large ones. "weights sent, thousands" are those that all devices send in
+a round, zeros and pruned weights left out. A chain names a quantity as METHOD:MODEL loss.
+
 Where a paper does not print the fields of an algorithm, a setting may search them. Its `search` has
 a grid for a method, such as `search.fedavg = { lr = [0.01, 0.1] }`. Every point of the grid trains
 for `search_rounds` rounds and is scored on validation data. The row then runs at the best point,
@@ -68,6 +74,7 @@ class Row:
     cells: Mapping[str, str] = field(default_factory=dict)
     radio: Fields = field(default_factory=dict)  # in SI units; empty where there is no clock
     links: Fields = field(default_factory=dict)
+    quantities: tuple[str, ...] = ()  # what is measured beside accuracies
     idle: Idle = "train"  # what devices do that are not asked
     search: Grid = field(default_factory=dict)  # fields of the algorithm that are searched
     search_rounds: int = 0
@@ -88,6 +95,8 @@ class Row:
         decides += [dict(fields) for fields in (self.radio, self.links) if fields]
         if self.idle != "train":
             decides.append({"idle": self.idle})
+        if self.quantities:
+            decides.append({"quantities": list(self.quantities)})
         if self.search:
             decides.append({"search": dict(self.search), "rounds": self.search_rounds})
         text = json.dumps(decides, sort_keys=True)
@@ -258,6 +267,7 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 cells=entry.get("cells", {}),
                 radio={**values.get("radio", {}), **entry.get("radio", {})},
                 links=entry.get("links", {}),
+                quantities=tuple(values.get("quantities", ())),
                 idle=values.get("idle", "train"),
                 search=values.get("search", {}).get(method, {}),
                 search_rounds=values.get("search_rounds", 0),

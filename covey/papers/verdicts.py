@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from covey.papers import printed, tables
+from covey.papers import printed, quantities, tables
 from covey.papers.printed import Cell
 from covey.papers.results import Entry, Results, valid
 from covey.papers.tables import Ordering, Row, Table
@@ -160,7 +160,7 @@ def _claim(
         if values:
             return statistics.mean(values)
         if entry.get("paper", {}).get("diverged"):
-            return -math.inf  # it has no model, so it is below all others
+            return quantities.without_a_score(model)
         return None
 
     in_print = {**group, **rows}

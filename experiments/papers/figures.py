@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from covey.papers import report, results, tables, verdicts
+from covey.papers import quantities, report, results, tables, verdicts
 from covey.papers.results import Results
 from covey.papers.tables import Row, Table
 from covey.papers.verdicts import Claim
@@ -24,7 +24,7 @@ from experiments.papers.summary import FOLDER
 OUT = Path(__file__).parents[2] / "docs"
 TABLES: Mapping[str, Sequence[str]] = {
     "pfedme": ("figures", "gaps"),
-    "fedmac": ("figures",),
+    "fedmac": ("figures", "sparse"),
     "permfl": ("figure2", "figures", "figure4"),
     "sfedhp": ("figures",),
 }
@@ -53,10 +53,7 @@ def draw_order(panel: Any, table: Table, claim: Claim, content: Results) -> None
         panel.plot([place - 0.25, place + 0.25], [mean, mean], color="black", lw=1)
     panel.set_xticks(range(len(names)), [_label(name, names) for name in names], fontsize=7)
     panel.set_xlim(-0.6, len(names) - 0.4)
-    what = "best round, %"
-    if claim.ordering.of == "area":
-        what = "mean over all rounds, %"
-    panel.set_ylabel(what, fontsize=7)
+    panel.set_ylabel(_quantity(names[0], claim), fontsize=7)
     panel.tick_params(axis="y", labelsize=7)
     panel.set_title(_title(claim), fontsize=7.5, color=colour(claim))
 
@@ -69,9 +66,20 @@ def figures(rows: Mapping[str, Row], name: str, claim: Claim, content: Results) 
     return values
 
 
+def _quantity(name: str, claim: Claim) -> str:
+    """What METHOD:MODEL has: an accuracy, or what its row measures beside that."""
+    for quantity in quantities.NAMES:
+        if name.endswith(quantity):
+            return quantity
+    if claim.ordering.of == "area":
+        return "mean over all rounds, %"
+    return "best round, %"
+
+
 def _label(name: str, names: Sequence[str]) -> str:
     """The method, and the model too where the claim compares models."""
     method, _, model = name.partition(":")
+    method = textwrap.fill(method, 10, break_long_words=False)
     models = {other.partition(":")[2] for other in names}
     if len(models) > 1:
         return f"{method}\n{model}"
@@ -93,9 +101,14 @@ def draw_gaps(panel: Any, setting: str, claims: Sequence[Claim]) -> None:
     panel.axvline(0, color="black", lw=0.8)
     panel.tick_params(axis="x", labelsize=7)
     panel.set_xlabel("points: in print (grey), here", fontsize=7)
-    subject = claims[0].ordering.claim.partition(" is above ")[0].partition(": ")
-    text = f"{subject[2] or subject[0]} is above: {setting}"
+    text = f"{_subject(claims[0])} is above: {setting}"
     panel.set_title("\n".join(textwrap.wrap(text, 40)), fontsize=7.5)
+
+
+def _subject(claim: Claim) -> str:
+    """What is claimed to be above, without the name of the figure."""
+    before = claim.ordering.claim.partition(" is above ")[0]
+    return before.rpartition(": ")[2]
 
 
 def _gap_name(claim: str) -> str:
@@ -107,7 +120,7 @@ def draw(paper: str) -> Path:
     """All claims of one paper's figures that were run."""
     content = results.read(FOLDER / f"{paper}.json")
     orders: list[tuple[Table, Claim]] = []
-    gaps: dict[str, list[Claim]] = {}
+    gaps: dict[tuple[str, str], list[Claim]] = {}
     for name in TABLES[paper]:
         table = tables.read(f"{paper}/{name}")
         drawn = SETTINGS.get(table.path, "*")
@@ -117,7 +130,7 @@ def draw(paper: str) -> Path:
             if claim.ordering.printed is None:
                 orders.append((table, claim))
             else:
-                gaps.setdefault(claim.setting, []).append(claim)
+                gaps.setdefault((claim.setting, _subject(claim)), []).append(claim)
     count = len(orders) + len(gaps)
     lines = -(-count // COLUMNS)
     figure = Figure(figsize=(3.2 * min(count, COLUMNS), 2.7 * lines), layout="constrained")
@@ -125,7 +138,7 @@ def draw(paper: str) -> Path:
     panels = list(grid.flatten())
     for panel, (table, claim) in zip(panels, orders, strict=False):
         draw_order(panel, table, claim, content)
-    for panel, (setting, claims) in zip(panels[len(orders) :], gaps.items(), strict=False):
+    for panel, ((setting, _), claims) in zip(panels[len(orders) :], gaps.items(), strict=False):
         draw_gaps(panel, setting, claims)
     for panel in panels[count:]:
         panel.set_axis_off()

@@ -1,0 +1,124 @@
+"""Quantities of a row that stand among its models, where its `quantities` ask for them.
+
+A quantity of a model is named after it, as in "personal loss". Accuracy, loss and non-zeros are of
+the last scored round: the one with the best accuracy may be early, before a model is sparse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from covey.links.meter import Meter
+from covey.runs.run import Round
+from covey.runs.selection import select
+
+LAST = "last accuracy, %"
+NON_ZEROS = "non-zeros, %"
+LOSS = "loss"
+FALLS = "falls"
+SENT = "weights sent, thousands"
+
+
+@dataclass(frozen=True)
+class History:
+    """The rounds of one seed, and whether it ended early because it diverged."""
+
+    rounds: Sequence[Round]
+    protocol: Literal["paper", "honest"]
+    diverged: bool = False
+
+    @property
+    def scored(self) -> list[Round]:
+        """The rounds in which models were scored."""
+        return [record for record in self.rounds if record.models]
+
+    def chosen(self, model: str) -> Round:
+        """The round that the accuracy of a model is from."""
+        return select(self.rounds, model, self.protocol).chosen
+
+
+def accuracy(record: Round, model: str) -> float:
+    """Test accuracy in percent."""
+    score = record.models[model].scores["test"]
+    return round(100 * (score.accuracy_fallback or 0.0), 4)
+
+
+def _last(history: History, model: str) -> float:
+    """Test accuracy in percent."""
+    return accuracy(history.scored[-1], model)
+
+
+def _non_zeros(history: History, model: str) -> float:
+    """The mean share of weights above the cut of the algorithm, in percent."""
+    return 100 * history.scored[-1].models[model].nonzeros
+
+
+def _loss(history: History, model: str) -> float:
+    """The mean loss over test examples."""
+    loss = history.scored[-1].models[model].scores["test"].loss_fallback
+    return math.nan if loss is None else loss
+
+
+def _falls(history: History, model: str) -> float:
+    """By how many points the accuracy falls from a scored round to the next, in the mean.
+
+    It is 0 where the accuracy never falls. A run that diverges falls to 0 at its end.
+    """
+    accuracies = [accuracy(record, model) for record in history.scored]
+    if history.diverged:
+        accuracies.append(0.0)
+    falls = [max(0.0, before - after) for before, after in itertools.pairwise(accuracies)]
+    return statistics.mean(falls) if falls else 0.0
+
+
+def _sent(history: History) -> float:
+    """The weights that all nodes send upwards in a round, zeros left out, in thousands."""
+    counts = [
+        Meter(record.traffic).traffic(direction="up", lane="train").nonzeros
+        for record in history.rounds
+    ]
+    return statistics.mean(counts) / 1e3
+
+
+OF_MODELS: Mapping[str, Callable[[History, str], float]] = {
+    LAST: _last,
+    NON_ZEROS: _non_zeros,
+    LOSS: _loss,
+    FALLS: _falls,
+}
+OF_ROWS: Mapping[str, Callable[[History], float]] = {SENT: _sent}
+NAMES = (*OF_MODELS, *OF_ROWS)
+
+_WORST = {LAST: -math.inf, LOSS: math.inf, FALLS: math.inf}
+"""What stands for a quantity of a run that has no scored round."""
+
+
+def of_history(names: Sequence[str], history: History) -> Iterator[tuple[str, float]]:
+    """The quantities of these names with their values; nothing where no round was scored."""
+    if not history.scored:
+        return
+    for name in names:
+        if name in OF_ROWS:
+            yield name, round(OF_ROWS[name](history), 4)
+            continue
+        for model in history.scored[-1].models:
+            yield f"{model} {name}", round(OF_MODELS[name](history, model), 4)
+
+
+def without_a_score(figure: str) -> float | None:
+    """What a run that diverged before its first score counts as.
+
+    Its accuracy is below all others, its loss and its falls are above. Others are unknown.
+
+    >>> without_a_score("personal"), without_a_score("personal loss")
+    (-inf, inf)
+    """
+    for name in NAMES:
+        if figure.endswith(name):
+            return _WORST.get(name)
+    return -math.inf
