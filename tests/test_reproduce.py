@@ -53,7 +53,15 @@ from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Claim, Verdict
 from covey.runs.experiment import Experiment
-from experiments.papers import adaptation, differences, figures, passing, settings, summary
+from experiments.papers import (
+    adaptation,
+    demlearn,
+    differences,
+    figures,
+    passing,
+    settings,
+    summary,
+)
 from tests.cli.command import ROOT, covey
 
 TABLES = [tables.read(name) for name in tables.names()]
@@ -980,6 +988,21 @@ def test_steps_on_both_kinds_of_batches_start_from_one_trained_model() -> None:
         best = adaptation.measure(row, algorithm, Options(seeds=2))
         assert best["test"] == best["train"] == best["none"]  # steps of no length
         assert len(best["test"]) == 2
+
+
+def test_a_device_with_other_labels_generalizes_worse_than_it_specializes() -> None:
+    row = replace(
+        small(rounds=10),
+        algorithm={"name": "demlearn", "levels": 1, "alpha": 0.1, "steps": 20, "lr": 0.5},
+        data={"name": "digits", "devices": 4, "labels": 2},
+        score_every=10,
+    )
+    best = demlearn.measure(row, Options(seeds=2))
+    for model in demlearn.MODELS:
+        pairs = zip(best[f"{model}, all"], best[f"{model}, own"], strict=True)
+        assert all(general < special - 20 for general, special in pairs)
+    stored = json.loads(demlearn.OUT.read_text("utf-8"))
+    assert len(list(demlearn.lines(stored))) == len(stored)
 
 
 def test_the_page_counts_what_the_results_say() -> None:

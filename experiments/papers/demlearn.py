@@ -29,7 +29,14 @@ from covey.papers.tables import Row
 from covey.runs.seed import Seed
 
 OUT = Path(__file__).parent / "demlearn.json"
-SETTINGS = ("mnist/linear/half", "fmnist/linear/half", "synthetic/linear", "synthetic/dnn")
+SETTINGS = (
+    "mnist/linear",
+    "mnist/linear/half",
+    "fmnist/linear",
+    "fmnist/linear/half",
+    "synthetic/linear",
+    "synthetic/dnn",
+)
 CODE = {"lr": 0.05, "amplify": 1.15}
 ROUNDS = 100  # of DemLearn's public code
 SCORE_EVERY = 10

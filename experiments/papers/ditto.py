@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for turns in asked.turns:
             figures = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
             key = f"{setting}, {turns} of 40 devices"
+            if asked.rounds:
+                key = f"{key}, {asked.rounds} rounds"
             if key in figures:
                 continue
             values = [best(row, options, seed, turns) for seed in range(asked.seeds)]

@@ -1,7 +1,7 @@
 """After how many rounds a row passes its printed figure, where it ends above it.
 
 `python -m experiments.papers.passing [--rows GLOB] [--data-dir DIR] [--device cuda]` runs rows of
-all tables with a score after every round, adds them to passing.json, and writes passing.md. A row
+all tables with a score every 5 rounds, adds them to passing.json, and writes passing.md. A row
 is PAPER/TABLE/SETTING/METHOD. Of the rows that match it runs those with a published figure that is
 more than a point above the printed one; with `--every` it runs all of them. Rows that are there
 are not run again, and several processes share the work. `--rounds`, `--seeds` and `--score-every`
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", action="store_true", help="also rows that are not above")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="fewer rounds than the paper has")
-    parser.add_argument("--score-every", type=int, default=1)
+    parser.add_argument("--score-every", type=int, default=5)
     asked = parser.parse_args(arguments)
     if asked.show:
         print(curves.show(HEAD, lines(read(asked.out / f"{NAME}.json"), asked.rows)))

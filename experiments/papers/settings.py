@@ -134,9 +134,9 @@ def _of_weights(table: str) -> Iterator[Change]:
         name = "the code's defaults, by examples"
         yield Change(name, table, f"{rows}pfedme", code, score_every=5)
     for lam in (0.5, 1.5):  # of Table 2, and of Figure 3
-        name = f"the code's defaults, by examples, lambda = {lam:g}, 100 rounds"
+        name = f"the code's defaults, by examples, lambda = {lam:g}, 200 rounds"
         fields = {**code, "lam": lam}
-        yield Change(name, table, f"{half}pfedme", fields, score_every=5, rounds=100)
+        yield Change(name, table, f"{half}pfedme", fields, score_every=5, rounds=200)
     name = "10 of 40 devices, by examples, 100 rounds"
     yield Change(name, table, "fmnist/linear/half/fedavg", sampled, score_every=5, rounds=100)
     name = f"62 outputs, {name}"
@@ -153,7 +153,7 @@ def _of_variants(table: str) -> Iterator[Change]:
             name = f"devices pulled by 20, settings of {name}"
             pulled = {"pull": 20.0, **fields}
             yield Change(name, table, f"{rows}permfl", pulled, kind=PulledPerMFL)
-        for p in (0.1, 0.5, 0.9):
+        for p in (0.1, 0.5, 0.7, 0.8, 0.9):
             name = f"AL2GD of the code, both probabilities {p:g}"
             shrinking = {"p": p, "edge_p": p, "lr": 0.03, "steps": 20}
             yield Change(
