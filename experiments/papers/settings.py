@@ -70,6 +70,7 @@ def _of_sfedhp() -> Iterator[Change]:
         yield Change("pixels in [0, 1]", table, "*-half/fedavg", data={"normalise": "unit"})
         yield Change("5 steps a round", table, "*-half/fedavg", {"steps": 5})
         yield Change("2 steps a round", table, "*-half/fedavg", {"steps": 2})
+        yield Change("100 steps a round", table, "*-half/fedavg", {"steps": 100}, seeds=1)  # R K
         yield Change("1 edge round", table, "*-half/hierfavg", {"edge_rounds": 1})
         yield Change("R = 5", table, "*-half/hierfavg", {"edge_rounds": 5})
         yield Change("R = 5", table, "*-half/pfedme-20", {"local_rounds": 5})
