@@ -37,7 +37,6 @@ from covey.papers import (
     verdicts,
 )
 from covey.papers.measure import (
-    LATENCY,
     Options,
     Protocol,
     Tick,
@@ -49,6 +48,7 @@ from covey.papers.measure import (
     measure,
 )
 from covey.papers.printed import Cell
+from covey.papers.quantities import LATENCY
 from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Claim, Verdict
@@ -309,6 +309,14 @@ def test_a_claim_of_equal_figures_holds_within_a_point(
     (claim,) = verdicts.claims(table, content)
     assert claim.ours == pytest.approx(margin)
     assert report.claim_cells(claim)[-1] == words
+
+
+def test_more_seeds_than_three_are_counted_alone() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 5)
+    key = next(iter(content))
+    content[key]["paper"]["rounds"] = 100
+    (line,) = [line for line in verdicts.lines(table, content) if line.paper]
+    assert line.why == "100 of 800 rounds, 5 seeds"
 
 
 def test_few_rounds_or_seeds_are_short_and_missing_data_has_its_command() -> None:
@@ -738,6 +746,35 @@ def test_data_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
     assert "covey reproduce fedmac/table1 --rows 'cifar100/fedavg' --data-dir DIR" in line["why"]
 
 
+@pytest.mark.parametrize("protocol", ["paper", "honest"])
+def test_rows_without_printed_cells_say_it_too(protocol: str, tmp_path: Path) -> None:
+    words = ["reproduce", "fedmac/sparse", "--rows", "*/fedmac", "--out", tmp_path / "out"]
+    ended = covey(*words, "--protocol", protocol, "--data-dir", tmp_path / "none")
+    assert ended.code == 0, ended.err
+    logged, advice = ended.err.splitlines()
+    assert logged == f"sparse/figure-4/fedmac ({protocol}): not run, mnist is not here"
+    assert advice.startswith("not here: mnist; covey data says how to get data sets")
+    assert "these rows have no printed cell, and no figure yet" in ended.out
+    shown = covey(*words, "--show")
+    assert (shown.out, shown.err) == (ended.out, f"{advice}\n")
+
+
+def test_a_folder_that_cannot_hold_results_is_named_before_work_starts(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    words = ["reproduce", "pfedme/table1", "--rows", "synthetic/mlr/fedavg", "--out", file]
+    for ended in (covey(*words), covey(*words, "--show"), covey("reproduce", "list", *words[-2:])):
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{file} is a file; give a folder of results." in ended.err
+
+
+def test_a_list_with_a_damaged_file_prints_no_half_of_it(tmp_path: Path) -> None:
+    (tmp_path / "wireless.json").write_text("{")
+    ended = covey("reproduce", "list", "--out", tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"cannot read the results in {tmp_path / 'wireless.json'}" in ended.err
+
+
 def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> None:
     words = ["reproduce", "pfedme/table1", "--rows", "synthetic/mlr/fedavg", "--out", tmp_path]
     ended = covey(*words, "--rounds", 2, "--seeds", 1, "--protocol", "paper")
@@ -865,13 +902,13 @@ def test_a_list_says_where_results_are(
     assert title == "pfedme/table1 pFedMe, Table 1: the best figures of each method"
     assert counts == "  48 rows; 16 printed cells; 16 claimed orders"
     wanted = "Those that covey publishes: covey reproduce list --out experiments/papers"
-    assert place == f"There are no results in {tmp_path} yet. {wanted}"
+    assert place == f"There are no results of pfedme in {tmp_path} yet. {wanted}"
     command.main(["list", "pfedme/table1", "--out", "experiments/papers"])
     _, counts, place = capsys.readouterr().out.splitlines()
     assert counts.startswith("  48 rows; 16 printed cells, 16 run: 13 within 1 point")
     assert place == "The counts are of the results in experiments/papers."
     monkeypatch.chdir(tmp_path)
-    assert report.whereabouts(tmp_path).endswith("are in experiments/papers of its source.")
+    assert report.whereabouts(tmp_path, {}).endswith("are in experiments/papers of its source.")
 
 
 def test_ctrl_c_in_the_module_says_how_to_go_on(
