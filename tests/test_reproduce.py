@@ -55,6 +55,7 @@ from covey.papers.verdicts import Claim, Verdict
 from covey.runs.experiment import Experiment
 from experiments.papers import (
     adaptation,
+    curves,
     demlearn,
     differences,
     figures,
@@ -663,6 +664,33 @@ def test_rows_that_end_above_their_printed_figure_are_run_and_shown(tmp_path: Pa
     assert (tmp_path / "passing.json").read_text("utf-8") == before  # seconds too
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--rows", "nope"], "no row matches 'nope'; give PAPER/TABLE/SETTING/METHOD"),
+        (["--rows", "permfl/table1/synthetic/linear/permfl"], "with --every they are run"),
+        (["--rounds", "0"], "rounds = 0; give at least 1."),
+    ],
+)
+def test_what_cannot_pass_a_figure_is_named(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        passing.main([*words, "--out", str(tmp_path)])
+    assert text in capsys.readouterr().err
+
+
+def test_a_shorter_curve_than_is_there_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(small(rounds=4), score_every=2)
+    finer = Options(seeds=1, rounds=3, score_every=1)
+    with Store(tmp_path, "passing") as store:
+        assert curves.run(store, row, Options(seeds=1))
+        monkeypatch.setattr(measuring, "measure", pytest.fail)
+        assert not curves.run(store, row, finer)
+
+
 def test_the_page_of_passed_figures_is_what_was_stored(tmp_path: Path) -> None:
     stored = settings.FOLDER / "passing.json"
     copy = tmp_path / "passing.json"
@@ -1038,8 +1066,21 @@ def test_a_device_with_other_labels_generalizes_worse_than_it_specializes() -> N
     for model in demlearn.MODELS:
         pairs = zip(best[f"{model}, all"], best[f"{model}, own"], strict=True)
         assert all(general < special - 20 for general, special in pairs)
+    assert demlearn.measure(replace(row, rounds=1), Options(seeds=1))  # the last is always scored
     stored = json.loads(demlearn.OUT.read_text("utf-8"))
     assert len(list(demlearn.lines(stored))) == len(stored)
+
+
+def test_demlearn_is_run_again_for_more_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "demlearn.json"
+    words = ["--rows", "synthetic/linear", "--seeds", "1", "--out", str(out)]
+    key = "synthetic/linear, the row's"
+    for rounds, stays in (1, 1), (2, 2), (1, 2):
+        demlearn.main([*words, "--rounds", str(rounds)])
+        assert json.loads(out.read_text("utf-8"))[key]["rounds"] == stays
+    demlearn.main(["--show", "--out", str(out)])
+    with pytest.raises(SystemExit):
+        demlearn.main(["--rows", "nope", "--out", str(out)])
 
 
 def test_the_page_counts_what_the_results_say() -> None:

@@ -1,4 +1,4 @@
-"""`python -m experiments.papers.figures`: docs/figures-PAPER.png, the claims of the papers' figures.
+"""`python -m experiments.papers.figures`: the claims of the papers' figures, as pictures in docs.
 
 A claim about an order has a panel with the accuracy of every row that it names, in the claimed
 order, a dot per seed. Claims with a printed gap share a panel: the gap in print and here.

@@ -267,12 +267,10 @@ def main() -> None:
         stored = read(asked.out / f"{NAME}.json")
         print(curves.show(HEAD, lines(stored, asked.rows, asked.changes)))
         return
-    with Store(asked.out, NAME) as store:
-        wanted = (
-            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir), change.kind)
-            for change, row in changed(asked.rows, asked.changes)
-        )
-        curves.run_all(store, wanted)
+    with curves.errors_in_words(parser), Store(asked.out, NAME) as store:
+        for change, row in changed(asked.rows, asked.changes):
+            options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
+            curves.run(store, row, options, change.kind)
 
 
 if __name__ == "__main__":
