@@ -641,6 +641,12 @@ def test_every_change_of_a_setting_changes_rows_and_what_was_run_is_shown() -> N
     assert all("seed" not in row.data and change.seeds == 10 for change, row in populations)
 
 
+def test_rows_that_no_change_has_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.main(["--rows", "nope"])
+    assert "no row matches --rows 'nope' and --changes '*'" in capsys.readouterr().err
+
+
 def test_a_row_passes_a_figure_where_its_curve_first_reaches_it() -> None:
     curve = {"2": 50.0, "4": 70.0, "10": 60.0}
     assert passing.passes(curve, 50.0) == (0, 2)
@@ -785,6 +791,15 @@ def test_rows_without_printed_cells_say_it_too(protocol: str, tmp_path: Path) ->
     assert "these rows have no printed cell, and no figure yet" in ended.out
     shown = covey(*words, "--show")
     assert (shown.out, shown.err) == (ended.out, f"{advice}\n")
+
+
+def test_the_module_names_the_data_that_rows_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fedmac/sparse", "--rows", "*/fedmac", "--protocol", "paper"]
+    command.main([*words, "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    said = "fedmac sparse/figure-4/fedmac paper: not run, mnist is not here; name its folder by"
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_folder_that_cannot_hold_results_is_named_before_work_starts(tmp_path: Path) -> None:

@@ -33,8 +33,12 @@ class Printer:
         print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
-        """Print what was measured."""
-        if result is not None:
+        """Print what was measured, or which data set is not here."""
+        if result is not None and "missing" in result:
+            fix = "name its folder by --data-dir or COVEY_DATA"
+            reason = f"not run, {result['missing']} is not here; {fix}"
+            print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
+        elif result is not None:
             print(row.paper, row.key, protocol, result, flush=True)
 
 
