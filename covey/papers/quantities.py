@@ -115,6 +115,18 @@ def of_history(names: Sequence[str], history: History) -> Iterator[tuple[str, fl
             yield f"{model} {name}", round(OF_MODELS[name](history, model), 4)
 
 
+def name_of(figure: str) -> str | None:
+    """The quantity that a figure is of; None where it is the accuracy of a model.
+
+    >>> name_of("personal loss"), name_of("personal")
+    ('loss', None)
+    """
+    for name in (*NAMES, LATENCY):
+        if figure.endswith(name):
+            return name
+    return None
+
+
 def without_a_score(figure: str) -> float | None:
     """What a run that diverged before its first score counts as.
 
@@ -123,7 +135,5 @@ def without_a_score(figure: str) -> float | None:
     >>> without_a_score("personal"), without_a_score("personal loss")
     (-inf, inf)
     """
-    for name in (*NAMES, LATENCY):
-        if figure.endswith(name):
-            return _WORST.get(name)
-    return -math.inf
+    name = name_of(figure)
+    return -math.inf if name is None else _WORST.get(name)
