@@ -145,6 +145,26 @@ def test_adapting_is_the_algorithms_own_inner_problem() -> None:
     assert torch.equal(again, new.adapted(w, round=0))  # nothing is remembered
 
 
+def test_a_new_device_of_sfedhp_is_tied_to_phi_or_to_its_own_phi() -> None:
+    """Full batches by hand: "edge" starts from phi_i and keeps it, "own" starts from w_i."""
+    data, lam1, lam2, lr = covey.data.digits(devices=3), 2.0, 3.0, 0.1
+    starts: tuple[tuple[Any, str], ...] = (("edge", "edge"), ("own", "edge_global"))
+    for tie, above in starts:
+        algorithm = SFedHP(lam1, lam2, edge_rounds=3, steps=2, lr2=lr, batch=None, tie=tie)
+        assert algorithm.above() == above
+        tree = covey.Tree.grouped([3])
+        here = make(algorithm, data=data, tree=tree, holdout_devices=0, dtype=torch.float64)
+        new = Newcomers([here], [data])
+        start = theta = phi = new.task.space.initial(0).double().repeat(3, 1)
+        for _ in range(3):
+            for _ in range(2):
+                slope = new.task.full_gradient(theta, new.ids)
+                theta = theta - lr * (slope + lam1 * (theta - phi))
+            if tie == "own":
+                phi = (lam1 * theta + lam2 * start) / (lam1 + lam2)
+        torch.testing.assert_close(new.adapted(start, round=0), theta, rtol=0, atol=1e-13)
+
+
 def test_a_new_personal_model_is_not_cut_as_if_it_travelled() -> None:
     """The smooth l1 makes small numbers and no zeros; only a link sets them to 0."""
     data = covey.data.digits(devices=4)

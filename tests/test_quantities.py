@@ -12,8 +12,8 @@ from torch import nn
 
 from covey import run
 from covey.papers import quantities, report, tables, verdicts
-from covey.papers.measure import LATENCY, Options, load, make_experiment, make_model, measure
-from covey.papers.quantities import FALLS, LAST, LOSS, NON_ZEROS, SENT, History
+from covey.papers.measure import Options, load, make_experiment, make_model, measure
+from covey.papers.quantities import FALLS, LAST, LATENCY, LOSS, NON_ZEROS, SENT, History
 from covey.papers.tables import Ordering, Row, Table
 from covey.runs.run import Round
 from covey.runs.scoring import Model, Score
@@ -117,8 +117,8 @@ def curve(accuracies: Sequence[float], *, diverged: bool = False) -> History:
 def test_falls_are_the_points_lost_from_a_round_to_the_next(
     accuracies: list[float], diverged: bool, falls: float
 ) -> None:
-    found = dict(quantities.of_history([FALLS], curve(accuracies, diverged=diverged)))
-    assert found == {f"global {FALLS}": pytest.approx(falls)}
+    figures = dict(quantities.of_history([FALLS], curve(accuracies, diverged=diverged)))
+    assert figures == {f"global {FALLS}": pytest.approx(falls)}
 
 
 def test_without_a_scored_round_there_is_no_quantity() -> None:
@@ -130,6 +130,7 @@ def test_a_row_that_diverges_at_once_has_the_largest_loss_and_no_known_sparsity(
     assert quantities.without_a_score(f"global {LAST}") == -math.inf
     assert quantities.without_a_score(f"global {FALLS}") == math.inf
     assert quantities.without_a_score(f"global {NON_ZEROS}") is None
+    assert quantities.without_a_score(LATENCY) is None
 
 
 def claimed(table: Table, figure: str, stable: list[float]) -> str:

@@ -37,7 +37,6 @@ from covey.papers import (
     verdicts,
 )
 from covey.papers.measure import (
-    LATENCY,
     Options,
     Protocol,
     Tick,
@@ -49,12 +48,14 @@ from covey.papers.measure import (
     measure,
 )
 from covey.papers.printed import Cell
+from covey.papers.quantities import LATENCY
 from covey.papers.results import Results, Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Claim, Verdict
 from covey.runs.experiment import Experiment
 from experiments.papers import (
     adaptation,
+    curves,
     demlearn,
     differences,
     figures,
@@ -309,6 +310,14 @@ def test_a_claim_of_equal_figures_holds_within_a_point(
     (claim,) = verdicts.claims(table, content)
     assert claim.ours == pytest.approx(margin)
     assert report.claim_cells(claim)[-1] == words
+
+
+def test_more_seeds_than_three_are_counted_alone() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 5)
+    key = next(iter(content))
+    content[key]["paper"]["rounds"] = 100
+    (line,) = [line for line in verdicts.lines(table, content) if line.paper]
+    assert line.why == "100 of 800 rounds, 5 seeds"
 
 
 def test_few_rounds_or_seeds_are_short_and_missing_data_has_its_command() -> None:
@@ -632,6 +641,12 @@ def test_every_change_of_a_setting_changes_rows_and_what_was_run_is_shown() -> N
     assert all("seed" not in row.data and change.seeds == 10 for change, row in populations)
 
 
+def test_rows_that_no_change_has_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.main(["--rows", "nope"])
+    assert "no row matches --rows 'nope' and --changes '*'" in capsys.readouterr().err
+
+
 def test_a_row_passes_a_figure_where_its_curve_first_reaches_it() -> None:
     curve = {"2": 50.0, "4": 70.0, "10": 60.0}
     assert passing.passes(curve, 50.0) == (0, 2)
@@ -653,6 +668,33 @@ def test_rows_that_end_above_their_printed_figure_are_run_and_shown(tmp_path: Pa
     before = (tmp_path / "passing.json").read_text("utf-8")
     passing.main(words)
     assert (tmp_path / "passing.json").read_text("utf-8") == before  # seconds too
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--rows", "nope"], "no row matches 'nope'; give PAPER/TABLE/SETTING/METHOD"),
+        (["--rows", "permfl/table1/synthetic/linear/permfl"], "with --every they are run"),
+        (["--rounds", "0"], "rounds = 0; give at least 1."),
+    ],
+)
+def test_what_cannot_pass_a_figure_is_named(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        passing.main([*words, "--out", str(tmp_path)])
+    assert text in capsys.readouterr().err
+
+
+def test_a_shorter_curve_than_is_there_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(small(rounds=4), score_every=2)
+    finer = Options(seeds=1, rounds=3, score_every=1)
+    with Store(tmp_path, "passing") as store:
+        assert curves.run(store, row, Options(seeds=1))
+        monkeypatch.setattr(measuring, "measure", pytest.fail)
+        assert not curves.run(store, row, finer)
 
 
 def test_the_page_of_passed_figures_is_what_was_stored(tmp_path: Path) -> None:
@@ -736,6 +778,44 @@ def test_data_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
     (line,) = json.loads(ended.out)
     assert line["verdict"] == "data not found"
     assert "covey reproduce fedmac/table1 --rows 'cifar100/fedavg' --data-dir DIR" in line["why"]
+
+
+@pytest.mark.parametrize("protocol", ["paper", "honest"])
+def test_rows_without_printed_cells_say_it_too(protocol: str, tmp_path: Path) -> None:
+    words = ["reproduce", "fedmac/sparse", "--rows", "*/fedmac", "--out", tmp_path / "out"]
+    ended = covey(*words, "--protocol", protocol, "--data-dir", tmp_path / "none")
+    assert ended.code == 0, ended.err
+    logged, advice = ended.err.splitlines()
+    assert logged == f"sparse/figure-4/fedmac ({protocol}): not run, mnist is not here"
+    assert advice.startswith("not here: mnist; covey data says how to get data sets")
+    assert "these rows have no printed cell, and no figure yet" in ended.out
+    shown = covey(*words, "--show")
+    assert (shown.out, shown.err) == (ended.out, f"{advice}\n")
+
+
+def test_the_module_names_the_data_that_rows_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fedmac/sparse", "--rows", "*/fedmac", "--protocol", "paper"]
+    command.main([*words, "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    said = "fedmac sparse/figure-4/fedmac paper: not run, mnist is not here; name its folder by"
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_folder_that_cannot_hold_results_is_named_before_work_starts(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    words = ["reproduce", "pfedme/table1", "--rows", "synthetic/mlr/fedavg", "--out", file]
+    for ended in (covey(*words), covey(*words, "--show"), covey("reproduce", "list", *words[-2:])):
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{file} is a file; give a folder of results." in ended.err
+
+
+def test_a_list_with_a_damaged_file_prints_no_half_of_it(tmp_path: Path) -> None:
+    (tmp_path / "wireless.json").write_text("{")
+    ended = covey("reproduce", "list", "--out", tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"cannot read the results in {tmp_path / 'wireless.json'}" in ended.err
 
 
 def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> None:
@@ -865,13 +945,13 @@ def test_a_list_says_where_results_are(
     assert title == "pfedme/table1 pFedMe, Table 1: the best figures of each method"
     assert counts == "  48 rows; 16 printed cells; 16 claimed orders"
     wanted = "Those that covey publishes: covey reproduce list --out experiments/papers"
-    assert place == f"There are no results in {tmp_path} yet. {wanted}"
+    assert place == f"There are no results of pfedme in {tmp_path} yet. {wanted}"
     command.main(["list", "pfedme/table1", "--out", "experiments/papers"])
     _, counts, place = capsys.readouterr().out.splitlines()
     assert counts.startswith("  48 rows; 16 printed cells, 16 run: 13 within 1 point")
     assert place == "The counts are of the results in experiments/papers."
     monkeypatch.chdir(tmp_path)
-    assert report.whereabouts(tmp_path).endswith("are in experiments/papers of its source.")
+    assert report.whereabouts(tmp_path, {}).endswith("are in experiments/papers of its source.")
 
 
 def test_ctrl_c_in_the_module_says_how_to_go_on(
@@ -1001,8 +1081,21 @@ def test_a_device_with_other_labels_generalizes_worse_than_it_specializes() -> N
     for model in demlearn.MODELS:
         pairs = zip(best[f"{model}, all"], best[f"{model}, own"], strict=True)
         assert all(general < special - 20 for general, special in pairs)
+    assert demlearn.measure(replace(row, rounds=1), Options(seeds=1))  # the last is always scored
     stored = json.loads(demlearn.OUT.read_text("utf-8"))
     assert len(list(demlearn.lines(stored))) == len(stored)
+
+
+def test_demlearn_is_run_again_for_more_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "demlearn.json"
+    words = ["--rows", "synthetic/linear", "--seeds", "1", "--out", str(out)]
+    key = "synthetic/linear, the row's"
+    for rounds, stays in (1, 1), (2, 2), (1, 2):
+        demlearn.main([*words, "--rounds", str(rounds)])
+        assert json.loads(out.read_text("utf-8"))[key]["rounds"] == stays
+    demlearn.main(["--show", "--out", str(out)])
+    with pytest.raises(SystemExit):
+        demlearn.main(["--rows", "nope", "--out", str(out)])
 
 
 def test_the_page_counts_what_the_results_say() -> None:

@@ -60,8 +60,8 @@ class SFedHP(Algorithm):
     once the norm of its gradient is at most `tol`. With `tol` 0 it takes all steps.
 
     `tie` says which phi a device is tied to. "edge" is phi_i, the mean of its edge, as in Algorithm
-    1. "own" is its own phi_ij, as in (3), (5) and (8), which stays on the device. They are the same
-    with one device per edge.
+    1. "own" is its own phi_ij, as in (3), (5) and (8), which stays on the device; its edge sends it
+    w_i. They are the same with one device per edge.
     """
 
     lam1: Positive = 1.0  # pull of a device's model towards its edge's (lambda1)
@@ -163,7 +163,7 @@ class SFedHP(Algorithm):
         return self.l1_of_w.cut(round)
 
     def above(self) -> str:
-        return "edge"
+        return "edge_global" if self.tie == "own" else "edge"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         program = self.own_device if self.tie == "own" else self.device

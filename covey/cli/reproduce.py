@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,10 @@ from covey.cli.options import AsJson
 from covey.cli.show import print_wide
 from covey.cli.stop import Interrupted, stoppable
 from covey.engine.precision import Compute
-from covey.errors import ConfigError
 from covey.papers import report, tables, verdicts
 from covey.papers import reproduce as papers
 from covey.papers.measure import PROTOCOLS, Options, Protocol
-from covey.papers.results import Results, read
+from covey.papers.results import Results, read_papers, valid
 from covey.papers.tables import Row, Table
 from covey.papers.verdicts import Line
 
@@ -66,14 +66,16 @@ def reproduce(
 ) -> None:
     """Run tables of the papers again, and compare every cell with the printed figure.
 
-    The seeds of a row run side by side. A row is saved when it is done, and a row that is there is
-    not run again: after a Ctrl-C, the same command continues. The same command in a second
-    terminal takes the rows that the first has not begun.
+    The seeds of a row run side by side. A row is saved when it is done, and a
+    row that is there is not run again: after a Ctrl-C, the same command
+    continues. The same command in a second terminal takes the rows that the
+    first has not begun.
 
-    Where a paper prints no settings, a row may have a grid of them. The row then runs at the best
-    point on validation data, and is marked "searched".
+    Where a paper prints no settings, a row may have a grid of them. The row
+    then runs at the best point on validation data, and is marked "searched".
 
-    A result is never replaced by a lesser one: more rounds count first, then more seeds, then fp32.
+    A result is never replaced by a lesser one: more rounds count first, then
+    more seeds, then fp32.
 
     The verdict on a printed cell is the first of these that applies:
 
@@ -83,15 +85,17 @@ def reproduce(
 
       within 1 point: of the mean of the seeds
 
-      within 2 printed sd: further away, but within twice the printed standard deviation
+      within 2 printed sd: further away, but within twice the printed
+      standard deviation
 
-      ordering holds: further away; the paper claims at least one order of this cell, and every
-      such order that its own figures keep was run whole in this setting, and holds
+      ordering holds: further away; the paper claims at least one order of
+      this cell, and every such order that its own figures keep was run whole
+      in this setting, and holds
 
       not reproduced: none of these
 
-    A cell that several settings or models stand for counts once: by the whole run whose figure is
-    nearest to the printed one.
+    A cell that several settings or models stand for counts once: by the whole
+    run whose figure is nearest to the printed one.
 
     Examples:
 
@@ -112,19 +116,24 @@ def reproduce(
     protocols: Sequence[Protocol] = PROTOCOLS if protocol == "both" else (protocol,)
     if not show:
         _run(chosen, protocols, options, out)
-    keys = {(row.paper, row.key) for row in chosen}
-    shown = []
-    for table in selected:
-        results = _results(out, table.paper)
-        lines = verdicts.lines(table, results)
-        own = [line for line in lines if (line.row.paper, line.row.key) in keys]
-        shown += own
-        if own and not as_json:
-            _print(table, own, results)
+    results = read_papers(out, (table.paper for table in selected))
+    lines = [_lines(table, results[table.paper], rows) for table in selected]
     if as_json:
-        print(json.dumps([_as_dict(line) for line in shown]))
-    elif not any(_results(out, table.paper) for table in selected):
-        Console(soft_wrap=True, highlight=False).print(escape(report.whereabouts(out)))
+        print(json.dumps([_as_dict(line) for own in lines for line in own]))
+    else:
+        asked = {row.name for row in chosen}
+        for table, own in zip(selected, lines, strict=True):
+            if any(row.name in asked for row in table.rows):
+                _print(table, own, results[table.paper])
+        if not any(results.values()):
+            Console(soft_wrap=True, highlight=False).print(escape(report.whereabouts(out, results)))
+    _say_what_is_missing(chosen, results)
+
+
+def _lines(table: Table, results: Results, rows: str) -> list[Line]:
+    """The lines of the rows that were asked for."""
+    lines = verdicts.lines(table, results)
+    return [line for line in lines if fnmatch.fnmatchcase(line.row.name, rows)]
 
 
 def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
@@ -176,30 +185,38 @@ class Bar:
         """Move on to the next row."""
         self._done += 1
         self._bar.update(self._task, completed=self._done)
-        if result is not None and not self._console.is_terminal:
-            text = f"{row.key} ({protocol}): {result['seconds']:.0f} s"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if result is None or self._console.is_terminal:
+            return
+        ended = f"{result['seconds']:.0f} s"
+        if "missing" in result:
+            ended = f"not run, {result['missing']} is not here"
+        text = f"{row.key} ({protocol}): {ended}"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
     """Tables, and how many of their printed cells have each verdict in a folder of results."""
+    results = read_papers(out, (table.paper for table in listed))
     if as_json:
-        rows = [report.summary_cells(table, _results(out, table.paper)) for table in listed]
+        rows = [report.summary_cells(table, results[table.paper]) for table in listed]
         print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
         return
     console = Console(soft_wrap=True, highlight=False)
     for table in listed:
         console.print(f"[bold]{table.path}[/] {escape(table.title)}")
-        console.print(f"  {report.counts_in_words(table, _results(out, table.paper))}")
-    for paper, counts in report.papers_in_words(listed, lambda paper: _results(out, paper)):
+        console.print(f"  {report.counts_in_words(table, results[table.paper])}")
+    for paper, counts in report.papers_in_words(listed, results):
         console.print(f"[bold]{paper}[/], every cell once")
         console.print(f"  {counts}")
-    console.print(escape(report.whereabouts(out)))
+    console.print(escape(report.whereabouts(out, results)))
 
 
 def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold]{escape(table.title)}[/]")
+    if not shown:
+        console.print("these rows have no printed cell, and no figure yet")
+        return
     grid = RichTable(box=None, pad_edge=False)
     for name in report.HEAD[:-1]:
         grid.add_column(name, no_wrap=True)
@@ -248,7 +265,13 @@ def _as_dict(line: Line) -> dict[str, Any]:
     }
 
 
-def _results(out: Path, paper: str) -> Results:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; give a folder.")
-    return read(out / f"{paper}.json")
+def _say_what_is_missing(rows: Sequence[Row], results: Mapping[str, Results]) -> None:
+    """Name the data sets that rows were not run for, and how to get them."""
+    stored = [valid(results[row.paper], row) for row in rows]
+    measured = [entry.get(protocol, {}) for entry in stored for protocol in PROTOCOLS]
+    missing = dict.fromkeys(result["missing"] for result in measured if "missing" in result)
+    if missing:
+        text = f"not here: {', '.join(missing)}; covey data says how to get data sets"
+        fix = "name their folder by --data-dir or COVEY_DATA"
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(escape(f"{text}; {fix}."))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import ConfigError, CoveyError
-from covey.papers import report, results, tables
+from covey.papers import report, tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.reproduce import reproduce, write_page
-from covey.papers.results import Results, Store
+from covey.papers.results import Store, read_papers
 from covey.papers.tables import Row
 
 
@@ -33,8 +33,12 @@ class Printer:
         print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
-        """Print what was measured."""
-        if result is not None:
+        """Print what was measured, or which data set is not here."""
+        if result is not None and "missing" in result:
+            fix = "name its folder by --data-dir or COVEY_DATA"
+            reason = f"not run, {result['missing']} is not here; {fix}"
+            print(f"{row.paper} {row.key} {protocol}: {reason}", flush=True)
+        elif result is not None:
             print(row.paper, row.key, protocol, result, flush=True)
 
 
@@ -75,16 +79,13 @@ def _do(given: argparse.Namespace) -> None:
 def _list(folder: Path, names: Sequence[str]) -> None:
     """Print the tables of these names, or all, with what is known of them in a folder."""
     listed = tables.select(names or ["*"])
-
-    def results_of(paper: str) -> Results:
-        return results.read(folder / f"{paper}.json")
-
+    results = read_papers(folder, (table.paper for table in listed))
     for table in listed:
         print(f"{table.path} {table.title}")
-        print(f"  {report.counts_in_words(table, results_of(table.paper))}")
-    for paper, counts in report.papers_in_words(listed, results_of):
+        print(f"  {report.counts_in_words(table, results[table.paper])}")
+    for paper, counts in report.papers_in_words(listed, results):
         print(f"{paper}, every cell once\n  {counts}")
-    print(report.whereabouts(folder))
+    print(report.whereabouts(folder, results))
 
 
 def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:

@@ -20,15 +20,12 @@ from covey.engine.precision import Compute
 from covey.errors import ConfigError, DivergedError
 from covey.kernel.algorithm import Algorithm
 from covey.papers import quantities
-from covey.papers.quantities import History, accuracy
+from covey.papers.quantities import LATENCY, History, accuracy
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
 from covey.tree import Tree
 from covey.wireless import POLICIES, Cells, Channel, Devices, Noise, Radio, Spread
-
-LATENCY = "latency, ms"
-"""What stands among the models of a row with a radio: the mean time of a round."""
 
 Protocol = Literal["paper", "honest"]
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "honest")
@@ -80,13 +77,14 @@ def measure(
     """The figures of a row, as JSON can hold them.
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
-    on test ("paper"), or of the round chosen on validation ("honest"). Of a row with a radio it has
-    the mean latency of all rounds too, in milliseconds, and the quantities that the row asks for.
+    on test ("paper"), or of the round chosen on validation ("honest"). It also has the quantities
+    that the row asks for, and with a radio the mean latency of all rounds in milliseconds.
     `area` has the mean over all scored rounds, which says how fast a model learns. A run that
     diverges has the figures of the rounds before, of which the last is always scored, and
     `diverged` says why it ended. A seed that diverges in its first round has no figure. `compute`
     is there where products were not computed in fp32. With `curves`, `curve` has the mean over the
     seeds after each scored round.
+
     `kind` is an algorithm with the fields of the row's, where another is run in its place.
     """
     began = time.perf_counter()
@@ -103,7 +101,7 @@ def measure(
         "seconds": round(time.perf_counter() - began, 1),
         "device": device_name(options.device),
         "models": _figures(seeds) | _latencies(records) | _quantities(row, seeds),
-        "area": _areas(records),
+        "area": _areas(seeds),
     }
     if curves:
         out["curve"] = _curves(records)
@@ -187,11 +185,11 @@ def _quantities(row: Row, seeds: Sequence[History]) -> dict[str, list[float]]:
     return out
 
 
-def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
+def _areas(seeds: Sequence[History]) -> dict[str, list[float]]:
     """The mean over the scored rounds, by model and seed."""
     out: dict[str, list[float]] = {}
-    for history in histories:
-        scored = [record for record in history if record.models]
+    for history in seeds:
+        scored = history.scored
         for model in scored[-1].models if scored else ():
             accuracies = [accuracy(record, model) for record in scored]
             out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
@@ -200,14 +198,14 @@ def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
 
 def _curves(histories: Sequence[Sequence[Round]]) -> dict[str, dict[int, float]]:
     """The mean of the seeds that were scored in a round, by model and by rounds until then."""
-    found: dict[str, dict[int, list[float]]] = {}
+    accuracies: dict[str, dict[int, list[float]]] = {}
     for record in (record for history in histories for record in history):
         for model in record.models:
-            rounds = found.setdefault(model, {})
+            rounds = accuracies.setdefault(model, {})
             rounds.setdefault(record.round + 1, []).append(accuracy(record, model))
     return {
         model: {number: round(statistics.mean(values), 2) for number, values in rounds.items()}
-        for model, rounds in found.items()
+        for model, rounds in accuracies.items()
     }
 
 
@@ -222,7 +220,8 @@ def make_experiment(
 ) -> Experiment:
     """One seed of a row, with its own initial weights, partition and draws.
 
-    It is scored on `parts`, or on those that the figures of the protocol need.
+    It is scored on `parts`, or on those that the figures of the protocol need. `kind` is run in
+    place of the row's algorithm.
     """
     shards = load(row, seed, options)
     kind = kind or ALGORITHMS[row.algorithm["name"]]

@@ -22,11 +22,16 @@ NON_ZEROS = "non-zeros, %"
 LOSS = "loss"
 FALLS = "falls"
 SENT = "weights sent, thousands"
+LATENCY = "latency, ms"
+"""What every row with a radio has: the mean time of a round."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of one seed, and whether it ended early because it diverged."""
+    """The rounds of one seed, and whether it ended early.
+
+    It does where it diverges, or a seed that runs beside it.
+    """
 
     rounds: Sequence[Round]
     protocol: Literal["paper", "honest"]
@@ -49,7 +54,7 @@ def accuracy(record: Round, model: str) -> float:
 
 
 def _last(history: History, model: str) -> float:
-    """Test accuracy in percent."""
+    """Test accuracy of the last scored round, in percent."""
     return accuracy(history.scored[-1], model)
 
 
@@ -67,7 +72,7 @@ def _loss(history: History, model: str) -> float:
 def _falls(history: History, model: str) -> float:
     """By how many points the accuracy falls from a scored round to the next, in the mean.
 
-    It is 0 where the accuracy never falls. A run that diverges falls to 0 at its end.
+    It is 0 where the accuracy never falls. A run that ends early falls to 0 at its end.
     """
     accuracies = [accuracy(record, model) for record in history.scored]
     if history.diverged:
@@ -110,6 +115,18 @@ def of_history(names: Sequence[str], history: History) -> Iterator[tuple[str, fl
             yield f"{model} {name}", round(OF_MODELS[name](history, model), 4)
 
 
+def name_of(figure: str) -> str | None:
+    """The quantity that a figure is of; None where it is the accuracy of a model.
+
+    >>> name_of("personal loss"), name_of("personal")
+    ('loss', None)
+    """
+    for name in (*NAMES, LATENCY):
+        if figure.endswith(name):
+            return name
+    return None
+
+
 def without_a_score(figure: str) -> float | None:
     """What a run that diverged before its first score counts as.
 
@@ -118,7 +135,5 @@ def without_a_score(figure: str) -> float | None:
     >>> without_a_score("personal"), without_a_score("personal loss")
     (-inf, inf)
     """
-    for name in NAMES:
-        if figure.endswith(name):
-            return _WORST.get(name)
-    return -math.inf
+    name = name_of(figure)
+    return -math.inf if name is None else _WORST.get(name)

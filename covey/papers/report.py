@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from covey.papers import printed, verdicts
 from covey.papers.results import Results
-from covey.papers.tables import Row, Table, names
+from covey.papers.tables import Row, Table
 from covey.papers.verdicts import Claim, Line, Verdict
 
 PUBLISHED = Path("experiments/papers")  # below the root of a checkout
@@ -122,14 +122,14 @@ def counts_in_words(table: Table, results: Results) -> str:
 
 
 def papers_in_words(
-    listed: Sequence[Table], results_of: Callable[[str], Results]
+    listed: Sequence[Table], by_paper: Mapping[str, Results]
 ) -> Iterator[tuple[str, str]]:
     """Every paper of which several tables are listed, and the counts of its cells and claims."""
     papers = dict.fromkeys(table.paper for table in listed)
     for paper in papers:
         own = [table for table in listed if table.paper == paper]
         if len(own) > 1:
-            results = results_of(paper)
+            results = by_paper[paper]
             claims = [claim for table in own for claim in verdicts.claims(table, results)]
             parts = _cells_in_words(paper_cells(paper, own, results), results)
             parts += _claims_in_words(claims, results)
@@ -167,12 +167,11 @@ def _verdicts_in_words(run: str, counts: Sequence[str], known: bool) -> str:
     return f", {run} run: {words}"
 
 
-def whereabouts(folder: Path) -> str:
+def whereabouts(folder: Path, by_paper: Mapping[str, Results]) -> str:
     """Which results are counted, and where the published ones are."""
     ours = f"The counts are of the results in {folder}."
-    papers = {name.partition("/")[0] for name in names()}
-    if not any((folder / f"{paper}.json").exists() for paper in papers):
-        ours = f"There are no results in {folder} yet."
+    if not any(by_paper.values()):
+        ours = f"There are no results of {', '.join(by_paper)} in {folder} yet."
     if folder.resolve() == PUBLISHED.resolve():
         return ours
     if PUBLISHED.is_dir():

@@ -92,9 +92,9 @@ def _one(
     store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
 ) -> Mapping[str, Any] | None:
     """Run and save a row, unless a result as good is there or another process runs it."""
-    with store.claim(row, protocol) as mine:
+    with store.claim(row, protocol) as claimed:
         stored = store.read()
-        if not mine or has(stored, row, protocol, options):
+        if not claimed or has(stored, row, protocol, options):
             return None
         before = valid(stored, row).get(protocol)
         missing = _missing(row, options)

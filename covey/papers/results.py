@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,8 @@ _FILE = 0  # the byte of the lock file that stands for the file of results
 
 def read(path: Path) -> dict[str, Entry]:
     """All results of a file; none where there is no file."""
+    if path.parent.is_file():
+        raise ConfigError(f"{path.parent} is a file; give a folder of results.")
     if not path.exists():
         return {}
     try:
@@ -46,6 +48,11 @@ def read(path: Path) -> dict[str, Entry]:
         if not _is_entry(entry):
             raise ConfigError(f"{path} does not hold a result of {key}; take it out.")
     return content
+
+
+def read_papers(folder: Path, papers: Iterable[str]) -> dict[str, Results]:
+    """All results of a folder, by paper."""
+    return {paper: read(folder / f"{paper}.json") for paper in papers}
 
 
 def _is_entry(entry: Any) -> bool:
@@ -173,7 +180,8 @@ class Store(AbstractContextManager["Store"]):
             folder.mkdir(parents=True, exist_ok=True)
             self._locks = open(folder / f".{paper}.lock", "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
+            fix = "choose another folder"
+            raise ConfigError(f"cannot write to {folder}: {error.strerror}; {fix}.") from error
 
     def __exit__(self, *error: object) -> None:
         self._locks.close()

@@ -14,8 +14,9 @@ change fields, has the model "latency, ms" beside the others. `links` of a metho
 `quantities` of a setting name what is measured beside accuracies, and stand among the models, too.
 "last accuracy, %", "non-zeros, %" and "loss" of every model are of the last scored round. "falls"
 of every model are the points by which its accuracy falls from a scored round to the next, in the
-mean; an unstable model has large ones. "weights sent, thousands" are those that all devices send in
-a round, zeros and pruned weights left out. A chain names a quantity as METHOD:MODEL loss.
+mean; an unstable model has large ones. "weights sent, thousands" are those that all devices, and
+edges, send upwards in a round, zeros and pruned weights left out. A chain names a quantity as
+METHOD:MODEL loss.
 
 Where a paper does not print the fields of an algorithm, a setting may search them. Its `search` has
 a grid for a method, such as `search.fedavg = { lr = [0.01, 0.1] }`. Every point of the grid trains

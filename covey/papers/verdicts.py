@@ -323,7 +323,8 @@ def _divergence(result: Entry) -> str:
 
 def _shortness(result: Entry, row: Row, seeds: int) -> str:
     """What a result lacks of a whole one."""
-    text = f"{result['rounds']} of {row.rounds} rounds, {seeds} of 3 seeds"
+    of_seeds = f"{seeds} of {SEEDS}" if seeds <= SEEDS else seeds
+    text = f"{result['rounds']} of {row.rounds} rounds, {of_seeds} seeds"
     if "compute" in result:
         text += f", products in {result['compute']}"
     return text

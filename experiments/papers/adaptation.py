@@ -3,10 +3,12 @@
 `python -m experiments.papers.adaptation [--rows GLOB] [--data-dir DIR] [--seeds 3] [--rounds N]`
 writes adaptation.json, and `--show` prints it as Markdown. The rows are those of Per-FedAvg in
 pFedMe's Table 1, two of FedMac's, the first 60 rounds of the rows `half` of sFedHP, and the first
-100 of PerMFL's rows with the devices and weights of its public code. In pFedMe's public code a device takes two steps from the global model, of alpha and of beta, each on a batch of
-its test examples. It is then scored on all of its test examples. Here every device takes the same
-two steps on training batches and on test batches, from the same global model, and none at all.
-It is trained as published, and as the public code of 2020 did (perfedavg.py).
+100 of PerMFL's rows with the devices and weights of its public code.
+
+In pFedMe's public code a device takes two steps from the global model, of alpha and of beta, each
+on a batch of its test examples. It is then scored on all of its test examples. Here every device
+takes the same two steps on training batches and on test batches, from the same global model, and
+none at all. It is trained as published, and as the public code of 2020 did (perfedavg.py).
 """
 
 from __future__ import annotations

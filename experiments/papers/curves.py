@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from covey import Algorithm
+from covey import Algorithm, CoveyError
 from covey.papers import measure, report
 from covey.papers.measure import Options
-from covey.papers.results import Store, has
+from covey.papers.results import Store, expected, has, is_better, valid
 from covey.papers.tables import Row
 
 FOLDER = Path(__file__).parent
@@ -27,26 +28,38 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def errors_in_words(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End with the message of an error instead of a trace."""
+    try:
+        yield
+    except CoveyError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
 def run(store: Store, row: Row, options: Options, kind: type[Algorithm] | None = None) -> bool:
-    """Run a row unless its result is there or another process runs it; whether it was run."""
-    with store.claim(row, "paper") as mine:
-        if not mine or has(store.read(), row, "paper", options):
+    """Run a row and print its means; whether it was run.
+
+    It is not where a result as good or better is there, or another process runs it. `kind` is run
+    in place of the row's algorithm.
+    """
+    with store.claim(row, "paper") as claimed:
+        if not claimed or _is_there(store, row, options):
             return False
         result = measure.measure(row, "paper", options, curves=True, kind=kind)
         store.put(row, "paper", result)
-        return True
+    means = {model: statistics.mean(values) for model, values in result["models"].items()}
+    print(row.key, means, flush=True)
+    return True
 
 
-def run_all(store: Store, rows: Iterable[tuple[Row, Options, type[Algorithm] | None]]) -> None:
-    """Run what is missing, and print the means of every row that was run.
-
-    An algorithm beside a row is run in place of the row's own.
-    """
-    for row, options, kind in rows:
-        if run(store, row, options, kind):
-            figures = store.read()[row.key]["paper"]["models"]
-            means = {model: statistics.mean(values) for model, values in figures.items()}
-            print(row.key, means, flush=True)
+def _is_there(store: Store, row: Row, options: Options) -> bool:
+    """Whether a result is there that a run would not replace."""
+    stored = store.read()
+    before = valid(stored, row).get("paper")
+    if before is None:
+        return False
+    return has(stored, row, "paper", options) or is_better(before, expected(row, options))
 
 
 def show(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

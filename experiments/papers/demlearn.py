@@ -22,11 +22,13 @@ from typing import Any
 import torch
 
 import covey
+from covey.errors import ConfigError
 from covey.papers import report, tables
 from covey.papers.measure import Options, make_experiment
 from covey.papers.printed import cell
 from covey.papers.tables import Row
 from covey.runs.seed import Seed
+from experiments.papers import curves
 
 OUT = Path(__file__).parent / "demlearn.json"
 SETTINGS = (
@@ -70,9 +72,9 @@ def measure(row: Row, options: Options) -> dict[str, list[float]]:
     """The best scored round of every figure in percent, by seed."""
     experiments = [make_experiment(row, "paper", options, seed) for seed in range(options.seeds)]
     together = covey.runs(experiments)
-    found: dict[str, list[list[float]]] = {}
+    by_name: dict[str, list[list[float]]] = {}
     for records in together:
-        if together.round % row.score_every:
+        if not records[0].models:  # not scored
             continue
         figures: dict[str, list[float]] = {}
         for model in ("global", *MODELS):
@@ -81,10 +83,10 @@ def measure(row: Row, options: Options) -> dict[str, list[float]]:
         for model in MODELS:
             figures[f"{model}, all"] = [generalization(one, model) for one in together.seeds]
         for name, values in figures.items():
-            found.setdefault(name, []).append(values)
+            by_name.setdefault(name, []).append(values)
     return {
         name: [round(max(values), 4) for values in zip(*by_round, strict=True)]
-        for name, by_round in found.items()
+        for name, by_round in by_name.items()
     }
 
 
@@ -107,6 +109,28 @@ def lines(figures: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         )
 
 
+def run(figures: dict[str, Any], pattern: str, options: Options, out: Path) -> None:
+    """Run what is missing; write the figures after each row."""
+    for name, row in rows():
+        key = f"{row.setting}, {name}"
+        if not fnmatch.fnmatchcase(row.setting, pattern) or _is_there(figures, key, row, options):
+            continue
+        figures[key] = {"rounds": options.rounds_of(row), "figures": measure(row, options)}
+        part = out.with_suffix(".part")
+        part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, out)
+        print(key, figures[key], flush=True)
+
+
+def _is_there(figures: Mapping[str, Any], key: str, row: Row, options: Options) -> bool:
+    """Whether a row was run with as many rounds and seeds."""
+    if key not in figures:
+        return False
+    result = figures[key]
+    seeds = len(result["figures"]["global, own"])
+    return bool(result["rounds"] >= options.rounds_of(row) and seeds >= options.seeds)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -118,18 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true")
     asked = parser.parse_args(arguments)
     figures = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
-    options = Options(asked.seeds, asked.rounds, data_dir=asked.data_dir)
-    for name, row in rows():
-        key = f"{row.setting}, {name}"
-        if asked.show or key in figures or not fnmatch.fnmatchcase(row.setting, asked.rows):
-            continue
-        figures[key] = {"rounds": options.rounds_of(row), "figures": measure(row, options)}
-        part = asked.out.with_suffix(".part")
-        part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, asked.out)
-        print(key, figures[key], flush=True)
     if asked.show:
-        print("\n".join(report.rows_of_markdown(HEAD, list(lines(figures)))))
+        print(curves.show(HEAD, lines(figures)))
+        return
+    with curves.errors_in_words(parser):
+        if not fnmatch.filter(SETTINGS, asked.rows):
+            raise ConfigError(f"no row matches {asked.rows!r}; one of {', '.join(SETTINGS)}.")
+        options = Options(asked.seeds, asked.rounds, data_dir=asked.data_dir)
+        run(figures, asked.rows, options, asked.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Ditto's global model as the public code of PerMFL trains it, beside Table 1 of PerMFL.
 
 `python -m experiments.papers.ditto [--data-dir DIR] [--seeds 3] [--rounds 400]` writes ditto.json.
-In that code a device's model is the server's own tensor, and its steps are in place. So the server's
-model goes from device to device within a round, and the update that follows is zero. Ten of the 40
-devices take their turns in a round, as the code's default has it, or all.
+In that code a device's model is the server's own tensor, and its steps are in place. So the
+server's model goes from device to device within a round, and the update that follows is zero. Ten
+of the 40 devices take their turns in a round, as the code's default has it, or all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`python -m experiments.papers.figures`: docs/figures-PAPER.png, the claims of the papers' figures.
+"""`python -m experiments.papers.figures`: the claims of the papers' figures, as pictures in docs.
 
-A claim about an order has a panel with the accuracy of every row that it names, in the claimed
-order, a dot per seed. Claims with a printed gap share a panel: the gap in print and here.
+They are docs/figures-PAPER.png. A claim about an order has a panel with the figure of every row
+that it names, in the claimed order, a dot per seed; a row that diverged at once has none. Claims
+with a printed gap share a panel: the gap in print and here.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ def colour(claim: Claim) -> str:
 
 
 def draw_order(panel: Any, table: Table, claim: Claim, content: Results) -> None:
-    """The accuracy of the rows that a claim names; those on the right are claimed to be above."""
+    """The figures of the rows that a claim names; those on the right are claimed to be above."""
     rows = {row.method: row for row in table.rows if row.setting == claim.setting}
     names = [name for group in reversed(claim.ordering.chain) for name in group]
     for place, name in enumerate(names):
         values = figures(rows, name, claim, content)
         panel.scatter([place] * len(values), values, s=16, color=colour(claim), lw=0, zorder=3)
-        mean = statistics.mean(values)
-        panel.plot([place - 0.25, place + 0.25], [mean, mean], color="black", lw=1)
+        if values:
+            mean = statistics.mean(values)
+            panel.plot([place - 0.25, place + 0.25], [mean, mean], color="black", lw=1)
     panel.set_xticks(range(len(names)), [_label(name, names) for name in names], fontsize=7)
     panel.set_xlim(-0.6, len(names) - 0.4)
     panel.set_ylabel(_quantity(names[0], claim), fontsize=7)
@@ -62,15 +64,15 @@ def figures(rows: Mapping[str, Row], name: str, claim: Claim, content: Results) 
     """One figure per seed of METHOD:MODEL."""
     method, _, model = name.partition(":")
     result = content[rows[method].key]["paper"]
-    values: list[float] = result[claim.ordering.of][model]
+    values: list[float] = result[claim.ordering.of].get(model, [])
     return values
 
 
 def _quantity(name: str, claim: Claim) -> str:
     """What METHOD:MODEL has: an accuracy, or what its row measures beside that."""
-    for quantity in quantities.NAMES:
-        if name.endswith(quantity):
-            return quantity
+    quantity = quantities.name_of(name)
+    if quantity is not None:
+        return quantity
     if claim.ordering.of == "area":
         return "mean over all rounds, %"
     return "best round, %"

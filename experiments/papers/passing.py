@@ -20,10 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from covey.errors import ConfigError
 from covey.papers import tables, verdicts
 from covey.papers.measure import Options
 from covey.papers.printed import cell
-from covey.papers.results import Results, Store, read, valid
+from covey.papers.results import Results, Store, read, read_papers, valid
 from covey.papers.tables import Row
 from experiments.papers import curves
 
@@ -52,7 +53,7 @@ def rows(pattern: str = "*") -> Iterator[Row]:
 def _printed(row: Row) -> dict[str, float]:
     """The printed figures of a row, by our model."""
     cells = {model: cell(row, model) for model in row.cells}
-    return {model: found.value for model, found in cells.items() if found is not None}
+    return {model: figure.value for model, figure in cells.items() if figure is not None}
 
 
 def is_above(row: Row, published: Results) -> bool:
@@ -94,7 +95,7 @@ def _lines_of(row: Row, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     figures = {model: value for model, value in _printed(row).items() if model in result["curve"]}
     for model in figures:
         curve = result["curve"][model]
-        found = passes(curve, figures[model])
+        passed = passes(curve, figures[model])
         best = max(curve, key=lambda number: curve[number])
         last = max(curve, key=int)
         others = [other for other in figures if other != model]
@@ -104,20 +105,20 @@ def _lines_of(row: Row, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             str(cell(row, model)),
             f"{curve[best]:.2f} ({best})",
             f"{curve[last]:.2f} ({last})",
-            _rounds_in_words(found),
-            ", ".join(_then(other, figures, result["curve"], found) for other in others),
+            _rounds_in_words(passed),
+            ", ".join(_then(other, figures, result["curve"], passed) for other in others),
         )
 
 
-def _rounds_in_words(found: tuple[int, int] | None) -> str:
+def _rounds_in_words(passed: tuple[int, int] | None) -> str:
     """The round, or the rounds among which it is.
 
     >>> _rounds_in_words((5, 10)), _rounds_in_words((0, 1)), _rounds_in_words(None)
     ('6 to 10', '1', 'none')
     """
-    if found is None:
+    if passed is None:
         return "none"
-    below, reached = found
+    below, reached = passed
     if reached == below + 1:
         return str(reached)
     return f"{below + 1} to {reached}"
@@ -127,12 +128,12 @@ def _then(
     model: str,
     figures: Mapping[str, float],
     curve: Mapping[str, Curve],
-    found: tuple[int, int] | None,
+    passed: tuple[int, int] | None,
 ) -> str:
     """Another model when a figure is passed, and what is printed for it."""
-    if found is None:
+    if passed is None:
         return "-"
-    return f"{model} {curve[model][str(found[1])]:.2f} (printed {figures[model]:.2f})"
+    return f"{model} {curve[model][str(passed[1])]:.2f} (printed {figures[model]:.2f})"
 
 
 def write_page(path: Path) -> None:
@@ -143,6 +144,30 @@ def write_page(path: Path) -> None:
     path.with_suffix(".md").write_text(f"{title}\n\n{command}\n\n{table}\n", encoding="utf-8")
 
 
+def wanted(pattern: str, *, every: bool) -> list[Row]:
+    """The rows that match, or those of them that end above a printed figure; an error: none."""
+    matching = list(rows(pattern))
+    published = read_papers(curves.FOLDER, {row.paper for row in matching})
+    above = [row for row in matching if every or is_above(row, published[row.paper])]
+    if not matching:
+        rule = "give PAPER/TABLE/SETTING/METHOD, also with *, of a row with a printed cell"
+        raise ConfigError(f"no row matches {pattern!r}; {rule}.")
+    if not above:
+        fix = "with --every they are run all the same"
+        raise ConfigError(f"no row that matches {pattern!r} ends above its printed figure; {fix}.")
+    return above
+
+
+def run(rows: Sequence[Row], options: Options, folder: Path) -> None:
+    """Run what is missing; the page is written anew after each row."""
+    with Store(folder, NAME) as store:
+        write_page(store.path)
+        for row in rows:
+            if curves.run(store, row, options):
+                write_page(store.path)
+    print(f"{len(rows)} rows are in {store.path}, or another process runs them")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing and write the page, or show what is there."""
     parser = curves.arguments(__doc__)
@@ -151,22 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="fewer rounds than the paper has")
     parser.add_argument("--score-every", type=int, default=5)
     asked = parser.parse_args(arguments)
-    if asked.show:
-        print(curves.show(HEAD, lines(read(asked.out / f"{NAME}.json"), asked.rows)))
-        return
-    options = Options(
-        asked.seeds, asked.rounds, asked.score_every, asked.device, data_dir=asked.data_dir
-    )
-    wanted = [
-        row
-        for row in rows(asked.rows)
-        if asked.every or is_above(row, read(curves.FOLDER / f"{row.paper}.json"))
-    ]
-    with Store(asked.out, NAME) as store:
-        for row in wanted:
-            curves.run_all(store, [(row, options, None)])
-            write_page(store.path)
-    print(f"{len(wanted)} rows are in {store.path}, or another process runs them")
+    with curves.errors_in_words(parser):
+        if asked.show:
+            print(curves.show(HEAD, lines(read(asked.out / f"{NAME}.json"), asked.rows)))
+            return
+        options = Options(
+            asked.seeds, asked.rounds, asked.score_every, asked.device, data_dir=asked.data_dir
+        )
+        run(wanted(asked.rows, every=asked.every), options, asked.out)
 
 
 if __name__ == "__main__":

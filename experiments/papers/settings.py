@@ -8,6 +8,7 @@ result has the accuracy after each scored round, so that fewer rounds can be rea
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from covey import Algorithm
+from covey.errors import ConfigError
 from covey.papers import report, tables
 from covey.papers.measure import Options
 from covey.papers.printed import cell
@@ -259,21 +261,28 @@ def lines(results: Results, rows: str = "*", changes: str = "*") -> Iterator[Seq
             yield where, change.name, model, paper, report.spread(values), best
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what is there."""
     parser = curves.arguments(__doc__)
     parser.add_argument("--changes", default="*", help="only changes whose name matches this")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.show:
         stored = read(asked.out / f"{NAME}.json")
         print(curves.show(HEAD, lines(stored, asked.rows, asked.changes)))
         return
+    with curves.errors_in_words(parser):
+        run(list(changed(asked.rows, asked.changes)), asked)
+
+
+def run(wanted: Sequence[tuple[Change, Row]], asked: argparse.Namespace) -> None:
+    """Run what is missing; rows that match nothing are an error."""
+    if not wanted:
+        text = f"no row matches --rows {asked.rows!r} and --changes {asked.changes!r}"
+        raise ConfigError(f"{text}; a row is PAPER/TABLE/SETTING/METHOD, --show lists changes.")
     with Store(asked.out, NAME) as store:
-        wanted = (
-            (row, Options(change.seeds, device=asked.device, data_dir=asked.data_dir), change.kind)
-            for change, row in changed(asked.rows, asked.changes)
-        )
-        curves.run_all(store, wanted)
+        for change, row in wanted:
+            options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
+            curves.run(store, row, options, change.kind)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m experiments.papers.summary`: the verdicts of all papers and tables, counted, as Markdown.
+"""`python -m experiments.papers.summary`: how many cells of each table have which verdict.
 
 `--write` puts the counts into docs/reproduce.md and the pages of the papers.
 """
@@ -34,6 +34,7 @@ def papers() -> str:
 
 
 def tables_of(paper: str) -> list[tables.Table]:
+    """The tables of a paper, without those of its figures."""
     return [tables.read(name) for name in tables.names() if name.startswith(f"{paper}/table")]
 
 
@@ -46,14 +47,15 @@ def counts() -> dict[Path, str]:
 def replaced(text: str, table: str) -> str:
     """A page with this table in the place of the one that has the same head.
 
-    >>> replaced("one\\n\\n| a | b |\\n|---|---|\\n| 1 | 2 |\\n\\ntwo", "| a | b |\\n|---|---|\\n| 3 | 4 |")
-    'one\\n\\n| a | b |\\n|---|---|\\n| 3 | 4 |\\n\\ntwo'
+    >>> replaced("one\\n\\n| a |\\n|---|\\n| 1 |\\n\\ntwo", "| a |\\n|---|\\n| 3 |")
+    'one\\n\\n| a |\\n|---|\\n| 3 |\\n\\ntwo'
     """
     head = re.escape(table.partition("\n")[0])
     return re.sub(rf"^{head}\n(\|.*\n)*\|.*$", lambda _: table, text, flags=re.M)
 
 
 def main() -> None:
+    """Print the counts of every page, and write them where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the counts into the pages")
     write = parser.parse_args().write

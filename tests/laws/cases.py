@@ -328,9 +328,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
         "own": {"tie": "own"},
-        "own-sparse-sample": {
+        "own-floor-sample": {
             **SPARSE_HP,
             "tie": "own",
+            "floor": 0.9,
+            "gamma_low": 0.001,
             "device_sample": 0.5,
             "!l1": True,
             "!idle": False,
