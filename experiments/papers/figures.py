@@ -8,6 +8,7 @@ with a printed gap share a panel: the gap in print and here.
 from __future__ import annotations
 
 import fnmatch
+import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -81,11 +82,25 @@ def _quantity(name: str, claim: Claim) -> str:
 def _label(name: str, names: Sequence[str]) -> str:
     """The method, and the model too where the claim compares models."""
     method, _, model = name.partition(":")
-    method = textwrap.fill(method, 10, break_long_words=False)
+    method = _broken(method)
     models = {other.partition(":")[2] for other in names}
     if len(models) > 1:
         return f"{method}\n{model}"
     return method
+
+
+def _broken(name: str, width: int = 10) -> str:
+    """A name in lines, broken after hyphens where it is long, but not within a number.
+
+    >>> _broken("gamma-w-1e-6"), _broken("lambda-25")
+    ('gamma-w-\\n1e-6', 'lambda-25')
+    """
+    lines = [""]
+    for piece in re.split(r"(?<=\w-)(?<!\de-)", name):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def _title(claim: Claim) -> str:
