@@ -13,11 +13,8 @@ none at all. It is trained as published, and as the public code of 2020 did (per
 
 from __future__ import annotations
 
-import argparse
 import copy
 import fnmatch
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +31,7 @@ from covey.papers import report, tables
 from covey.papers.measure import Options, make_experiment
 from covey.papers.printed import cell
 from covey.papers.tables import Row
+from experiments.papers import figure_files
 from experiments.papers.perfedavg import TwoSteps
 
 OUT = Path(__file__).parent / "adaptation.json"
@@ -158,29 +156,20 @@ def run(rows: Sequence[Row], options: Options, out: Path) -> None:
     """Run what is missing; write the figures after each row."""
     for row in rows:
         for trained, algorithm in algorithms(row).items():
-            figures = json.loads(out.read_text("utf-8")) if out.exists() else {}
+            figures = figure_files.read(out)
             if trained in figures.get(row.setting, {}):
                 continue
             result = {"rounds": options.rounds_of(row), **measure(row, algorithm, options)}
             figures.setdefault(row.setting, {})[trained] = result
-            part = out.with_suffix(".part")
-            part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-            os.replace(part, out)
+            figure_files.write(out, figures)
             print(row.setting, trained, result, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="*", help="only settings that match this")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--show", action="store_true")
-    asked = parser.parse_args(arguments)
+    asked = figure_files.arguments(__doc__, OUT).parse_args(arguments)
     if asked.show:
-        listed = list(lines(json.loads(asked.out.read_text("utf-8"))))
+        listed = list(lines(figure_files.read(asked.out)))
         print("\n".join(report.rows_of_markdown(HEAD, listed)))
         return
     options = Options(asked.seeds, asked.rounds, data_dir=asked.data_dir)

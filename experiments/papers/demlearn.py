@@ -9,10 +9,7 @@ PerMFL's rows, with the settings of the row, and with those of DemLearn's public
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import json
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +25,7 @@ from covey.papers.measure import Options, make_experiment
 from covey.papers.printed import cell
 from covey.papers.tables import Row
 from covey.runs.seed import Seed
-from experiments.papers import curves
+from experiments.papers import curves, figure_files
 
 OUT = Path(__file__).parent / "demlearn.json"
 SETTINGS = (
@@ -116,9 +113,7 @@ def run(figures: dict[str, Any], pattern: str, options: Options, out: Path) -> N
         if not fnmatch.fnmatchcase(row.setting, pattern) or _is_there(figures, key, row, options):
             continue
         figures[key] = {"rounds": options.rounds_of(row), "figures": measure(row, options)}
-        part = out.with_suffix(".part")
-        part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, out)
+        figure_files.write(out, figures)
         print(key, figures[key], flush=True)
 
 
@@ -133,15 +128,9 @@ def _is_there(figures: Mapping[str, Any], key: str, row: Row, options: Options) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="*", help="only settings that match this")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--show", action="store_true")
+    parser = figure_files.arguments(__doc__, OUT)
     asked = parser.parse_args(arguments)
-    figures = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
+    figures = figure_files.read(asked.out)
     if asked.show:
         print(curves.show(HEAD, lines(figures)))
         return

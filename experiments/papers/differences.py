@@ -7,7 +7,7 @@ diverges, and personal steps on test batches.
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 from covey.papers import printed, report, results, tables
 from covey.papers.results import Results
 from covey.papers.tables import Row
-from experiments.papers import adaptation, settings
+from experiments.papers import adaptation, figure_files, settings
 from experiments.papers.summary import FOLDER
 
 OUT = FOLDER / "differences.md"
@@ -101,7 +101,7 @@ def diverged() -> Iterator[Sequence[str]]:
 
 def page() -> str:
     """All four tables as Markdown."""
-    adapted = json.loads(adaptation.OUT.read_text("utf-8"))
+    adapted = figure_files.read(adaptation.OUT)
     changed = results.read(settings.FOLDER / f"{settings.NAME}.json")
     tables_by_title = {
         "The decay of pFedMe's public code": (DECAY_HEAD, decay(changed)),
@@ -117,5 +117,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     OUT.write_text(page(), encoding="utf-8")
     print(f"{Path(OUT).name} is written")
