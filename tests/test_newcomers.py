@@ -153,8 +153,8 @@ def test_a_new_device_of_sfedhp_is_tied_to_phi_or_to_its_own_phi() -> None:
         algorithm = SFedHP(lam1, lam2, edge_rounds=3, steps=2, lr2=lr, batch=None, tie=tie)
         assert algorithm.above() == above
         tree = covey.Tree.grouped([3])
-        here = make(algorithm, data=data, tree=tree, holdout_devices=0, dtype=torch.float64)
-        new = Newcomers([here], [data])
+        trained = make(algorithm, data=data, tree=tree, holdout_devices=0, dtype=torch.float64)
+        new = Newcomers([trained], [data])
         start = theta = phi = new.task.space.initial(0).double().repeat(3, 1)
         for _ in range(3):
             for _ in range(2):

@@ -51,8 +51,8 @@ def read(path: Path) -> dict[str, Entry]:
 
 
 def read_papers(folder: Path, papers: Iterable[str]) -> dict[str, Results]:
-    """All results of a folder, by paper."""
-    return {paper: read(folder / f"{paper}.json") for paper in papers}
+    """The results of these papers in a folder; each file is read once."""
+    return {paper: read(folder / f"{paper}.json") for paper in dict.fromkeys(papers)}
 
 
 def _is_entry(entry: Any) -> bool:
