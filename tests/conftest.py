@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from covey.cli import config
+from tests import own_folder
 from tests.pictures import draw_each_kind_once
 
 torch.set_num_threads(1)
@@ -24,6 +25,11 @@ settings.register_profile(
     "covey", deadline=None, database=None, derandomize=CI, max_examples=EXAMPLES
 )
 settings.load_profile("covey")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every test, doctests of `covey/` too, runs in a folder of its own."""
+    config.pluginmanager.register(own_folder)
 
 
 def pytest_collection_finish() -> None:
