@@ -19,6 +19,11 @@ from covey import native
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+VERSION = 2
+"""The rule by which addresses are made, a fact of every experiment, node and stored result.
+
+Raise it with every change that moves a draw: a run must not go on, nor a tree train, by two rules.
+"""
 Address = int | Tensor
 """The key of a draw: one for all ids, or one for each, int64 [n]."""
 _ROOT_HALF = 0x3FE6A09E00000000  # the bits of about sqrt(1/2)
@@ -86,11 +91,13 @@ def path(parent: int, ask: int) -> int:
     """The path of a program that its parent starts by its ask number `ask`.
 
     The first ask of path 0 has path 0 again, at any depth: one more tier that asks once, or a loop
-    that runs once, changes no draw below it.
+    that runs once, changes no draw below it. Other paths begin with a word that no seed is: `key`
+    XORs a path into key(seed, round), and key(0, ask) would make round t, ask a of seed 0 draw what
+    round a, ask t does.
     """
     if parent == 0 and ask == 0:
         return 0
-    return key(parent, ask)
+    return key("path", parent, ask)
 
 
 def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:

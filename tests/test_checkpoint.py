@@ -10,9 +10,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import covey
+from covey import draws
 from covey.errors import CheckpointError
 from covey.runs import checkpoint
 from covey.runs.checkpoint import FORMAT, Checkpoint
+from tests.laws.cases import PLAIN, experiment
 
 TENSORS = {
     "server": torch.arange(6.0).view(1, 6),
@@ -177,6 +180,34 @@ def test_what_differs_is_named_with_both_values() -> None:
         checkpoint.same_experiment("x", wanted | {"seed": "7"}, wanted)
     with pytest.raises(CheckpointError, match="its seed is None"):
         checkpoint.same_experiment("x", {"algorithm": "FedAvg(lr=1)"}, wanted)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "text"),
+    [
+        ("draws", "1", "with draws = 1, this is covey"),
+        ("draws", None, "with draws = 1, this is covey"),
+        ("covey", "0.0.9", "by covey 0.0.9 with"),
+        ("covey", None, "by an earlier covey with"),
+    ],
+)
+def test_a_checkpoint_of_other_draws_does_not_go_on(
+    tmp_path: Path, fact: str, value: str | None, text: str
+) -> None:
+    """The rounds to come would draw by another rule than those before."""
+    run = covey.run(experiment(PLAIN["HierFAVG"]))
+    next(run)
+    path = tmp_path / "run.covey"
+    run.save(path)
+    saved = checkpoint.read(path)
+    facts = saved.facts["experiment"]
+    assert (facts["draws"], facts["covey"]) == (str(draws.VERSION), covey.__version__)
+    del facts[fact]
+    if value is not None:
+        facts[fact] = value
+    checkpoint.write(path, saved)
+    with pytest.raises(CheckpointError, match=f"{text}.*or start a new run"):
+        covey.run(run.experiment, resume=path)
 
 
 def test_a_difference_far_to_the_right_is_shown() -> None:

@@ -56,6 +56,7 @@ def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> N
 
 
 KEYS = (
+    *("draws", "covey"),
     *(
         "l2",
         "private",

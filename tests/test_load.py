@@ -77,7 +77,7 @@ def check_scores(run: Loaded, which: Any = "chosen") -> None:
 @pytest.fixture(scope="module")
 def pumps(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     """PerMFL on the example's table; its models are chosen in different rounds."""
-    return made(tmp_path_factory.mktemp("pumps") / "run", OWN, *QUICK, "rounds=6")
+    return made(tmp_path_factory.mktemp("pumps") / "run", OWN, *QUICK, "rounds=8")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey import draws
 from covey import run as covey_run
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.permfl import PerMFL
@@ -543,6 +544,34 @@ def test_a_row_runs_at_the_best_point_on_validation_and_says_so(tmp_path: Path) 
         "short, searched",
         "searched on validation: lr = 0.1; 4 of 4 rounds, 1 of 3 seeds",
     )
+
+
+def test_a_row_of_older_draws_is_marked(tmp_path: Path) -> None:
+    row = small()
+    reproduce.reproduce([row], ("paper",), Options(seeds=1), tmp_path, Silent())
+    stored = results.read(tmp_path / "pfedme.json")[row.key]
+    assert stored["paper"]["draws"] == draws.VERSION
+    table = replace(tables.read("pfedme/table1"), rows=(row,), orderings=())
+    older = {**stored, "paper": {**stored["paper"], "draws": 1}}
+    (line,), (marked,) = (verdicts.lines(table, {row.key: entry}) for entry in (stored, older))
+    assert report.cells(line)[-2] == "short"
+    assert report.cells(marked)[-2] == "short, draws = 1"
+    assert "- draws = 1: run before" in report.markdown([table], {row.key: older})
+    assert "draws = 1" not in report.markdown([table], {row.key: stored})
+
+
+def test_stored_rows_that_ask_several_times_are_new_or_marked() -> None:
+    """A device of these methods is asked several times in a round of every stored row."""
+    published = Path(__file__).parents[1] / report.PUBLISHED
+    for name in ("permfl/table1", "sfedhp/table2"):
+        table = tables.read(name)
+        stored = results.read(published / f"{table.paper}.json")
+        for row in table.rows:
+            result = results.valid(stored, row).get("paper", {})
+            if result.get("models") and row.algorithm["name"] in ("permfl", "sfedhp", "al2gd"):
+                assert "draws" in result, row.key
+            if row.algorithm["name"] in ("fedavg", "pfedme"):
+                assert result.get("draws", draws.VERSION) == draws.VERSION, row.key
 
 
 def test_a_search_looks_at_validation_data_with_a_seed_of_its_own(

@@ -73,6 +73,7 @@ def reproduce(
 
     Where a paper prints no settings, a row may have a grid of them. The row
     then runs at the best point on validation data, and is marked "searched".
+    "draws = 1" marks a row that would draw other batches and cohorts today.
 
     A result is never replaced by a lesser one: more rounds count first, then
     more seeds, then fp32.
@@ -259,6 +260,7 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
         "devices": list(line.devices),
+        "draws": line.draws,
         "verdict": line.verdict,
         "searched": dict(line.searched),
         "why": line.why,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import covey
+from covey import draws
 from covey.deployed.certificates import Certificate
 from covey.deployed.grpc_options import TLS
 from covey.deployed.transport import Admission, Seat
@@ -80,6 +82,13 @@ class Doorkeeper:
         if hello.protocol != PROTOCOL:
             text = f"it speaks protocol {hello.protocol}, this parent {PROTOCOL}"
             raise Refusal("FAILED_PRECONDITION", f"{text}; install the same covey on both")
+        if (hello.draws, hello.covey) != (draws.VERSION, covey.__version__):
+            text = f"it is covey {shown(hello.covey)} with draws = {hello.draws}"
+            own = f"this parent covey {covey.__version__!r} with draws = {draws.VERSION}"
+            why = "a tree draws batches and cohorts by one rule"
+            raise Refusal(
+                "FAILED_PRECONDITION", f"{text}, {own}; {why}: install the same covey on both"
+            )
         if hello.fingerprint != self.fingerprint:
             text = f"its program has the fingerprint {shown(hello.fingerprint[:16])}"
             own = f"this parent's has {shown(self.fingerprint[:16])}"

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import covey
+from covey import draws
 from covey.deployed.admit import EVICTED, signed_text
 from covey.deployed.certificates import Certificate, Identity
 from covey.deployed.disk import fault
@@ -278,7 +280,8 @@ class GrpcPort:
             last = self._last_key(seat) if self._last_key is not None else None
             taken.append(Taken(name, last or ""))
         nonce = os.urandom(32)
-        return Hello(PROTOCOL, self._fingerprint, self._instance, nonce, tuple(taken))
+        made_by = (draws.VERSION, covey.__version__)
+        return Hello(PROTOCOL, self._fingerprint, self._instance, nonce, tuple(taken), *made_by)
 
     # A stream
 

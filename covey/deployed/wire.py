@@ -84,6 +84,10 @@ class Hello:
     nonce: bytes = _bytes(4)
     """What the parent has to sign."""
     seats: tuple[Taken, ...] = _messages(5, Taken)
+    draws: int = _uint(6)
+    """The rule of the child's draws (`covey.draws.VERSION`)."""
+    covey: str = _text(7)
+    """Its version of covey."""
 
     def sizes(self) -> list[int]:
         """A hello has no blobs."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from covey import data, models
+from covey import data, draws, models
 from covey.algorithms import ALGORITHMS
 from covey.data import Shards
 from covey.engine.precision import Compute
@@ -100,6 +100,7 @@ def measure(
         "score_every": options.score_every_of(row),
         "seconds": round(time.perf_counter() - began, 1),
         "device": device_name(options.device),
+        "draws": draws.VERSION,
         "models": _figures(seeds) | _latencies(records) | _quantities(row, seeds),
         "area": _areas(seeds),
     }

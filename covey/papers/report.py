@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from covey import draws
 from covey.papers import printed, verdicts
 from covey.papers.results import Results
 from covey.papers.tables import Row, Table
@@ -22,6 +23,10 @@ HEAD = (
     "seconds",
     "verdict",
     "why",
+)
+_OLDER_DRAWS = (
+    "draws = 1: run before draws = 2 (docs/decisions/0002-draws-by-address.md); at seed 0, ask a "
+    "of round t then drew what ask t of round a did"
 )
 CLAIM_HEAD = ("claim", "setting", "in the paper", "here")
 SUMMARY_HEAD = ("table", "cells", "run", *(verdict.value for verdict in Verdict))
@@ -52,10 +57,12 @@ def _seconds(line: Line) -> str:
 
 
 def _verdict(line: Line) -> str:
-    """The verdict, marked where the settings were searched."""
+    """The verdict, marked where the settings were searched, or older draws were used."""
     words = [line.verdict or ""]
     if line.searched:
         words.append("searched")
+    if line.draws != draws.VERSION:
+        words.append(f"draws = {line.draws}")
     return ", ".join(word for word in words if word)
 
 
@@ -205,6 +212,8 @@ def _blocks(table: Table, shown: Sequence[Line], results: Results) -> Iterator[s
     yield f"`covey reproduce {table.path}`\n"
     yield from (f"- {choice}." for choice in table.unprinted)
     yield from (f"- {note}." for note in notes(table.rows))
+    if any(line.draws != draws.VERSION for line in shown):
+        yield f"- {_OLDER_DRAWS}."
     yield ""
     yield from rows_of_markdown(HEAD, [cells(line) for line in shown])
     claims = [claim_cells(claim) for claim in verdicts.claims(table, results)]

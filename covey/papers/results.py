@@ -1,9 +1,10 @@
 """Results of rows on disk: one JSON file per paper, safe with several processes at once.
 
-A result is {"rounds", "seeds", "score_every", "seconds", "device", "models": {model: [accuracy of
-every seed]}}; older ones lack "score_every" and "device". A row has {"settings": its digest,
-"paper": result, "honest": result}. A row whose settings are searched also has "search": {"rounds",
-"seeds", "seconds", "points", "chosen"}.
+A result is {"rounds", "seeds", "score_every", "seconds", "device", "draws", "models": {model:
+[accuracy of every seed]}}; older ones lack "score_every", "device" and "draws" (the rule of draws:
+1 where the row would draw otherwise today, left out where it would not). A row has {"settings": its
+digest, "paper": result, "honest": result}. A row whose settings are searched also has "search":
+{"rounds", "seeds", "seconds", "points", "chosen"}.
 
 Of two results of a row the better one stays: the one with more rounds, then more seeds, then
 products in fp32, then more scored rounds.
@@ -71,6 +72,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "seconds": (int, float),
     "score_every": int,
     "device": str,
+    "draws": int,
     "compute": str,
     "diverged": str,
     "missing": str,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from covey import draws
 from covey.papers import printed, quantities, tables
 from covey.papers.printed import Cell
 from covey.papers.results import Entry, Results, valid
@@ -48,6 +49,7 @@ class Line:
     why: str
     searched: Mapping[str, Any] = field(default_factory=dict)  # what a search has chosen
     devices: tuple[str, ...] = ()  # on which the seconds were taken, as far as that is known
+    draws: int = draws.VERSION  # the oldest rule of draws (covey/draws.py) of a result
 
     @property
     def distance(self) -> float:
@@ -282,6 +284,7 @@ def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Cl
         why,
         entry.get("search", {}).get("chosen", {}),
         tuple(devices),
+        min([part["draws"] for part in parts if "draws" in part], default=draws.VERSION),
     )
 
 

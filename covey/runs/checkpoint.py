@@ -236,6 +236,12 @@ def same_experiment(
     for name in {**wanted, **saved}:
         if saved.get(name) == wanted.get(name):
             continue
+        if name in ("draws", "covey"):
+            raise OtherExperiment(
+                f"{path} was written by {_made_by(saved)}, this is {_made_by(wanted)}: its next "
+                "rounds could draw other batches; go on with the covey that wrote it, "
+                "or start a new run."
+            )
         if name == "data" and name in saved:
             raise OtherExperiment(
                 f"{path} is of another experiment: {data} changed since it was written "
@@ -251,6 +257,12 @@ def same_experiment(
         raise OtherExperiment(
             f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
         )
+
+
+def _made_by(facts: dict[str, str]) -> str:
+    """The covey of an experiment and the rule of its draws, which was 1 before it was a fact."""
+    version = f"covey {facts['covey']}" if "covey" in facts else "an earlier covey"
+    return f"{version} with draws = {facts.get('draws', '1')}"
 
 
 def around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:

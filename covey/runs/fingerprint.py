@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+import covey
+from covey import draws
 from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.augment import Augmentation, Own
@@ -72,7 +74,8 @@ def program_fingerprint(
         initial = experiment.initial()
     algorithm = type(experiment.algorithm)
     tree = experiment.tree
-    out = {name: str(getattr(experiment, name)) for name in _PLAIN}
+    out = {"draws": str(draws.VERSION), "covey": covey.__version__}
+    out |= {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
     if experiment.norm != "device" or has_batch_norm(experiment.model):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import covey
+from covey import draws
 from covey.deployed.certificates import Identity
 from covey.deployed.frames import Message, cut
 from covey.deployed.transport import AskKey
@@ -23,10 +25,12 @@ def hello(
     fingerprint: str = FINGERPRINT,
     protocol: int = PROTOCOL,
     last_key: str | None = None,
+    draws: int = draws.VERSION,
+    version: str = covey.__version__,
 ) -> bytes:
     """The frame of a hello; `last_key` is what the disks have written last."""
     seats = tuple(Taken(name, last_key or "") for name in names)
-    return frame(1, Hello(protocol, fingerprint, b"i" * 16, b"n" * 32, seats))
+    return frame(1, Hello(protocol, fingerprint, b"i" * 16, b"n" * 32, seats, draws, version))
 
 
 def frame(number: int, head: Head | None, *pieces: bytes) -> bytes:

@@ -184,6 +184,8 @@ def test_a_second_process_on_a_seat(tree: Family, caplog: pytest.LogCaptureFixtu
     [
         (hello("device5", fingerprint="f" * 16), "FAILED_PRECONDITION", "'ffffffffffffffff'"),
         (hello("device5", protocol=2), "FAILED_PRECONDITION", "it speaks protocol 2"),
+        (hello("device5", draws=1), "FAILED_PRECONDITION", "with draws = 1, this parent covey"),
+        (hello("device5", version="9"), "FAILED_PRECONDITION", "it is covey '9' with draws = 2"),
         (hello(), "INVALID_ARGUMENT", "it asks for no seat"),
         (hello("device5", "device5"), "INVALID_ARGUMENT", "for one twice"),
         (frame(1, Reply(size=3)), "INVALID_ARGUMENT", "a message of 3 bytes, more than 0"),
@@ -195,6 +197,8 @@ def test_a_second_process_on_a_seat(tree: Family, caplog: pytest.LogCaptureFixtu
     ids=[
         "program",
         "protocol",
+        "draws",
+        "version",
         "nobody",
         "twice",
         "reply",

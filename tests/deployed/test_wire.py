@@ -33,7 +33,7 @@ from fuzz import stream
 PROTO = (Path(covey.__file__).parent / "deployed" / "wire.proto").read_text(encoding="utf-8")
 KEY = AskKey("run-1", 3, "train", 2**64 - 7, "algorithm.device", "ab12", 2)
 HEADS: list[Head] = [
-    Hello(1, "f" * 32, b"i" * 16, b"n" * 32, (Taken("device0", "k"), Taken("device1"))),
+    Hello(1, "f" * 32, b"i" * 16, b"n" * 32, (Taken("device0", "k"), Taken("device1")), 2, "0.1.0"),
     Welcome(1, "f" * 32, b"certificate", b"signature"),
     Request(Key.of(KEY), 5, (Part(0, 2), Part(70_000, 0))),
     Reply(Key.of(KEY), 2**63, 9),

@@ -453,7 +453,7 @@ def experiment(case: Case, **changes: Any) -> Experiment:
         "score_every": 3,
         "workers": 1,
     }
-    return Experiment(algorithm=case.algorithm, **{**plain, **case.settings, **changes})
+    return Experiment(**{"algorithm": case.algorithm, **plain, **case.settings, **changes})
 
 
 def finished(case: Case, **changes: Any) -> Run:
