@@ -564,8 +564,40 @@ def test_lists_that_differ_are_no_proof_of_divergence() -> None:
     some = PerMFL(lam=30, gamma=1, beta=0.3, lr=[0.01, 0.01, 0.01, 0.08], edge_lr=0.01)
     said = about(advise(some), "one round")
     assert said.level == "warning"
-    assert said.text.startswith("with the largest entry of every list, one round multiplies")
+    assert said.text.startswith("while every list and schedule has its largest entry, one round")
     assert about(advise(replace(some, lr=[0.08] * 4)), "one round").level == "error"
+
+
+def test_the_smallest_steps_of_lists_take_the_most_rounds() -> None:
+    even = PerMFL(lam=5, gamma=12, beta=0.01, lr=0.001, edge_lr=0.002, edge_rounds=10, steps=20)
+    uneven = replace(even, lr=[0.02, 0.001], edge_lr=[0.002, 0.02, 0.02])
+    convex = "K and L of PerMFL (convex)"
+    given: dict[str, Any] = {"smoothness": 2.0, "strong": 0.5}
+    asked = about(advise(even, **given), convex).numbers
+    assert about(advise(uneven, **given), convex).numbers == asked
+    nonconvex = "K and L of PerMFL (nonconvex)"
+    each = about(advise(even, **given), nonconvex).numbers
+    most = about(advise(uneven, **given), nonconvex).numbers
+    assert most["K per T"] == each["K per T"]
+    assert most["L per K"] == pytest.approx(10 * each["L per K"])  # of the edge that goes furthest
+
+
+def test_theorem_1_of_pfedme_asks_for_rounds() -> None:
+    """T >= 2 / (eta_1 mu_F), eta_1 = 1 / (6 lam (3 + 128 kappa_F / beta))."""
+    algorithm = PFedMe(lam=15.0, lr=1e-9, beta=2.0)
+    kappa = 15.1 / 0.1
+    fewest = 2 * 6 * 15 * (3 + 128 * kappa / 2) / (15 * 0.1 / 15.1)
+    for rounds, word in ((int(fewest) - 1, "fails"), (int(fewest) + 1, "holds")):
+        said = about(advise(algorithm, strong=0.1, rounds=rounds), "Theorem 1 of pFedMe")
+        assert said.numbers["fewest T"] == pytest.approx(fewest)
+        assert f"rounds T = {rounds} >= 2/(eta_1 mu_F) = {fewest:.4g}: {word}" in said.text
+
+
+def test_the_bound_of_permfl_that_is_false_as_printed_is_named() -> None:
+    assert (
+        "(16) is false as printed"
+        in about(advise(PerMFL()), "Theorem 2 of PerMFL (nonconvex)").text
+    )
 
 
 def test_every_level_of_nested_is_checked() -> None:

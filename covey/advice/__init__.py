@@ -7,7 +7,7 @@ An algorithm's file states its theorems, its one-round factor and its levers (`A
 rounds and keeps what validation data confirm.
 """
 
-from covey.advice.curvature import Curvature, Probe, smoothness
+from covey.advice.curvature import Curvature, Probe, smoothness, strong_convexity
 from covey.advice.rounds import advise
 from covey.advice.search import Change, Findings, Trial, improve
 from covey.kernel.advice import Advice
@@ -22,4 +22,5 @@ __all__ = [
     "advise",
     "improve",
     "smoothness",
+    "strong_convexity",
 ]

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Shards
+from covey.engine.losses import resolved_loss
+from covey.engine.named_losses import BinaryCrossEntropy, CrossEntropy, Huber
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment
@@ -100,6 +102,15 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
         l2=experiment.l2,
     )
     return float(top.max())
+
+
+def strong_convexity(experiment: Experiment) -> float | None:
+    """The mu of every device's loss: l2 for a linear model with a convex loss, else not known."""
+    loss = resolved_loss(experiment.loss, experiment.data)
+    convex = isinstance(loss, str | CrossEntropy | BinaryCrossEntropy | Huber)
+    kinds = [type(layer) for layer in experiment.model.modules()]
+    linear = kinds.count(nn.Linear) == 1 and {*kinds} <= {nn.Linear, nn.Sequential, nn.Flatten}
+    return experiment.l2 if convex and linear else None
 
 
 def _task(experiment: Experiment, shards: Shards) -> Task:

@@ -32,12 +32,16 @@ def advise(
     strong: float | None = None,
     exact: bool = False,
     examples: int | None = None,
+    devices: int | None = None,
+    rounds: int | None = None,
+    scheduled: bool = False,
 ) -> list[Advice]:
     """All findings on an algorithm's steps and penalties, the most serious first.
 
     `smoothness` is the L of every device's loss and `strong` its mu, l2 included. `exact` says that
     L is exact, as on quadratics, and not an estimate: then only curvatures up to L count.
-    `examples` is the size of the smallest training set.
+    `examples` is the size of the smallest training set, `devices` and `rounds` are those of the
+    run. `scheduled` says that later rounds have smaller rates: then no divergence is certain.
 
     >>> from covey.algorithms import PFedMe
     >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
@@ -49,7 +53,7 @@ def advise(
     if smoothness is not None and strong is not None and strong > smoothness:
         rule = f"strong = {strong!r} exceeds smoothness = {smoothness!r}"
         raise ConfigError(f"{rule}; no curvature can be both.")
-    loss = Loss(smoothness, strong, exact, examples)
+    loss = Loss(smoothness, strong, exact, examples, devices, rounds, scheduled)
     try:
         items = list(_findings(algorithm, loss))
     except (OverflowError, ZeroDivisionError) as error:
@@ -74,7 +78,7 @@ def _checked(stated: RoundFactor, loss: Loss) -> Iterator[Advice]:
     excess = stated.excess
     up_to = loss.L if loss.exact and loss.L else math.inf
     if _always_diverges(excess, up_to):
-        yield _hopeless(excess, up_to, stated.certain)
+        yield _hopeless(excess, up_to, stated.certain and not loss.scheduled)
         return
     low, high = _stretch(excess)
     where = _words(low, high)
@@ -115,7 +119,7 @@ def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
     start = "one round"
     if not certain:
         level = "warning"
-        start = "with the largest entry of every list, one round"
+        start = "while every list and schedule has its largest entry, one round"
     text = (
         f"{start} multiplies the distance to the optimum by more than 1 at {every} "
         f"(median {median:.3g}): this diverges whatever the loss; "

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Statement, Step, Tie
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import prox_steps
+from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
@@ -29,8 +30,10 @@ class FedAMP(Algorithm):
 
     Where `alpha` would make a self weight xi_ii negative, alpha_k is the largest step that does
     not: at the default sigma, from 12 devices on. The server sends lam/alpha_k beside u_i, as one
-    number. It holds the last model of every device, the initial one where a device has sent none.
-    The global model, which no device uses, is their mean.
+    number. What it exceeds lam/alpha by grows with the number of devices, and acts at the end of a
+    step, not at its start: `lr` is as stable with many devices as with two. The server holds the
+    last model of every device, the initial one where a device has sent none. The global model,
+    which no device uses, is their mean.
     """
 
     lam: NonNegative = 1.0  # weight of the attraction between models (lambda)
@@ -69,7 +72,8 @@ class FedAMP(Algorithm):
 
     def device(self, me: Nodes, u: Rows, tie: Rows) -> Rows:
         gradient = me.grad(self.batch)
-        theta = descend(u, gradient, prox=(tie, u), steps=self.steps, lr=self.lr)
+        lr = self.lr / (1 + self.lr * (tie - self.lam * torch.full_like(tie, 1 / self.alpha)))
+        theta = descend(u, gradient, prox=(tie, u), steps=self.steps, lr=lr)
         return me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
@@ -77,9 +81,12 @@ class FedAMP(Algorithm):
         return self.device(me, w, tie)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        tie = self.lam / self.alpha
-        names = ("lr", "lam/alpha")
-        return prox_steps(self.lr, tie, loss, steps=self.steps, names=names)
+        """A round where models are alike, which is where their tie is largest."""
+        least = self.lam / self.alpha
+        yield from inner_step(self.lr, least, loss, steps=self.steps, names=("lr", "lam/alpha"))
+        tie = max(least, self.lam * ((loss.devices or 1) - 1) / self.sigma)
+        lr = self.lr / (1 + self.lr * (tie - least))
+        yield RoundFactor(prox_round(lr, tie, self.steps))
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam / self.alpha, "lam/alpha")

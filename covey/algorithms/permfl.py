@@ -38,6 +38,7 @@ from covey.kernel.conditions import (
     largest,
     power,
     same_for_all,
+    smallest,
     theorem,
 )
 from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
@@ -112,7 +113,7 @@ class PerMFL(Algorithm):
         return "edge"
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """Of lists with one entry per node, by the largest entries."""
+        """Of lists, limits by the largest entries and numbers of rounds by the smallest."""
         lr = largest(self.lr)
         eta = largest(self.edge_lr)
         steps = int(largest(self.steps))
@@ -123,8 +124,8 @@ class PerMFL(Algorithm):
         yield RoundFactor(self._excess, certain=alike)
         yield self._theorem_1(loss, lr, eta)
         yield self._theorem_2(loss, lr, eta)
-        yield from self._loops(loss, lr, eta)
-        yield from self._nonconvex_loops(loss, lr, eta)
+        yield from self._loops(loss)
+        yield from self._nonconvex_loops(loss)
 
     def _edge_step(self, eta: float) -> Iterator[Advice]:
         lam = self.lam
@@ -240,15 +241,16 @@ class PerMFL(Algorithm):
             exceeds(f"lam = {lam:g}", lam, "2 L", double_L),
         ]
         numbers = {"largest beta": max_beta}
-        return theorem("Theorem 2 of PerMFL (nonconvex)", conditions, numbers)
+        end = "its bound (16) is false as printed, and holds with twice its right side"
+        return theorem("Theorem 2 of PerMFL (nonconvex)", conditions, numbers, end)
 
-    def _loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+    def _loops(self, loss: Loss) -> Iterator[Advice]:
         """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
         lam = self.lam
         mu = loss.mu or 0.0
         envelope = lam * mu / (lam + mu)
-        edge = eta * (envelope + self.gamma) / 2
-        device = lr * (mu + lam)
+        edge = smallest(self.edge_lr) * (envelope + self.gamma) / 2
+        device = smallest(self.lr) * (mu + lam)
         if edge >= 1 or device >= 1:
             return
         edge_rate = math.log1p(-edge)
@@ -258,8 +260,8 @@ class PerMFL(Algorithm):
         numbers = {"K": K, "L": L, "L per K": slope}
         text = (
             f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
-            f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
-            f"L >= {slope:.3g} K = {L} (now {largest(self.steps):g})"
+            f"edge_rounds K >= {K} (now {smallest(self.edge_rounds):g}) and (58) for steps "
+            f"L >= {slope:.3g} K = {L} (now {smallest(self.steps):g})"
         )
         if mu:
             rate = min(self.beta * self._strong(mu) / 2, 0.999)
@@ -269,20 +271,21 @@ class PerMFL(Algorithm):
             text += f"; for Theorem 1's rate over T rounds {asked}"
         yield Advice("note", "K and L of PerMFL (convex)", f"{text}.", numbers)
 
-    def _nonconvex_loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+    def _nonconvex_loops(self, loss: Loss) -> Iterator[Advice]:
         """The K and L of (85) and (88)."""
         lam = self.lam
         gamma = self.gamma
         L = loss.L
         if L is None or not gamma > lam > L:
             return
-        decrease = 1 - lr * (L + lam) / 2
+        ends = (smallest(self.lr), largest(self.lr))
+        decrease = min(lr * (1 - lr * (L + lam) / 2) for lr in ends)
         if decrease <= 0:
             return
         device_gap = (lam - L) ** 2
         edge_gap = (gamma - lam) ** 2
-        per_k = lam**2 * eta / (2 * lr * decrease * device_gap)
-        per_t = 2 * self.beta * gamma**2 / (eta * edge_gap)
+        per_k = lam**2 * largest(self.edge_lr) / (2 * decrease * device_gap)
+        per_t = 2 * self.beta * gamma**2 / (smallest(self.edge_lr) * edge_gap)
         text = (
             f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, "
             "gaps of all levels taken as equal."

@@ -164,9 +164,14 @@ class PFedMe(Algorithm):
         if loss.mu:
             kappa = (lam + loss.mu) / loss.mu  # L_F = lam over mu_F = lam mu / (lam + mu)
             slow = 3 + 128 * kappa / self.beta
-            bound = 1 / (6 * lam * slow) / scale
+            largest = 1 / (6 * lam * slow)  # eta_hat_1
+            bound = largest / scale
+            fewest = 2 * kappa / (largest * lam)  # mu_F = lam / kappa_F
             conditions = [at_most("lr", self.lr, bound), beta]
-            numbers = {"largest lr": bound, "kappa_F": kappa}
+            if loss.rounds is not None:
+                shown = f"rounds T = {loss.rounds}"
+                conditions += [at_least_of(shown, loss.rounds, "2/(eta_1 mu_F)", fewest)]
+            numbers = {"largest lr": bound, "kappa_F": kappa, "fewest T": fewest}
             yield theorem("Theorem 1 of pFedMe", conditions, numbers)
         bound = 1 / (75 * lam**3) / scale
         numbers = {"largest lr": bound}

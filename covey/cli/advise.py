@@ -47,10 +47,6 @@ def advise(
             help="Also check the file against the theorems' conditions.",
         ),
     ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Has no effect: measuring is the default."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which step sizes and penalties to change, and why: one line per change.
@@ -73,8 +69,6 @@ def advise(
     path, changes = split(arguments)
     if write:
         _check_writable(path, changes, fast)
-    if fast and measure:
-        raise ConfigError("--fast and --measure contradict each other; give one of them.")
     target = path if write else None
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     config = load_and_note(console, path, changes, demo=True)
@@ -106,8 +100,15 @@ def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Ad
         text = f"{solver}, and the theorems are about plain steps; nothing was checked."
         return [Advice("note", "solver", text, {})]
     sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
-    fewest = min(sizes, default=None)
-    return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
+    return advice.advise(
+        experiment.algorithm,
+        smoothness=smoothness,
+        strong=advice.strong_convexity(experiment),
+        examples=min(sizes, default=None),
+        devices=experiment.tree.devices,
+        rounds=experiment.rounds,
+        scheduled=bool(experiment.rates().schedules) or optimiser.schedule != "constant",
+    )
 
 
 def _written(findings: Findings, target: Path | None) -> Path | None:

@@ -65,13 +65,17 @@ Statement = Advice | RoundFactor
 class Loss:
     """The devices' losses: smoothness L, strong convexity mu, whether L is exact.
 
-    `examples` is the size of the smallest training set. None: not known.
+    `examples` is the size of the smallest training set, `devices` and `rounds` are those of the
+    run. None: not known. `scheduled` says that later rounds have smaller rates.
     """
 
     L: float | None
     mu: float | None
     exact: bool
     examples: int | None = None
+    devices: int | None = None
+    rounds: int | None = None
+    scheduled: bool = False
 
     @property
     def guess(self) -> str:

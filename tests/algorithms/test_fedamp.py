@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from covey.advice import advise
 from covey.algorithms import FedAMP
 from covey.codecs import header
 from covey.maths import attention
@@ -65,8 +66,10 @@ def test_rounds_by_hand(
         us = [sum(share * w for share, w in zip(shares, ws, strict=True)) for shares in xi]
         for i in record.cohorts["device"]:
             w = us[i]
+            excess = 0.6 / step - 0.6 / alpha
             for _ in range(3):
-                w = w - 0.1 * (fs[i].grad(w) + 0.6 / step * (w - us[i]))
+                explicit = fs[i].grad(w) + 0.6 / alpha * (w - us[i])
+                w = (w - 0.1 * explicit + 0.1 * excess * us[i]) / (1 + 0.1 * excess)
             ws[i] = personal[i] = w
         assert deviation(run, mean(ws), personal=personal) <= EXACT
     assert (min(steps) < alpha) == capped
@@ -138,3 +141,20 @@ def test_the_tie_is_sent_as_one_number_to_every_device() -> None:
         assert down.messages == 3 * 2
         assert down.bytes == 3 * ((header.SIZE + 8 * len(W)) + (header.SIZE + 8))
         assert record.traffic["server-device", "up", "train"].messages == 3
+
+
+@pytest.mark.parametrize("n", [5, 20, 1100])
+def test_its_round_contracts_by_the_stated_factor_for_any_number_of_devices(n: int) -> None:
+    algorithm = FedAMP(batch=None)
+    rng = np.random.default_rng(1)
+    fs = [quadratic(np.eye(1), 0.3 * rng.normal(size=1)) for _ in range(n)]
+    run = start(algorithm, fs, w=np.ones(1), rounds=4)
+    ws = [float(run.w) for _ in run]
+    measured = (ws[3] - ws[2]) / (ws[2] - ws[1])
+    (said,) = [
+        item
+        for item in advise(algorithm, smoothness=1.0, exact=True, devices=n)
+        if item.about == "one round"
+    ]
+    assert said.numbers["factor at L"] == pytest.approx(measured, abs=1e-3)
+    assert measured < 1

@@ -177,7 +177,6 @@ def test_without_write_the_file_is_as_it_was_and_the_command_is_said(tmp_path: P
         ([DEMO, "--write"], "is the demo that covey ships; copy it"),
         (["FILE", "rounds=3", "--write"], "does not say rounds=3; write that into the file first"),
         (["FILE", "--fast", "--write"], "--fast tries nothing"),
-        (["FILE", "--fast", "--measure"], "give one of them"),
     ],
 )
 def test_what_write_refuses(words: list[object], what: str, tmp_path: Path) -> None:
@@ -243,10 +242,30 @@ def test_certain_divergence_is_exit_code_2_until_it_is_written(tmp_path: Path) -
     assert covey("advise", path, "--fast").code == 0
 
 
-def test_measure_is_still_accepted() -> None:
-    measured = covey("advise", *SMALL, "--measure", "--json")
-    assert measured.code == 0
-    assert json.loads(measured.out)["smoothness"] > 0
+LINEAR = (*SMALL[:-1], "model.name=linear", "l2=0.01", "--fast", "--theory")
+
+
+@pytest.mark.parametrize(
+    ("name", "theorem"),
+    [("pfedme", "Theorem 1 of pFedMe"), ("fedmac", "Theorem 1 of FedMac"), ("sfedhp", "Theorem 2 of sFedHP")],
+)  # fmt: skip
+def test_theorems_on_strong_convexity_are_printed_for_a_linear_model_with_l2(
+    name: str, theorem: str
+) -> None:
+    assert theorem in covey("advise", *LINEAR, f"algorithm.name={name}").out
+    nonconvex = covey("advise", *LINEAR, f"algorithm.name={name}", "model.name=mlp")
+    assert nonconvex.code == 0
+    assert theorem not in nonconvex.out
+    assert theorem not in covey("advise", *LINEAR, f"algorithm.name={name}", "loss=focal").out
+
+
+def test_a_schedule_leaves_no_divergence_certain() -> None:
+    words = ("advise", *UNSTABLE, "--fast")
+    assert covey(*words).code == 2
+    for schedule in ('solver={name="sgd",schedule="linear"}', "schedules.personal_lr=cosine"):
+        scheduled = covey(*words, schedule)
+        assert scheduled.code == 0
+        assert "warning (one round) while every list and schedule" in scheduled.out
 
 
 def test_algorithms_without_a_step_say_why() -> None:
