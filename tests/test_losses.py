@@ -241,3 +241,32 @@ def test_a_step_as_many_times_as_large_as_there_are_labels_learns_as_one_label_d
         weight = run.module().state_dict()["weight"]
         rows.append(weight[0])
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 0.5, 1.0, 2.0])
+def test_focal_has_a_gradient_where_an_example_is_certain(gamma: float) -> None:
+    outputs = torch.tensor([[30.0, 0.0], [0.3, 0.0]], requires_grad=True)
+    loss = Focal(gamma)(outputs, torch.tensor([0, 0])).sum()
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert bool(torch.isfinite(gradient).all())
+    assert gradient[0].abs().max() < 1e-6 < gradient[1].abs().min()
+
+
+def test_a_loss_far_above_the_first_is_noted_once() -> None:
+    x = torch.ones(4, 1)
+    shards = data.own([(x, torch.zeros(4))] * 2, split=(0.5, 0.5, 0))
+
+    def notes(lr: float) -> list[str]:
+        experiment = Experiment(
+            FedAvg(steps=1, lr=lr, batch=None), shards, nn.Linear(1, 1), Tree.flat(2), rounds=6,
+            loss="mse", parts=("validation",),
+        )  # fmt: skip
+        run = covey.run(experiment)
+        for _ in run:
+            pass
+        return [note for note in run.notes if "validation loss of the global model" in note]
+
+    assert notes(0.1) == []
+    (note,) = notes(2.0)  # every round multiplies the error by -3 and the loss by 9
+    assert note.startswith("round 3: ")
+    assert "covey advise" in note

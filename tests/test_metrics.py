@@ -106,7 +106,28 @@ def test_auc_is_within_its_error_of_the_exact_area(targets: Targets) -> None:
     sums = metric.sums(outputs, y, weight).sum(0, keepdim=True)
     error = float(metric.largest_error(sums))
     assert 0 < error < 0.005
-    assert abs(float(metric.value(sums)) - exact) <= error
+    assert abs(float(metric.value(sums)) - exact) <= error * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("scale", [1, 60, 1000])
+def test_auc_does_not_depend_on_the_scale_of_the_outputs(classes: int, scale: float) -> None:
+    rng = np.random.default_rng(classes)
+    y = rng.integers(0, classes, 2000)
+    scores = rng.normal(size=(2000, classes)) + 0.6 * np.eye(classes)[y]
+    outputs = torch.tensor(scale * scores)
+    odds = np.stack(
+        [
+            outputs[:, k] - torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1).logsumexp(1)
+            for k in range(classes)
+        ]
+    )
+    counted = [1] if classes == 2 else range(classes)
+    exact = np.mean([area(odds[k], y == k) for k in counted])
+    metric = AUC(Targets("classes", classes))
+    sums = metric.sums(outputs[None], torch.tensor(y)[None], torch.ones(1, 2000))
+    assert float(metric.largest_error(sums)) < 0.006
+    assert float(metric.value(sums)) == pytest.approx(exact, abs=5e-4)
 
 
 def test_auc_of_scores_in_order_is_one_and_of_equal_scores_a_half() -> None:

@@ -32,6 +32,7 @@ from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
 from tests.covering import pairs
 from tests.given import Given, descended
+from tests.own_folder import ROOT
 
 pytestmark = pytest.mark.skipif(
     not native.loaded(), reason=f"the compiled kernel is {native.status()}"
@@ -446,7 +447,8 @@ def test_a_wish_decides(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
 def test_the_environment_has_the_wish(tmp_path: Any) -> None:
     file = str(tmp_path / "out.pt")
     environment = {**os.environ, "COVEY_NATIVE": "plain", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", _ALONE, file], check=True, env=environment)
+    command = [sys.executable, "-c", _ALONE, file]
+    subprocess.run(command, cwd=ROOT, check=True, env=environment)
     alone = torch.load(file)
     assert (alone["status"], alone["kernel"]) == ("plain", "native plain")
     torch.testing.assert_close(alone["rows"], prox_rows()[0], rtol=1e-12, atol=1e-12)

@@ -268,12 +268,13 @@ class Twice(NormedMlp):
         return out
 
 
-def single() -> data.Shards:
-    """A device with one training example."""
-    x = torch.randn(7, 6)
-    y = torch.zeros(7, dtype=torch.int64)
-    pair = (x, y)
-    return data.own_parts(train=[pair, (x[:1], y[:1])], test=[pair, pair], classes=3)
+def single(examples: int = 1) -> data.Shards:
+    """A device with one training example, or as many."""
+    x = torch.randn(300, 6)
+    y = torch.zeros(300, dtype=torch.int64)
+    pair = (x[:7], y[:7])
+    own = (x[:examples], y[:examples])
+    return data.own_parts(train=[pair, own], test=[pair, pair], classes=3)
 
 
 class Functional(NormedMlp):
@@ -310,6 +311,23 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         lambda: experiment(NormedMlp(), data=single(), tree=Tree.flat(2)),
         DataError,
         "device 1 has one training example.*'norm' needs two",
+    ),
+    "an epoch whose last batch holds one": (
+        lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=5), solver={"epochs": 1}),
+        ConfigError,
+        "device 0 has 6 training examples, so that the last batch of 5 holds one.*another batch",
+    ),
+    "a lap whose last batch holds one": (
+        lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=5), batches="cyclic"),
+        ConfigError,
+        "last batch of 5 holds one.*'norm' needs two",
+    ),
+    "all examples in blocks of which the last holds one": (
+        lambda: experiment(
+            NormedMlp(), algorithm=FedAvg(batch=None), data=single(257), tree=Tree.flat(2)
+        ),
+        ConfigError,
+        "device 1 has 257 training examples, so that the last batch of 256 holds one",
     ),
     "a mode nobody knows": (
         lambda: experiment(NormedMlp(), norm="batch"),

@@ -16,6 +16,7 @@ import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import Shards
+from covey.engine.tally import error_sums
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.report import data_picture, plot
@@ -159,9 +160,24 @@ def test_the_compiled_kernel_and_torch_agree_and_the_loss_stays_the_kernels() ->
 
 
 def test_equal_targets_have_no_r2() -> None:
-    assert Errors.of([3.0, 5.0, 3 * 0.1**2, 3 * 0.1], 3, 1).r2 is None
-    assert Errors.of([3.0, 5.0, 0.0, 0.0], 3, 1).r2 is None
-    assert Errors.of([], 3, 0) == Errors.of([0.0] * 4, 0, 1) == Errors()
+    for value in (0.1, 0.0, 1e7 / 3, 1e200):
+        y = torch.full((1, 1000), value, dtype=torch.float64)
+        [sums] = error_sums(y + 1, y, torch.ones(1, 1000)).tolist()
+        assert Errors.of(sums, 1000, 1).r2 is None
+    assert Errors.of([], 3, 0) == Errors.of([0.0] * 7, 0, 1) == Errors()
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("mean", [0.0, 5.0, 1e6, 3e7, -1e7 / 3])
+def test_r2_does_not_depend_on_the_mean_of_the_targets(mean: float, outputs: int) -> None:
+    """As the sums of four devices of 50 examples each."""
+    rng = np.random.default_rng(0)
+    y = mean + rng.normal(size=(4, 50, outputs))
+    predicted = y + 0.3 * rng.normal(size=y.shape)
+    sums = error_sums(torch.tensor(predicted), torch.tensor(y), torch.ones(4, 50)).sum(0)
+    spread = ((y - y.mean((0, 1))) ** 2).sum()
+    expected = 1 - ((predicted - y) ** 2).sum() / spread
+    assert Errors.of(sums.tolist(), 200, outputs).r2 == pytest.approx(expected, abs=1e-5)
 
 
 def test_outputs_that_are_no_predictions_have_a_loss_alone() -> None:

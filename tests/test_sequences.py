@@ -19,6 +19,7 @@ from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, Local, PFedGP
 from covey.data import NO_TARGET, Part, Scaling, Shards
 from covey.data.windows import UNKNOWN, Windows, token_names
+from covey.engine.gradients import _shares
 from covey.engine.task import Task
 from covey.errors import ConfigError, DataError, ModelError
 from covey.runs import devices, record
@@ -69,6 +70,12 @@ def test_the_loss_of_a_device_is_torchs_mean_over_its_tokens(name: str) -> None:
         loss = torch_loss(module, batch.x[device][own], batch.y[device][own])
         torch.testing.assert_close(task.loss(start, batch)[device], loss.detach())
         torch.testing.assert_close(of_batch[device], flat_gradient(task, module, loss))
+
+
+def test_positions_weigh_the_same_to_the_last_digit_in_float64() -> None:
+    there = torch.tensor([[True] * 23 + [False] * 7])
+    shares = _shares(torch.zeros(1, 30, dtype=torch.float64), there)
+    assert shares[0].tolist() == [1 / 23] * 23 + [0.0] * 7
 
 
 def test_products_with_the_hessian_are_derivatives_of_the_gradient() -> None:

@@ -10,8 +10,8 @@ inner steps, Gibbs steps and draws in training and prediction are `steps`, `gibb
 The public code differs in four points:
 - It splits classes by 2-means of their features.
 - It takes exp E log sigmoid(f) for E sigmoid(f). Here probabilities are expectations.
-- It uses all of a device's examples. Here `batch` examples are drawn for a step and up to `support`
-  for a prediction.
+- It uses all of a device's examples. Here up to `batch` different ones are drawn for a step and up
+  to `support` for a prediction.
 - It has momentum. Here the optimiser starts anew in every round, and there is one step.
 """
 
@@ -47,6 +47,7 @@ _UNSEEN = 1e-6  # the probability of all classes together that a device has neve
 class PFedGP(Algorithm):
     """`steps` steps on the log loss of one half of a batch, predicted from the other half.
 
+    No example is in both halves. A device with fewer examples than `batch` takes all it has.
     w is the mean network. A model predicts with a device's own Gaussian processes on up to
     `support` of its training examples. Scores of "global" are of the common network with each
     device's own classifier (the paper's figure), those of "personal" of the device's network.
@@ -78,7 +79,7 @@ class PFedGP(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
         def gradient(x: Rows) -> Rows:
-            batch = me.grad(self.batch).batch(0)
+            batch = me.distinct(self.batch)
             loss = partial(self.loss, me, batch)
             g = me.gradient(x, batch, loss)
             norm: Tensor = g.norm(dim=1, keepdim=True)
@@ -90,22 +91,23 @@ class PFedGP(Algorithm):
         return w, me.weight(self.weight)
 
     def loss(self, me: Nodes, batch: Batch, features: Tensor) -> Tensor:
-        """The log loss of the second half's labels, predicted from the first half, [n]."""
-        half = self.batch // 2
+        """The log loss of every other label, predicted from those between, [n]."""
+        known = slice(0, None, 2)  # every other one: a short batch has two halves too
+        asked = slice(1, None, 2)
         weight = batch.weight
         if weight is None:
             weight = torch.ones_like(features[:, :, 0])
         fitted = self.classifier(
             me,
-            features[:, :half],
-            batch.y[:, :half],
-            weight[:, :half],
+            features[:, known],
+            batch.y[:, known],
+            weight[:, known],
             draws=self.draws,
             stream="train",
         )
-        labels = batch.y[:, half:, None]
-        weight = weight[:, half:]
-        logs = fitted.log_chances(features[:, half:])
+        labels = batch.y[:, asked, None]
+        weight = weight[:, asked]
+        logs = fitted.log_chances(features[:, asked])
         logs = logs.gather(2, labels)[:, :, 0]
         count = weight.sum(1).clamp(min=1)
         return -(weight * logs).sum(1) / count
@@ -132,7 +134,7 @@ class PFedGP(Algorithm):
         return predict
 
     def memory(self) -> int:
-        half = self.batch // 2
+        half = (self.batch + 1) // 2
         train = 8 * self.draws * half**2  # matrices that a gradient goes back through
         columns = 3 * self.support + 512  # 512: one block of examples
         predict = self.predict_draws * self.support * columns

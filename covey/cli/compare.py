@@ -26,7 +26,8 @@ def compare(
         str,
         typer.Option(
             metavar="UNIT[=N]",
-            help="What every method may use in one seed: gradients, bytes, or modelled seconds. "
+            help="What every method may use in one seed: gradients, examples (gradients times the "
+            "batch), bytes, or modelled seconds. "
             "Default N: what the file's own algorithm uses in its rounds.",
         ),
     ] = "gradients",

@@ -240,6 +240,8 @@ class Seeds:
                     with self.experiments.ranks.together():
                         self.stop.check()
                         show(records)
+                        for note in runs.notes:
+                            self._print_once(f"note: {note}")
                         parts = zip(runs.seeds, records, recorders, tracked, strict=True)
                         for run, record, recorder, trackers in parts:
                             recorder.folder.append(record)

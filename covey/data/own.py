@@ -7,11 +7,10 @@ Labels number the classes from 0; if all of 1, ..., k occur and nothing else, th
 classes with these names. Labels that are text name their classes, which are numbered in sorted
 order, those of all devices together.
 
-Float features in numpy become float32, because numpy makes float64 unasked; a torch tensor keeps
-its type. An experiment trains in its own `dtype`. Images of bytes (uint8) become floats in [0, 1]
-with their channels on the first axis: an example is [height, width], [height, width, channels] or
-[channels, height, width]. With `tokens`, x holds token ids and stays whole numbers; y may then have
-a label per position, with `NO_TARGET` where there is none.
+Floats keep their type; an experiment trains in its own `dtype`. Images of bytes (uint8) become
+floats in [0, 1] with their channels on the first axis: an example is [height, width], [height,
+width, channels] or [channels, height, width]. With `tokens`, x holds token ids and stays whole
+numbers; y may then have a label per position, with `NO_TARGET` where there is none.
 """
 
 from __future__ import annotations
@@ -243,17 +242,14 @@ def _tensor(array: Any, name: str) -> Tensor:
             f"{name} is an array of {array.dtype}; give numbers, as in array.astype('float32')."
         )
     # Copied: torch wants its own byte order, positive strides and memory it may write to.
+    dtype = array.dtype.newbyteorder("=")
+    if array.dtype.kind == "f" and dtype.itemsize > 8:
+        dtype = np.dtype(np.float64)  # torch has no larger one
     if array.dtype.kind == "f":
-        dtype = np.dtype(np.float32)
-    else:
-        dtype = array.dtype.newbyteorder("=")
-    with np.errstate(over="ignore"):
-        copy = array.astype(dtype, order="C")
-    if array.dtype.kind == "f":
-        lost = np.isfinite(array) & ~np.isfinite(copy)
+        lost = np.isfinite(array) & (np.abs(array) > np.finfo(np.float32).max)
         if lost.any():
             raise DataError(f"{name} has {array[lost][0]:g}, too large for float32; scale it.")
-    return torch.from_numpy(copy)
+    return torch.from_numpy(array.astype(dtype, order="C"))
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:
@@ -326,7 +322,9 @@ def _coded(
 def _check_alike(name: str, tensors: list[Tensor], owners: Sequence[int]) -> None:
     want = tensors[0]
     for device, have in zip(owners, tensors, strict=True):
-        if have.dtype != want.dtype or have.shape[1:] != want.shape[1:]:
+        floats = have.is_floating_point() and want.is_floating_point()
+        alike = floats or have.dtype == want.dtype  # the larger type of floats serves all
+        if not alike or have.shape[1:] != want.shape[1:]:
             raise DataError(
                 f"{name} of device {owners[0]} is {want.dtype} with examples of shape "
                 f"{tuple(want.shape[1:])}, "

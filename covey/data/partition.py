@@ -142,8 +142,16 @@ def _dealt(
     examples: Numbers, devices: int, alpha: float, draws: np.random.Generator
 ) -> list[Numbers]:
     shares = draws.dirichlet(np.full(devices, alpha))
-    cuts = (shares.cumsum()[:-1] * len(examples)).astype(np.int64)
-    return np.split(draws.permutation(examples), cuts)
+    counts = _rounded(shares * len(examples), len(examples))
+    return np.split(draws.permutation(examples), counts.cumsum()[:-1])
+
+
+def _rounded(shares: npt.NDArray[np.float64], total: int) -> Numbers:
+    """Whole numbers that sum to the total: rounded down, then up where most was cut off."""
+    counts = shares.astype(np.int64)
+    most_cut = np.argsort(counts - shares, kind="stable")
+    counts[most_cut[: total - counts.sum()]] += 1
+    return counts
 
 
 def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:

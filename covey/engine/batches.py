@@ -202,11 +202,27 @@ class Examples:
                 'devices, or use norm = "group".'
             )
 
-    def _check_size(self, size: int) -> None:
-        """Refuse batches of one example where they have no meaning."""
-        if size == 1 and self._no_single is not None:
+    def check_size(self, size: int, *, epochs: float | None = None) -> None:
+        """Refuse batches of one example where they have no meaning.
+
+        So may be the last batch of a walk over so many `epochs`.
+        """
+        if self._no_single is None:
+            return
+        if size == 1:
             raise ConfigError(
                 f'batch = 1, but {self._no_single}; take larger batches, or use norm = "group".'
+            )
+        if epochs is None:
+            return
+        counts = self.offset["train"].diff()
+        lengths = torch.ceil(epochs * counts.double())
+        single = (lengths % size == 1).nonzero().flatten().tolist()
+        if single:
+            raise ConfigError(
+                f"device {single[0]} has {int(counts[single[0]])} training examples, so that the "
+                f"last batch of {size} holds one, but {self._no_single}; take another batch, or "
+                'use norm = "group".'
             )
 
     def check_norms(self) -> None:
@@ -281,7 +297,7 @@ class Examples:
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
-        self._check_size(size)
+        self.check_size(size)
         self._check_train(ids)
         ids = ids.to(self.device)
         if local is None:
@@ -310,7 +326,7 @@ class Examples:
         ends after `epochs` passes, so that the last batch may be short. A batch beyond the end
         holds one example.
         """
-        self._check_size(size)
+        self.check_size(size)
         self._check_train(ids)
         ids = ids.to(self.device)
         counts = self.counts("train", ids)[:, None]
@@ -335,7 +351,7 @@ class Examples:
 
         The last batch of a lap is short.
         """
-        self._check_size(size)
+        self.check_size(size, epochs=1)
         self._check_train(ids)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size

@@ -109,10 +109,13 @@ def _convolves(graph: Graph) -> bool:
 def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reason: str) -> Forward:
     """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
 
-    On a CPU convolutions always run row by row, which is faster.
+    Under vmap no backward hook is called. On a CPU convolutions always run row by row, which is
+    faster.
     """
     unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
     by_row = _by_row(space, unknown, single.of_module(space))
+    if any(layer._backward_hooks or layer._backward_pre_hooks for layer in space.module.modules()):
+        return by_row
     convolution = nn.modules.conv._ConvNd
     if device == "cpu" and any(isinstance(layer, convolution) for layer in space.module.modules()):
         return by_row

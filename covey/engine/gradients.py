@@ -311,8 +311,8 @@ def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
     """The derivative of each row's mean loss by its losses, in their shape."""
     if weight is None:
         return torch.full_like(losses, 1 / losses.shape[-1])
-    shares = weight / weight.sum(-1, keepdim=True)
-    return shares.to(losses.dtype)
+    weight = weight.to(losses.dtype)  # of positions it says only which have a label
+    return weight / weight.sum(-1, keepdim=True)
 
 
 @lru_cache(maxsize=16)

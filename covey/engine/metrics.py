@@ -6,6 +6,7 @@ sums. No device sends outputs or labels of single examples.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ MetricSpec = str | MetricFunction
 """A metric by name, or a function of one's own whose mean over examples is the metric."""
 
 AUC_BINS = 1001
-AUC_LIMIT = 20.0
-"""The bins of AUC are of the log odds, from -20 to 20 in steps of 0.04."""
+AUC_LIMIT = 1e5
+AUC_CENTRE = 2.0
+"""The bins of AUC are of asinh(log odds / 2) up to log odds of 1e5: .05 wide at 0, then wider in
+proportion, so that no scale of the outputs fills a single bin."""
 ECE_BINS = 15
 _MOST_CLASSES = 200
 
@@ -226,7 +229,8 @@ class AUC:
         """Positive and negative examples, by class and bin."""
         odds, actual = self._log_odds(outputs, y)
         odds = odds.nan_to_num(nan=0.0).clamp(-AUC_LIMIT, AUC_LIMIT)
-        place = (odds + AUC_LIMIT) * ((AUC_BINS - 1) / (2 * AUC_LIMIT))
+        largest = math.asinh(AUC_LIMIT / AUC_CENTRE)
+        place = ((odds / AUC_CENTRE).asinh() / largest + 1) * ((AUC_BINS - 1) / 2)
         offset = AUC_BINS * torch.arange(self._classes, device=odds.device)
         index = (place.round().long() + offset).flatten(1)
         weight = weight.double()[..., None]
@@ -245,8 +249,13 @@ class AUC:
             if not self.targets.logits:
                 scores = torch.logit(scores)
             return scores, actual
-        logs = torch.log_softmax(outputs.double(), dim=-1)
+        outputs = outputs.double()
+        logs = torch.log_softmax(outputs, dim=-1)
         odds = logs - torch.log(-torch.expm1(logs))
+        # The probability of the most likely class may round to 1, so it is set against the others.
+        highest, label = outputs.max(dim=-1, keepdim=True)
+        others = outputs.scatter(-1, label, -torch.inf).logsumexp(dim=-1, keepdim=True)
+        odds = odds.scatter(-1, label, highest - others)
         actual = F.one_hot(y, self.targets.size).bool()
         first = self.targets.size - self._classes
         return odds[..., first : self.targets.size], actual[..., first:]

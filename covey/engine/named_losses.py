@@ -51,8 +51,9 @@ class Focal:
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         surprise = F.cross_entropy(outputs, y, reduction="none")
-        certainty = torch.exp(-surprise)
-        losses = (1 - certainty) ** self.gamma * surprise
+        doubt = 1 - torch.exp(-surprise)
+        doubt = doubt.clamp(min=torch.finfo(doubt.dtype).tiny)  # doubt^gamma is steep at 0
+        losses = doubt**self.gamma * surprise
         return _by_class(losses, y, self.weights)
 
 

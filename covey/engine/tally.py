@@ -36,7 +36,7 @@ class PartScore:
     loss: Tensor
     count: Tensor
     calibration: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibration`
-    errors: Tensor | None = None  # [n, 3 + outputs], for numbers: the sums of `error_sums`
+    errors: Tensor | None = None  # [n, error_columns], for numbers: the sums of `error_sums`
     metrics: Tensor | None = None  # [n, columns], the sums of the task's metrics one after another
 
 
@@ -90,22 +90,29 @@ def _outputs_of(task: Task, x: Rows) -> Predict:
     return predict
 
 
-def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2, y^2, and of y by output.
+def error_columns(outputs: int) -> int:
+    """How many sums `error_sums` has for so many outputs."""
+    return 5 + 2 * outputs
 
-    They are all that RMSE, MAE and R2 need, whoever adds them up.
+
+def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """All sums that RMSE, MAE and R2 need, of each row, float64 [n, error_columns].
+
+    With targets y = high + low, they are of |error|, error^2, high^2, low^2 and high * low, then of
+    high by output and of low by output. `high` has 12 bits, so that its sums are exact: y^2 alone
+    would have no digit left of a spread a million times smaller than the mean.
     """
     weight = weight[..., None]
     targets = y.double().unsqueeze(-1).flatten(2)
     predicted = outputs.double().reshape(targets.shape)
     error = (predicted - targets) * weight
     targets = targets * weight
-    absolute = error.abs().sum((1, 2))
-    squared = error.square().sum((1, 2))
-    target_squared = targets.square().sum((1, 2))
-    totals = torch.stack([absolute, squared, target_squared], dim=1)
-    by_output = targets.sum(1)
-    return torch.cat([totals, by_output], dim=1)
+    shifted = targets * (2.0**41 + 1)
+    high = shifted - (shifted - targets)
+    low = targets - high
+    terms = [error.abs(), error.square(), high.square(), low.square(), high * low]
+    totals = torch.stack([term.sum((1, 2)) for term in terms], dim=1)
+    return torch.cat([totals, high.sum(1), low.sum(1)], dim=1)
 
 
 def metric_sums(task: Task, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -155,7 +162,7 @@ def _by_torch(
         by_bin = right.new_zeros(n, 3 * bins + 2)
     sums = None
     if errors:
-        sums = right.new_zeros(n, 3 + task.targets)
+        sums = right.new_zeros(n, error_columns(task.targets))
     of_metrics = None
     if metrics:
         of_metrics = right.new_zeros(n, task.metric_columns)
@@ -209,8 +216,8 @@ def _large_block(task: Task, split: str, devices: int) -> int | None:
 
 
 def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
-    """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
-    shape = (len(ids), 3 + task.targets)
+    """The sums of errors of each row on its device's part, [n, error_columns]."""
+    shape = (len(ids), error_columns(task.targets))
     sums = torch.zeros(shape, dtype=torch.float64, device=task.device)
     for rows, batch in task.examples.blocks(split, ids):
         assert batch.weight is not None

@@ -321,6 +321,7 @@ class Task:
         draw: Draw | None,
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
+        self.examples.check_size(self.block("train"), epochs=1)
         out = torch.zeros_like(x)
         counts = self.examples.target_counts("train", ids)
         for number, (rows, batch) in enumerate(self.blocks("train", ids)):

@@ -201,6 +201,15 @@ class Nodes:
             return None
         return self.grad(size, stream).batch(0)
 
+    def distinct(self, size: int, stream: str = "batch") -> Batch:
+        """Up to `size` different training examples of each node's own, at random; else weight 0."""
+        if self._runtime.batches == "cyclic":
+            return self._cyclic(size, stream)
+        address = self.address(stream, self._call(stream))
+        draw = self._runtime.task.examples.shuffled
+        [batch] = draw(address, self.device_ids, size, range(1), epochs=1, local=self.local)
+        return batch
+
     def batches(self, size: int | None, count: int, stream: str = "batch") -> list[Batch] | None:
         """What `count` calls of `batch` give, drawn together; None means all examples."""
         if size is None:
@@ -762,6 +771,7 @@ class DataGradient(DataLoss):
                 "solver: epochs need a new batch in every step, but the algorithm takes its steps "
                 "on batches that it draws itself; leave out epochs."
             )
+        self.task.examples.check_size(self._batch, epochs=epochs)
         counts = self.task.counts("train", self._me.device_ids)
         return torch.ceil(epochs * counts.double() / self._batch).long()
 

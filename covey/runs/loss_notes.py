@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from covey.data import Shards
 from covey.engine.named_losses import BinaryCrossEntropy, Huber
 from covey.runs.experiment import Experiment
+from covey.runs.record import Round
 
 _FAR_BELOW = 0.1
 """A `delta` of Huber's loss below this share of the targets' standard deviation is noted."""
 _MANY = 4
 """Yes-or-no labels per example from which a default step size is noted."""
+
+
+def growth_note(history: Sequence[Round]) -> str | None:
+    """A note where a model's validation loss is ten times that of the first scored round."""
+    first = next(record for record in history if record.models)
+    last = history[-1]
+    for name in sorted(last.models.keys() & first.models.keys()):
+        before = first.models[name].scores["validation"].loss
+        now = last.models[name].scores["validation"].loss
+        if before and now and now > 10 * before:
+            return (
+                f"round {last.round + 1}: the validation loss of the {name} model is {now:.3g}, "
+                f"but {before:.3g} in round {first.round + 1}; `covey advise` finds shorter steps."
+            )
+    return None
 
 
 def loss_notes(experiment: Experiment) -> list[str]:

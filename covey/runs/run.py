@@ -30,6 +30,7 @@ from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
 from covey.runs.kept_rows import RowsFolder
 from covey.runs.live_folder import disk_note, live_folder
+from covey.runs.loss_notes import growth_note
 from covey.runs.newcomers import NewScores
 from covey.runs.observed import Observed, shares
 from covey.runs.progress import Progress
@@ -115,6 +116,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._rows_folders: dict[Path, RowsFolder] = {}
         self._busy = threading.Lock()
         self._saving = 0.0
+        self._growing: list[str] = []  # notes on a loss that has become large
         self.writer = Writer()
         self.writes_beside = self.runtime.task.device.type == "cuda"
         """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
@@ -271,6 +273,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         if scored is not None:
             last = tuple(_in_round(round, by_name) for by_name in scored.sums)
             observed = tuple(scored.observed)
+            if not self._growing and "validation" in self.experiment.parts:
+                self._growing = [note for note in map(growth_note, histories) if note]
+                self.notes += self._growing[:1]
         self._state = State(
             w,
             round + 1,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from covey.engine import calibration, smooth_l1
 from covey.engine.calibration import Calibration
 from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
+from covey.engine.tally import error_columns
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Drawn, Nodes
@@ -255,7 +257,7 @@ class Scorer:
         signed[[1, _SUMS - 2]] = True  # a loss may be negative
         if self._errors:
             errors = signed[of_metrics - 2 * self._errors :].view(2, self._errors)
-            errors[:, 3:] = True  # and so may the numbers that are predicted
+            errors[:, 4:] = True  # and so may the numbers that are predicted
         if bool((own[:of_metrics] < 0)[~signed].any()):
             return "a negative count, or a negative sum of squares."
         return None
@@ -360,7 +362,7 @@ class Scorer:
         """How many sums of errors there are; they come twice, of the holders and of everybody."""
         if not self.targets:
             return 0
-        return 3 + self.targets
+        return error_columns(self.targets)
 
     def _read_facts(
         self, values: list[float], tree: Topology
@@ -649,7 +651,7 @@ def _score_of(score: PartScore, rows: slice, classifies: bool) -> Score:
     if score.errors is None:
         return _score(sums, classifies, [], 0)
     errors = score.errors[rows].sum(0).tolist()
-    targets = len(errors) - 3
+    targets = (len(errors) - error_columns(0)) // 2
     return _score(sums, classifies, [*errors, *errors], targets)
 
 
@@ -679,23 +681,34 @@ class Errors:
 
     @staticmethod
     def of(sums: list[float], count: float, targets: int) -> Errors:
-        """From sums over `count` examples: of |error|, error^2, y^2, and of y for each output.
+        """From the sums of `engine.tally.error_sums` over `count` examples with `targets` outputs.
 
-        There are `targets` outputs.
-
-        >>> Errors.of([2.0, 2.0, 20.0, 6.0], 2, 1)  # predictions 3 and 3 for the targets 2 and 4
+        >>> sums = [2.0, 2.0, 20.0, 0.0, 0.0, 6.0, 0.0]  # predictions 3 and 3 for targets 2 and 4
+        >>> Errors.of(sums, 2, 1)
         Errors(rmse=1.0, mae=1.0, r2=0.0)
         """
         if not sums or not count:
             return Errors()
-        absolute, squared, targets_squared, *targets_sum = sums
+        absolute, squared = sums[:2]
         rmse = root(squared / (count * targets))
         mae = absolute / (count * targets)
-        spread = targets_squared - sum(value * value for value in targets_sum) / count
-        varied = spread > 1e-12 * targets_squared  # of equal targets only rounding is left
-        if not varied:
+        spread = _spread(sums[2:], count, targets)
+        if not spread:
             return Errors(rmse, mae)
         return Errors(rmse, mae, r2=1 - squared / spread)
+
+
+def _spread(sums: list[float], count: float, targets: int) -> float:
+    """The sum of (y - mean of y)^2, exact but for rounding in the sums; 0 of equal targets."""
+    if not all(map(math.isfinite, sums)):
+        return 0.0
+    high_squared, low_squared, product, *by_output = map(Fraction, sums)
+    total = high_squared + 2 * product + low_squared
+    spread = total
+    for high, low in zip(by_output[:targets], by_output[targets:], strict=True):
+        spread -= (high + low) ** 2 / Fraction(count)
+    varied = spread > Fraction(1e-18) * total  # of equal targets only rounding is left
+    return float(spread) if varied else 0.0
 
 
 def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:

@@ -3,6 +3,7 @@ process.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import covey
-from covey import draws
+from covey import Nodes, draws
 from covey.algorithms import PFedGP
-from covey.engine.task import Task
+from covey.engine.task import Batch, Task
 from covey.errors import ConfigError
 from covey.maths.gp import TERMS, polya_gamma
 from tests import peek
@@ -119,20 +120,21 @@ def test_two_rounds_by_hand() -> None:
         answers = []
         for i in range(3):
             key = draws.key(0, record.round, 0, "device", "batch", 0)
-            batch = task.draw(key, torch.tensor([i]), BATCH)[0]
+            ids = torch.tensor([i])
+            [batch] = task.examples.shuffled(key, ids, BATCH, range(1), epochs=1, local=ids)
             x, y = batch.x[0], batch.y[0]
             theta = w.clone().requires_grad_()
             features = x @ theta[:6].view(2, 3) + theta[6:]
             up = y == min(run.experiment.data.labels()[i].nonzero()[0])
             chance = chance_up(
-                features[:3],
-                up[:3],
-                features[3:],
+                features[::2],
+                up[::2],
+                features[1::2],
                 Draws(i, record.round, "train 1.0"),
                 DRAWS,
                 STEPS,
             )
-            loss = -torch.where(up[3:], chance, 1 - chance).log().mean()
+            loss = -torch.where(up[1::2], chance, 1 - chance).log().mean()
             (g,) = torch.autograd.grad(loss, theta)
             answers.append((1 - LR * DECAY) * w - LR * g)
         w = torch.stack(answers).mean(0)
@@ -140,6 +142,31 @@ def test_two_rounds_by_hand() -> None:
         assert (run.rows("personal")[1] - torch.stack(answers)).abs().max() < 1e-4
         w = run.w[0].clone()
     assert (run.w - run.runtime.start).abs().max() > 0.03
+
+
+def test_no_example_is_in_both_halves_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+    loss = PFedGP.loss
+
+    def noted(self: PFedGP, me: Nodes, batch: Batch, features: Tensor) -> Tensor:
+        batches.append(batch)
+        return loss(self, me, batch, features)
+
+    monkeypatch.setattr(PFedGP, "loss", noted)
+    data = covey.data.own_parts(
+        train=[(torch.randn(n, 2).double(), torch.arange(n) % 2) for n in (4, 9, 40)], classes=2
+    )
+    algorithm = replace(ALGORITHM, batch=16, steps=3)
+    for _ in covey.run(experiment(algorithm, data=data, parts=("train",))):
+        pass
+    batches = [batch for batch in batches if len(batch.examples)]  # without the rehearsal's
+    assert len(batches) == 2 * 3
+    for batch in batches:
+        assert batch.weight is not None
+        for examples, weight, size in zip(batch.examples, batch.weight, (4, 9, 16), strict=True):
+            drawn = examples[weight > 0].tolist()
+            assert len(drawn) == len(set(drawn)) == size
+            assert int(weight[1::2].sum()) == size // 2  # what is predicted from the others
 
 
 def test_a_model_is_scored_by_the_devices_own_gaussian_processes() -> None:

@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import covey
 from covey.advice.curvature import Curvature
-from covey.algorithms import Ditto, FedAvg, SFedHP
+from covey.algorithms import Ditto, FedAvg, Level, Nested, SFedHP
 from covey.cli import config
+from covey.cli.assemble import Experiments
 from covey.cli.grid import pool
 from covey.cli.grid.axes import axis, product
+from covey.cli.grid.cells import batch_size, cost
+from covey.cli.grid.planning import options, plan
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.tune import Tuner
 from covey.errors import ConfigError
@@ -152,6 +156,25 @@ def test_every_method_uses_the_budget(folder: Path) -> None:
     assert [row["trials"] for row in rows.values()] == [3] * 4
 
 
+def test_a_budget_in_examples_sees_the_batch() -> None:
+    words = [*SMALL[1:], "algorithm.name=fedavg"]
+    experiment = Experiments().of(config.load(BASE, words), 0)
+    (method,) = [
+        method
+        for method in plan(BASE, words, options("examples=1e6", 1))["methods"]
+        if method["name"] == "fedavg"
+    ]
+    assert method["round_cost"] == 6 * 20 * 20  # devices, steps and batch
+    short = replace(experiment, algorithm=FedAvg(steps=2, batch=5), rounds=1)
+    (record,) = covey.run(short)
+    assert cost(record, "examples", short) == 6 * 2 * 5
+    everything = replace(experiment, algorithm=FedAvg(batch=None))
+    assert batch_size(everything) == float(experiment.data.train.counts().double().mean())
+    own = replace(experiment, algorithm=Nested((Level("server", lr=0.1), Level("device"))))
+    with pytest.raises(ConfigError, match="examples: Nested has no field batch"):
+        batch_size(own)
+
+
 def test_figures_are_those_of_a_run_with_the_tuned_settings(folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / "grid.json").read_text())
     (method,) = [each for each in plan["methods"] if each["name"] == "pfedme"]
@@ -223,7 +246,7 @@ def test_a_method_that_diverges_has_its_row(tmp_path: Path) -> None:
         (("algorithm.name=fedavg", "tree.edges=none"), ["SFedHP needs the tiers"]),
         (("algorithm.name=fedavg", "--budget", "gradients=5"), ["less than one round", "FedAvg 120", "gradients=240 or more"]),
         (("algorithm.name=fedavg", "--budget", "seconds=5"), ["no table [radio]"]),
-        (("algorithm.name=fedavg", "--budget", "euros=5"), ["gradients, bytes or seconds"]),
+        (("algorithm.name=fedavg", "--budget", "euros=5"), ["gradients, examples, bytes or seconds"]),
         (("algorithm.name=fedavg", "--budget", "bytes=many"), ["'many' is no number"]),
         (("algorithm.name=fedavg", "--trials", "0"), ["give 1 or more"]),
         (("algorithm.name=fedavg", "--jobs", "0"), ["give 1 or more"]),

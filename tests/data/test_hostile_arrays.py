@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "other lengths": (second(X, Y[:-1]), ["device 1", "(8, 3)", "(7,)", "per example"]),
     "one number": (second(1.0, 1), ["device 1", "()", "per example"]),
     "another width": (second(X[:, :2]), ["x of device 0", "(3,)", "of device 1", "(2,)"]),
-    "another type of labels": (second(X, Y.astype(float)), ["y of device 0", "int64", "of device 1", "float32"]),
+    "another type of labels": (second(X, Y.astype(float)), ["y of device 0", "int64", "of device 1", "float64"]),
     "another width to test on": (
         lambda: own_parts(train=[GOOD, GOOD], test=[GOOD, (X[:, :1], Y)]), ["x of device 0", "of device 1", "(1,)"]
     ),

@@ -35,7 +35,7 @@ def test_every_device_keeps_its_own_examples() -> None:
             .sort()
             .values
         )
-        assert np.array_equal(shards.x[held].numpy(), x.astype(np.float32))
+        assert np.array_equal(shards.x[held].numpy(), x)
         assert np.array_equal(shards.y[held].numpy(), y)
 
 
@@ -44,9 +44,31 @@ def test_the_seed_decides() -> None:
     assert own(PAIRS, seed=1).fingerprint() != own(PAIRS, seed=2).fingerprint()
 
 
-def test_numpy_floats_become_float32_and_tensors_keep_their_type() -> None:
-    assert own(PAIRS).x.dtype == torch.float32
-    assert own([(torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4))]).x.dtype == torch.float64
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", ">f8", "longdouble"])
+def test_floats_keep_their_type_and_the_largest_serves_all_devices(kind: str) -> None:
+    want = {"float16": torch.float16, "float32": torch.float32}.get(kind, torch.float64)
+    assert own([(np.zeros((4, 2), dtype=kind), np.zeros(4))]).x.dtype == want
+    assert own([(torch.zeros(4, 2, dtype=want), torch.zeros(4))]).x.dtype == want
+    both = own([(np.ones((4, 2), dtype="float32"), np.ones(4)), (np.ones((4, 2)), np.ones(4))])
+    assert (both.x.dtype, both.y.dtype) == (torch.float64, torch.float64)
+
+
+def test_a_run_in_float64_trains_on_the_numbers_of_the_user() -> None:
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    experiment = covey.Experiment(
+        FedAvg(steps=1, lr=1.0, batch=None),
+        own_parts(train=[(x, x[:, 0])]),
+        covey.models.linear(3, 1, bias=False),
+        covey.Tree.flat(1),
+        rounds=1,
+        dtype=torch.float64,
+        parts=("train",),
+    )
+    run = covey.run(experiment)
+    w = run.w[0].numpy()
+    next(run)
+    expected = w - x.T @ (x @ w - x[:, 0]) / 8
+    np.testing.assert_allclose(run.w[0].numpy(), expected, rtol=0, atol=1e-13)
 
 
 def test_float_targets_mean_regression_in_the_type_of_x() -> None:
@@ -77,7 +99,7 @@ def test_ready_made_parts() -> None:
     assert shards.train.counts().tolist() == [20, 40]
     assert shards.validation.counts().tolist() == [0, 0]
     assert shards.test.counts().tolist() == [40, 0]
-    assert np.array_equal(shards.x[shards.test.held(0)].numpy(), two[0].astype(np.float32))
+    assert np.array_equal(shards.x[shards.test.held(0)].numpy(), two[0])
     assert (shards.name, shards.classes) == ("mine", 4)
 
 
@@ -124,7 +146,7 @@ def test_refuses_devices_of_different_shapes() -> None:
 
 def test_refuses_labels_here_and_targets_there() -> None:
     with refused(
-        "y of device 0 is torch.int64", "of device 1 torch.float32", "same type and shape"
+        "y of device 0 is torch.int64", "of device 1 torch.float64", "same type and shape"
     ):
         own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])
 

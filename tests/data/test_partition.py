@@ -95,6 +95,27 @@ def test_dirichlet_is_even_for_large_alpha_and_uneven_for_small() -> None:
     assert max(map(len, uneven)) - min(map(len, uneven)) > 500
 
 
+def test_no_device_is_favoured_by_the_rounding_of_dirichlet_shares() -> None:
+    """The number of devices with a label is the same for the first, a middle and the last one."""
+    y = np.repeat(np.arange(10), 100)
+    held = np.zeros((60, 10))
+    for seed in range(60):
+        piles = partition.dirichlet(y, devices=10, alpha=0.05, seed=seed, minimum=0)
+        held[seed] = [len(np.unique(y[pile])) for pile in piles]
+    means = held.mean(0)
+    assert means.max() - means.min() < 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 100))
+def test_rounded_shares_sum_to_the_total_and_are_off_by_less_than_one(
+    parts: list[float], total: int
+) -> None:
+    shares = (np.array(parts) + 1e-3) / (np.array(parts) + 1e-3).sum() * total
+    counts = partition._rounded(shares, total)
+    assert counts.sum() == total
+    assert (abs(counts - shares) < 1 + 1e-9).all()
+
+
 def test_only_devices_below_the_minimum_are_topped_up() -> None:
     piles = [np.arange(10), np.arange(10, 12), np.arange(12, 20), np.arange(20, 20)]
     topped = partition._topped_up(piles, 4)

@@ -18,15 +18,15 @@ from covey.cli import config as files
 from covey.cli import modules
 from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
-from covey.errors import DivergedError
+from covey.errors import ConfigError, DivergedError
 from covey.report.reported import candidates
 from covey.runs.devices import to_csv
 from covey.runs.experiment import Experiment
 from covey.runs.headline import selected
 from covey.runs.run import Round, Runs
 
-Unit = Literal["gradients", "bytes", "seconds"]
-UNITS: tuple[Unit, ...] = ("gradients", "bytes", "seconds")
+Unit = Literal["gradients", "examples", "bytes", "seconds"]
+UNITS: tuple[Unit, ...] = ("gradients", "examples", "bytes", "seconds")
 _SCORING = ("rounds", "score_every", "algorithm", "name", "seeds", "compare", "checkpoint_every")
 """Keys of a file that change neither data nor model nor tree."""
 
@@ -76,15 +76,27 @@ def play(values: dict[str, Any]) -> dict[str, Any]:
     return {"seeds": _final(cell, config)}
 
 
-def cost(record: Round, unit: Unit) -> float:
+def cost(record: Round, unit: Unit, experiment: Experiment) -> float:
     """What one round used."""
     if unit == "gradients":
         return record.gradients
+    if unit == "examples":
+        return record.gradients * batch_size(experiment)
     if unit == "bytes":
         return record.bytes()
     if record.radio is None:
         return 0.0
     return record.radio.seconds
+
+
+def batch_size(experiment: Experiment) -> float:
+    """The examples of a gradient: the algorithm's `batch`, or all that a device has, on average."""
+    algorithm: Any = experiment.algorithm
+    if not hasattr(algorithm, "batch"):
+        fault = f"{type(algorithm).__name__} has no field batch"
+        raise ConfigError(f"--budget examples: {fault}; take --budget gradients or bytes.")
+    counts = experiment.protocol_data().train.counts()
+    return float(algorithm.batch or counts[counts > 0].double().mean())
 
 
 _prepared: tuple[str, Experiments] = ("", Experiments())
@@ -122,14 +134,8 @@ def _trial(cell: Cell, config: Config) -> dict[str, Any]:
 
 
 def metric_of(answer: Mapping[str, Any]) -> str:
-    """The metric of a trial's score, after a minus where lower is better; "" if it failed.
-
-    Trials of earlier versions do not name it.
-    """
-    if "score" not in answer:
-        return ""
-    usual = "accuracy" if float(answer["score"]) >= 0 else "-loss"
-    return str(answer.get("metric", usual))
+    """The metric of a trial's score, after a minus where lower is better; "" if it failed."""
+    return str(answer.get("metric", ""))
 
 
 def _signed(history: Sequence[Round], model: str) -> str:
@@ -192,7 +198,7 @@ def _rounds(runs: Runs, budget: Budget | None) -> None:
     for records in runs:
         if budget is None:
             continue
-        last = max(cost(record, budget.unit) for record in records)
+        last = max(cost(record, budget.unit, runs.experiment) for record in records)
         used += last
         if used + last > budget.amount:
             return

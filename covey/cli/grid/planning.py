@@ -47,7 +47,7 @@ def options(budget: str, trials: int) -> Options:
     unit, equals, text = budget.partition("=")
     kinds = {name: name for name in UNITS}
     if unit not in kinds:
-        form = "gradients, bytes or seconds, as in --budget bytes=2e6"
+        form = "gradients, examples, bytes or seconds, as in --budget bytes=2e6"
         raise ConfigError(f"--budget {budget}: give {form}.")
     if trials < 1:
         raise ConfigError(f"--trials {trials}: give 1 or more; 1 tunes nothing.")
@@ -198,7 +198,7 @@ def _costs(experiment: Experiment, unit: Unit) -> list[float]:
             records: list[Round] = list(covey.run(_with_steps(short, factor)))
         except DivergedError:
             continue
-        return [cost(record, unit) for record in records]
+        return [cost(record, unit, short) for record in records]
     name = type(experiment.algorithm).__name__
     raise ConfigError(
         f"{name} diverges within {_PROBED} rounds, even with a hundredth of its steps; "
