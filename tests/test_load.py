@@ -349,7 +349,7 @@ def test_the_table_and_devices_are_those_of_the_run(pumps: Loaded, tmp_path: Pat
     assert "edge-device" in text
     assert pumps.devices() == from_csv((pumps.folder / "devices.csv").read_text())
     assert pumps.config.resolved()["algorithm"]["name"] == "permfl"
-    assert len(pumps.history) == 6
+    assert len(pumps.history) == 8
     assert "finished: global, edge, personal" in repr(pumps)
     before = {path: path.read_bytes() for path in pumps.folder.rglob("*") if path.is_file()}
     pumps.plot(tmp_path / "p.png")
