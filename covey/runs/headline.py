@@ -121,8 +121,11 @@ class Headline:
             return None
         if self.relative:
             return 100 * (1 - value / base) if base else None
-        difference = value - base if self.higher else base - value
-        return self.scaled(difference)
+        return self.difference(value, base)
+
+    def difference(self, value: float, base: float) -> float:
+        """By how much a value is better, in the unit in which it is written; -x where swapped."""
+        return self.scaled(value - base if self.higher else base - value)
 
     def badness(self, value: float | None) -> float:
         """A number that is the smallest for the best value; infinite where it is not known."""
