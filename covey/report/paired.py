@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,8 @@ Vector = npt.NDArray[np.float64]
 
 LEAST = 3
 """Differences below which there is no t test."""
-_EXACT = 200  # pairs up to which the sign patterns are counted out
+EXACT = 200
+"""Differences other than 0 up to which the signed-rank test counts all sign patterns."""
 _DF = 1000  # degrees of freedom that stand for more: the 95 % interval is then .1 % too wide
 
 
@@ -46,12 +45,10 @@ def interval(differences: Sequence[float] | Vector) -> tuple[float, float]:
         return -math.inf, math.inf
     mean, error = _mean(differences)
     low, high = 0.0, 13.0  # 12.7 belongs to one degree of freedom
-    while high - low > 1e-9:
+    for _ in range(50):
         middle = (low + high) / 2
-        if student(middle, len(differences) - 1) > 0.05:
-            low = middle
-        else:
-            high = middle
+        within = student(middle, len(differences) - 1) > 0.05
+        low, high = (middle, high) if within else (low, middle)
     return mean - high * error, mean + high * error
 
 
@@ -81,40 +78,25 @@ def _mean(differences: Sequence[float] | Vector) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-@dataclass(frozen=True)
-class Wilcoxon:
-    """The test of a symmetric distribution of differences around 0, two-sided.
+def wilcoxon(differences: Sequence[float] | Vector) -> float:
+    """The two-sided p-value of the signed-rank test; differences of 0 are left out.
 
-    `statistic` is the smaller of the two rank sums. `pairs` counts differences other than 0.
-    """
-
-    pairs: int
-    statistic: float
-    p: float
-    method: Literal["exact", "normal", "none"]
-
-
-def wilcoxon(differences: Sequence[float] | Vector) -> Wilcoxon:
-    """The signed-rank test; differences of 0 are left out, as Wilcoxon did.
-
-    The p-value is exact for up to 200 pairs, also with ties. Else it is that of the normal
-    approximation with corrections for ties and continuity. Without pairs p is 1.
+    It is exact for up to `EXACT` other differences, also with ties. Else it is that of the normal
+    approximation with corrections for ties and continuity. Without other differences it is 1.
 
     >>> wilcoxon([1.0, 2.0, 3.0, -4.0, 5.0])
-    Wilcoxon(pairs=5, statistic=4.0, p=0.4375, method='exact')
+    0.4375
     """
     values = np.asarray(differences, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a difference is not finite; leave out devices without a figure.")
     values = values[values != 0]
-    if not len(values):
-        return Wilcoxon(0, 0.0, 1.0, "none")
     ranks, ties = _ranks(np.abs(values))
     positive = float(ranks[values > 0].sum())
-    statistic = min(positive, float(ranks.sum()) - positive)
-    if len(values) <= _EXACT:
-        return Wilcoxon(len(values), statistic, _exact(ranks, statistic), "exact")
-    return Wilcoxon(len(values), statistic, _normal(len(values), statistic, ties), "normal")
+    smaller = min(positive, float(ranks.sum()) - positive)
+    if len(values) <= EXACT:
+        return _exact(ranks, smaller)
+    return _normal(len(values), smaller, ties)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -136,16 +118,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _ranks(sizes: Vector) -> tuple[Vector, Vector]:
     """The rank of every size, the mean rank where sizes are equal, and how many are equal."""
     _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    mean = last - (counts - 1) / 2
+    mean = counts.cumsum() - (counts - 1) / 2
     ranks: Vector = mean[inverse]
     ties: Vector = counts[counts > 1].astype(np.float64)
     return ranks, ties
 
 
-def _exact(ranks: Vector, statistic: float) -> float:
-    """P(smaller rank sum <= statistic) over all signs; doubled ranks are whole, also with ties."""
-    share = np.zeros(int(2 * statistic) + 1)  # of the sign patterns, by twice their rank sum
+def _exact(ranks: Vector, smaller: float) -> float:
+    """P(smaller rank sum <= this one) over all signs; doubled ranks are whole, also with ties."""
+    share = np.zeros(int(2 * smaller) + 1)  # of the sign patterns, by twice their rank sum
     share[0] = 1.0
     for rank in (2 * ranks).astype(int).tolist():
         share[rank:] += share[:-rank].copy()
@@ -153,9 +134,9 @@ def _exact(ranks: Vector, statistic: float) -> float:
     return min(1.0, 2 * float(share.sum()))
 
 
-def _normal(n: int, statistic: float, ties: Vector) -> float:
+def _normal(n: int, smaller: float, ties: Vector) -> float:
     mean = n * (n + 1) / 4
     variance = n * (n + 1) * (2 * n + 1) / 24
     variance -= float((ties**3 - ties).sum()) / 48
-    distance = max(0.0, abs(statistic - mean) - 0.5)
+    distance = max(0.0, abs(smaller - mean) - 0.5)
     return math.erfc(distance / math.sqrt(2 * variance))

@@ -57,15 +57,6 @@ class Headline:
         """Whether a gain is told in per cent of the other value."""
         return self.name in _RELATIVE
 
-    @property
-    def gain_unit(self) -> str:
-        """What gains are counted in, as in "points" or "% of RMSE"."""
-        if self.percent:
-            return "points"
-        if self.relative:
-            return f"% of {self.title}"
-        return self.title
-
     def of(self, score: Score) -> float | None:
         """Over all devices; the global model stands in where none is held."""
         return score.figure(self.name)
