@@ -43,7 +43,7 @@ class Row:
     seeds: int = 0
     model: str = ""
     label: str = ""
-    validation: float = -math.inf
+    validation: float = 0.0
     rounds: float = 0.0
     gradients: float = 0.0
     bytes: float = 0.0
@@ -143,7 +143,8 @@ class Result:
         if any(row.reported and row.reported.perplexity for row in self.rows):
             names.insert(len(_FIGURES), "perplexity")
         for row in self.rows:
-            lines += [_line(row, figures, names) for figures in row.models or [None]]
+            of_models: list[ModelFigures | None] = [*row.models]
+            lines += [_line(row, figures, names) for figures in of_models or [None]]
         out = io.StringIO()
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -267,7 +268,8 @@ def _pairs(row: Row, baseline: Row, result: Result, devices: Devices) -> Pairs:
     # Equal differences tie in spite of rounding.
     rounded = [round(mean(values), 9) for values in gains.values()]
     figures = zip(_by_seed(row, result), _by_seed(baseline, result), strict=False)
-    seeds = [round(result.metric.difference(value, base), 9) for value, base in figures]
+    known = [(value, base) for value, base in figures if value is not None and base is not None]
+    seeds = [round(result.metric.difference(value, base), 9) for value, base in known]
     p_seeds = t_test(seeds)
     return Pairs(
         method=row.title,
@@ -287,12 +289,11 @@ def _pairs(row: Row, baseline: Row, result: Result, devices: Devices) -> Pairs:
     )
 
 
-def _by_seed(row: Row, result: Result) -> list[float]:
+def _by_seed(row: Row, result: Result) -> list[float | None]:
     """The test figure of the reported model over all devices in the chosen round of every seed."""
     histories = result.histories[row.title]
     records = [chosen(history, row.model).models[row.model] for history in histories]
-    figures = [result.metric.of(record.scores["test"]) for record in records]
-    return [figure for figure in figures if figure is not None]
+    return [result.metric.of(record.scores["test"]) for record in records]
 
 
 def _by_device(scores: Sequence[DeviceScore], model: str, metric: Headline) -> dict[str, float]:

@@ -127,12 +127,8 @@ _WORST = "worst_decile"
 def _shown(result: Result) -> list[str]:
     """The figures that have a column, the one by which methods are ordered first."""
     names = [result.metric.name]
-    if result.classifies and not result.selected:
-        names.insert(0, "accuracy")
-    elif result.classifies:
-        names.append("accuracy")
     if result.classifies:
-        names.append(_WORST)
+        names = [*names, "accuracy", _WORST] if result.selected else ["accuracy", *names, _WORST]
     return list(dict.fromkeys([*names, *result.metrics]))
 
 
