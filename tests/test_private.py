@@ -84,8 +84,8 @@ def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
     ][:2]
     assert engine.startswith("engine: ")
     assert first.startswith("note: FedPer: layer 3 stays on each device")
-    assert "global (each device's own head)" in ended.out
-    assert "global (each device's own head)" in covey.load(tmp_path / "run").table()
+    assert "shared layers, own head" in ended.out
+    assert "shared layers, own head" in covey.load(tmp_path / "run").table()
     none = command("run", *SMALL, "algorithm.name=fedper", 'private=""', "--out", tmp_path / "none")
     assert "\nnote: FedPer shares all layers" in none.out
     assert "own head" not in none.out

@@ -35,6 +35,14 @@ def compare(
         int,
         typer.Option(help="Settings tried for each method; 1 tunes nothing."),
     ] = TRIALS,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The model that is tuned and reported, such as personal, where a method has it. "
+            "Default: each method's best on validation data. With --resume it is reported alone.",
+        ),
+    ] = "",
     jobs: Jobs = None,
     out: Out = None,
     resume: Resume = None,
@@ -43,9 +51,10 @@ def compare(
     """Compare algorithms at equal budget, each with tuned steps and penalty.
 
     Every method gets the same number of trials, judged on validation data alone.
-    The best setting runs on all seeds. Local and FineTune are always compared, and
-    the devices of every other method are tested against them. A field of the
-    algorithm with several values is tuned over these values.
+    The best setting runs on all seeds. Local and FineTune are always compared.
+    The file's own method is tested against the best other one, and every method
+    against Local and FineTune: over seeds, from three seeds on, and over devices.
+    A field of the algorithm with several values is tuned over these values.
 
     Examples:
 
@@ -65,9 +74,9 @@ def compare(
         folder = store.resumed(resume, "compare")
     else:
         with console.status("reading the file") as status:
-            chosen = options(budget, trials)
+            chosen = options(budget, trials, model)
             folder = grid.start(path, changes, chosen, out, status.update)
-    result = _run(console, folder, processes)
+    result = _run(console, folder, processes, model)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **result.as_dict()}))
         return
@@ -77,11 +86,11 @@ def compare(
     console.print(f"\nfolder: {folder.path}   files: {files}")
 
 
-def _run(console: Console, folder: Store, jobs: int) -> Result:
+def _run(console: Console, folder: Store, jobs: int, model: str) -> Result:
     """All cells, and the picture; however it ends, the user is told how to go on."""
     try:
         with stoppable(console), progress(console, "compare") as told:
-            result = grid.run(folder, jobs, told)
+            result = grid.run(folder, jobs, told, model)
     except KeyboardInterrupt as error:
         go_on = f"covey compare --resume {folder.path}"
         raise Interrupted(f"the finished cells are saved; resume with: {go_on}") from error
@@ -93,7 +102,8 @@ def draw(folder: Store, result: Result) -> None:
     """compare.png, with a line for every method that has a result."""
     from covey.report import grid_picture
 
-    runs = {row.title: (row.model, result.histories[row.title]) for row in result.rows if row.model}
+    rows = [row for row in result.rows if row.model]
+    runs = {row.title: (row.model, row.label, result.histories[row.title]) for row in rows}
     path = folder.path / "compare.png"
     if runs:
         with refused(path):

@@ -133,7 +133,7 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "method": method,
         "metric": node_round.metric_of(run),
         "learns_global": algorithm.learns_global,
-        "private": _private(run),
+        "private": private_layers(run),
         "parameters": task.space.width,
         "slots": {slot.name: slot.stop - slot.start for slot in task.space.slots},
         "tiers": list(run.sizes),
@@ -159,7 +159,7 @@ def described(run: Seed, method: str) -> dict[str, Any]:
     return out
 
 
-def _private(run: Seed) -> str:
+def private_layers(run: Seed) -> str:
     """The layers that every device keeps to itself: "head", "private layers", or nothing."""
     patterns = run.experiment.private
     if not patterns:

@@ -20,6 +20,7 @@ from covey.runs.run import Round
 
 Used = Callable[[Round], float]
 """What a round adds to the horizontal axis."""
+Runs = Mapping[str, tuple[str, str, Histories]]
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 _MARKED = 6  # markers on a line
@@ -27,21 +28,24 @@ _PANEL = (4.1, 4.6)  # inches
 _NAMES = 2.3  # inches for the names on the right
 
 
-def draw(runs: Mapping[str, tuple[str, Histories]], path: Path, *, modelled: bool) -> None:
+def draw(runs: Runs, path: Path, *, modelled: bool) -> None:
     """Draw a PNG of the test figure against rounds, bytes and effort.
 
-    `runs` has the reported model and the rounds of every method. Effort is gradients or, with a
-    radio, modelled seconds.
+    `runs` has the reported model, its label and the rounds of every method. Effort is gradients
+    or, with a radio, modelled seconds.
     """
-    panels: dict[str, Used] = {"rounds": _round, "MB of all links": _megabytes}
+    panels: dict[str, Used] = {
+        "rounds": lambda record: 1.0,
+        "MB of all links": lambda record: record.bytes() / 1e6,
+        "gradients in thousands": lambda record: record.gradients / 1e3,
+    }
     if modelled:
-        panels["seconds over the air"] = _air
-    else:
-        panels["gradients in thousands"] = _gradients
+        del panels["gradients in thousands"]
+        panels["seconds over the air"] = lambda record: record.radio.seconds if record.radio else 0
     width = len(panels) * _PANEL[0] + _NAMES
     figure = Figure(figsize=(width, _PANEL[1]), layout="constrained")
     every = figure.subplots(1, len(panels), sharey=True)
-    metric = metric_of({title: histories for title, (_, histories) in runs.items()})
+    metric = metric_of({title: histories for title, (_, _, histories) in runs.items()})
     for axes, (label, used) in zip(every, panels.items(), strict=True):
         drawn = lines(runs, used, metric)
         _plot(axes, drawn)
@@ -58,16 +62,16 @@ def draw(runs: Mapping[str, tuple[str, Histories]], path: Path, *, modelled: boo
     os.replace(part, path)
 
 
-def lines(runs: Mapping[str, tuple[str, Histories]], used: Used, metric: Headline) -> list[Line]:
+def lines(runs: Runs, used: Used, metric: Headline) -> list[Line]:
     """One line for the reported model of every method; its horizontal places are means of seeds."""
     out = []
-    for number, (method, (model, histories)) in enumerate(runs.items()):
+    for number, (method, (model, label, histories)) in enumerate(runs.items()):
         scored = [[record for record in history if record.models] for history in histories]
         length = min(map(len, scored))
         values = [[value_of(record, model, metric) for record in each[:length]] for each in scored]
         places = [_places(history, used)[:length] for history in histories]
         line = Line(
-            label=f"{method} {model}",
+            label=f"{method} {label}",
             colour=COLOURS.get(scored[0][-1].models[model].tier, OTHER),
             style=STYLES[number % len(STYLES)],
             rounds=np.mean(places, axis=0).tolist(),
@@ -125,19 +129,3 @@ def _places(history: Sequence[Round], used: Used) -> list[float]:
     """What was used up to every scored round."""
     sums = np.cumsum([used(record) for record in history])
     return [float(total) for total, record in zip(sums, history, strict=True) if record.models]
-
-
-def _round(record: Round) -> float:
-    return 1.0
-
-
-def _megabytes(record: Round) -> float:
-    return record.bytes() / 1e6
-
-
-def _gradients(record: Round) -> float:
-    return record.gradients / 1e3
-
-
-def _air(record: Round) -> float:
-    return 0.0 if record.radio is None else record.radio.seconds

@@ -8,7 +8,10 @@ from covey.runs.run import Round
 
 
 def models(history: Sequence[Round]) -> list[str]:
-    """The models to compare: not new devices', and no global one where nothing was ever sent."""
+    """The models to compare: not new devices', and no global one where nothing was ever sent.
+
+    The one that is best on validation data stands for the algorithm, whichever tier keeps it.
+    """
     scored = [record for record in history if record.models]
     if not scored:
         return []
@@ -16,17 +19,3 @@ def models(history: Sequence[Round]) -> list[str]:
     if any(record.bytes() for record in history):
         return names
     return [name for name in names if name != "global"]
-
-
-def candidates(history: Sequence[Round]) -> list[str]:
-    """The models that may stand for an algorithm: of every tier, and of devices the personal one.
-
-    What devices keep beside a personal model, such as pFedMe's local copy, is a step towards it.
-    """
-    names = models(history)
-    if "personal" not in names:
-        return names
-    scored = [record for record in history if record.models]
-    tiers = {name: scored[-1].models[name].tier for name in names}
-    own = tiers["personal"]
-    return [name for name in names if name == "personal" or tiers[name] != own]

@@ -317,7 +317,8 @@ def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
         return {}
     scored = [name for name in tiers if not name.startswith("new_")]
     above = [name for name in scored if tiers[name] != "device"]
-    return {name: f"{name} (each device's own {private})" for name in above}
+    shared = {name: "shared" if name == "global" else name for name in above}
+    return {name: f"{layers} layers, own {private}" for name, layers in shared.items()}
 
 
 def _gains(

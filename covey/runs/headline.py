@@ -57,15 +57,6 @@ class Headline:
         """Whether a gain is told in per cent of the other value."""
         return self.name in _RELATIVE
 
-    @property
-    def gain_unit(self) -> str:
-        """What gains are counted in, as in "points" or "% of RMSE"."""
-        if self.percent:
-            return "points"
-        if self.relative:
-            return f"% of {self.title}"
-        return self.title
-
     def of(self, score: Score) -> float | None:
         """Over all devices; the global model stands in where none is held."""
         return score.figure(self.name)
@@ -121,8 +112,11 @@ class Headline:
             return None
         if self.relative:
             return 100 * (1 - value / base) if base else None
-        difference = value - base if self.higher else base - value
-        return self.scaled(difference)
+        return self.difference(value, base)
+
+    def difference(self, value: float, base: float) -> float:
+        """By how much a value is better, in the unit in which it is written; -x where swapped."""
+        return self.scaled(value - base if self.higher else base - value)
 
     def badness(self, value: float | None) -> float:
         """A number that is the smallest for the best value; infinite where it is not known."""

@@ -26,6 +26,7 @@ from covey.cli.grid.planning import options, plan
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.tune import Tuner
 from covey.errors import ConfigError
+from covey.runs.record import read
 from tests.cli.command import BASE, FASHION, ROOT, contents, spawn
 from tests.cli.command import covey as command
 from tests.cli.grid_work import work
@@ -191,7 +192,18 @@ def test_figures_are_those_of_a_run_with_the_tuned_settings(folder: Path, tmp_pa
 def test_the_table_names_what_was_compared(folder: Path) -> None:
     said = (folder.parent / "said.txt").read_text()
     assert "equal budget: " in said
-    assert "p (Holm) is for 5 comparisons" in said  # three against Local, two against FineTune
+    seeds, devices = (
+        said.index("\nover seeds: "),
+        said.index("\nover devices, for these models only: "),
+    )
+    assert seeds < devices
+    assert "no test below 3 seeds" in said[seeds:devices]
+    # Three against Local, two against FineTune, and the first named against the best other.
+    pairs = json.loads((folder / "compare.json").read_text())["pairs"]
+    assert f"p (Holm) is for {len(pairs)} comparisons" in said
+    assert len(pairs) == 5 + (pairs[0]["baseline"] == "PFedMe")
+    assert pairs[0]["method"] == "FedAvg"
+    assert [pair["p_seeds"] for pair in pairs] == [None] * len(pairs)
     assert "cells" in said
     assert str(folder) in said
     assert "…" not in said
@@ -199,6 +211,61 @@ def test_the_table_names_what_was_compared(folder: Path) -> None:
     reported = [line["method"] for line in lines if line["reported"] == "True"]
     assert reported == ["Local", "FineTune", "FedAvg", "PFedMe"]
     assert (folder / "compare.png").stat().st_size > 10_000
+
+
+def test_the_reported_model_is_the_best_on_validation_data_of_all(folder: Path) -> None:
+    rows = json.loads((folder / "compare.json").read_text())["rows"]
+    for row in rows:
+        qualities: dict[str, float] = {}
+        for cell in (folder / "cells" / row["method"]).glob("seed-*.json"):
+            history = [read(each) for each in json.loads(cell.read_text())["history"]]
+            for model in (figures["model"] for figures in row["models"]):
+                scored = [record.models[model].quality("validation") for record in history if record.models]  # fmt: skip
+                qualities[model] = qualities.get(model, 0.0) + max(scored) / 2  # seeds
+        assert qualities[row["model"]] == max(qualities.values())
+        assert row["validation"] == pytest.approx(max(qualities.values()))
+    assert "local" in qualities  # of PFedMe, the last one
+
+
+def test_another_model_is_reported_when_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "grid"
+    shutil.copytree(folder, place)
+    for model in ("personal", "local"):
+        ended = command("compare", "--resume", place, "--model", model, "--jobs", 1)
+        assert ended.code == 0, ended.err
+        assert f"; {model} models where there are some; " in ended.out
+        rows = json.loads((place / "compare.json").read_text())["rows"]
+        reported = [row["model"] for row in rows]
+        assert reported[2:] == ["global", model]  # FedAvg has no other
+    ended = command("compare", "--resume", place, "--model", "persnal", "--jobs", 1)
+    assert ended.code == 2
+    assert "--model persnal: no compared method has it; they have global, local, personal." in ended.err  # fmt: skip
+
+
+def test_shared_layers_are_not_called_global_and_three_seeds_are_tested(tmp_path: Path) -> None:
+    words = ("model.name=mlp", "algorithm.name=fedper", "rounds=2", "seeds=3", "--trials", 1)
+    place = tmp_path / "grid"
+    asked = ("--model", "global", "--jobs", 1, "--out", place)
+    ended = command("compare", *SMALL[:-1], *words, *asked)
+    assert ended.code == 0, ended.err
+    assert "FedPer    shared layers, own head" in ended.out
+    assert "FedPer    global" not in ended.out
+    result = json.loads((place / "compare.json").read_text())
+    rows = {row["title"]: row["models"] for row in result["rows"]}
+    first = result["pairs"][0]
+    assert (first["method"], first["seeds"]) == ("FedPer", 3)
+    means = {
+        (title, figures["model"]): figures["accuracy"]["mean"]
+        for title, models in rows.items()
+        for figures in models
+    }
+    against = {row["title"]: row["model"] for row in result["rows"]}[first["baseline"]]
+    gain = means["FedPer", "global"] - means[first["baseline"], against]
+    assert first["mean"] == pytest.approx(100 * gain)
+    low, high = first["interval"]
+    assert low < first["mean"] < high
+    assert (low > 0 or high < 0) == (first["p_seeds"] < 0.05)
+    assert first["p_seeds_holm"] >= first["p_seeds"]
 
 
 def test_a_resumed_grid_runs_what_is_missing_and_nothing_else(folder: Path) -> None:
@@ -230,8 +297,9 @@ def test_a_method_that_diverges_has_its_row(tmp_path: Path) -> None:
     ended = command("compare", *SMALL, *words, "--jobs", 1, "--out", place)
     assert ended.code == 0, ended.err
     assert "PFedMe: all 2 trials failed: " in ended.out
-    rows = json.loads((place / "compare.json").read_text())["rows"]
-    assert [bool(row["error"]) for row in rows] == [False, False, True]
+    text = (place / "compare.json").read_text()
+    assert "Infinity" not in text  # which JSON does not have
+    assert [bool(row["error"]) for row in json.loads(text)["rows"]] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -248,6 +316,7 @@ def test_a_method_that_diverges_has_its_row(tmp_path: Path) -> None:
         (("algorithm.name=fedavg", "--budget", "seconds=5"), ["no table [radio]"]),
         (("algorithm.name=fedavg", "--budget", "euros=5"), ["gradients, examples, bytes or seconds"]),
         (("algorithm.name=fedavg", "--budget", "bytes=many"), ["'many' is no number"]),
+        (("algorithm.name=fedavg", "--model", "local"), ["--model local: no compared method has it", "global, personal."]),
         (("algorithm.name=fedavg", "--trials", "0"), ["give 1 or more"]),
         (("algorithm.name=fedavg", "--jobs", "0"), ["give 1 or more"]),
         (("rouns=3",), ["unknown key rouns", "did you mean rounds?"]),

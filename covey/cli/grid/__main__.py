@@ -1,6 +1,6 @@
 """`python -m covey.cli.grid FILE KEY=VALUE ...`: `covey compare` where typer and rich are missing.
 
-Options: --budget, --trials, --jobs, --out, --resume. There are no pictures; `covey compare
+Options: --budget, --trials, --model, --jobs, --out, --resume. There are no pictures; `covey compare
 --resume` of the same folder draws them later, without running anything again.
 """
 
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--budget", default="gradients")
     parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--model", default="")
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--out", type=Path)
     parser.add_argument("--resume", type=Path)
@@ -32,9 +33,9 @@ def main() -> int:
         if words.resume is not None:
             folder = store.resumed(words.resume, "compare")
         else:
-            chosen = options(words.budget, words.trials)
+            chosen = options(words.budget, words.trials, words.model)
             folder = compare.start(words.file, words.changes, chosen, words.out, print)
-        result = compare.run(folder, words.jobs, _told)
+        result = compare.run(folder, words.jobs, _told, words.model)
     except CoveyError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

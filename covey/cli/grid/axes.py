@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -100,13 +101,8 @@ def axis(change: str) -> Axis:
 
 def product(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
     """Every combination of the axes' values; the last axis changes fastest."""
-    if not axes:
-        yield {}
-        return
-    first, *others = axes
-    for value in first.grid():
-        for combination in product(others):
-            yield {first.key: value, **combination}
+    for values in itertools.product(*(each.grid() for each in axes)):
+        yield {each.key: value for each, value in zip(axes, values, strict=True)}
 
 
 def _range(key: str, match: re.Match[str], change: str) -> Axis:

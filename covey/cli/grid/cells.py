@@ -18,8 +18,9 @@ from covey.cli import config as files
 from covey.cli import modules
 from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
+from covey.cli.recording import private_layers
 from covey.errors import ConfigError, DivergedError
-from covey.report.reported import candidates
+from covey.report.reported import models
 from covey.runs.devices import to_csv
 from covey.runs.experiment import Experiment
 from covey.runs.headline import selected
@@ -51,6 +52,7 @@ class Cell:
     seeds: list[int]
     beside: str | None = None
     budget: Budget | None = None
+    model: str = ""  # that a trial is scored by, if there is one of that name; else the best
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -84,9 +86,12 @@ def cost(record: Round, unit: Unit, experiment: Experiment) -> float:
         return record.gradients * batch_size(experiment)
     if unit == "bytes":
         return record.bytes()
-    if record.radio is None:
-        return 0.0
-    return record.radio.seconds
+    return modelled_seconds(record)
+
+
+def modelled_seconds(record: Round) -> float:
+    """The seconds of a round on the clock of its radio; 0 without one."""
+    return record.radio.seconds if record.radio else 0.0
 
 
 def batch_size(experiment: Experiment) -> float:
@@ -121,8 +126,8 @@ def _trial(cell: Cell, config: Config) -> dict[str, Any]:
         runs = covey.runs([each[number] for number in group], store=config.store)
         _rounds(runs, cell.budget)
         histories += [seed.history for seed in runs.seeds]
-    model, score = best_model(histories)
-    rounds = [_chosen(history, model).round + 1 for history in histories]
+    model, score = best_model(histories, cell.model)
+    rounds = [chosen(history, model).round + 1 for history in histories]
     return {
         "score": score,
         "metric": _signed(histories[0], model),
@@ -140,7 +145,7 @@ def metric_of(answer: Mapping[str, Any]) -> str:
 
 def _signed(history: Sequence[Round], model: str) -> str:
     """The metric of the score, after a minus where lower is better."""
-    metric = selected(_chosen(history, model).models[model])
+    metric = selected(chosen(history, model).models[model])
     return metric.name if metric.higher else f"-{metric.name}"
 
 
@@ -149,17 +154,21 @@ def validated(experiment: Experiment) -> Experiment:
     return replace(experiment, parts=("validation",), score_train_every=None)
 
 
-def best_model(histories: Sequence[Sequence[Round]]) -> tuple[str, float]:
-    """The model that is best on validation data, by the mean over seeds, and that mean."""
+def best_model(histories: Sequence[Sequence[Round]], asked: str = "") -> tuple[str, float]:
+    """The model that is best on validation data, by the mean over seeds, and that mean.
+
+    It is the model that is `asked` for where there is one of that name.
+    """
     scores = {}
-    for name in candidates(histories[0]):
-        chosen = [_chosen(history, name) for history in histories]
-        scores[name] = mean(record.models[name].quality("validation") for record in chosen)
+    names = models(histories[0])
+    for name in [asked] if asked in names else names:
+        records = [chosen(history, name) for history in histories]
+        scores[name] = mean(record.models[name].quality("validation") for record in records)
     best = max(scores, key=lambda name: scores[name])
     return best, scores[best]
 
 
-def _chosen(history: Sequence[Round], model: str) -> Round:
+def chosen(history: Sequence[Round], model: str) -> Round:
     """The round that validation data choose; the first of equal ones."""
     scored = [record for record in history if model in record.models]
     return max(scored, key=lambda record: record.models[model].quality("validation"))
@@ -185,6 +194,7 @@ def _final(cell: Cell, config: Config) -> dict[str, Any]:
             out[str(seed)] = {
                 "history": [record.as_dict() for record in run.history],
                 "devices": to_csv(run.devices()),
+                "private": private_layers(run),
             }
     return out
 

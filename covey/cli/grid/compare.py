@@ -33,8 +33,11 @@ def start(
     return store.new(planned, out, name)
 
 
-def run(folder: Store, jobs: int, told: Told) -> Result:
-    """All cells that are left, then the tables and figures as files."""
+def run(folder: Store, jobs: int, told: Told, model: str = "") -> Result:
+    """All cells that are left, then the tables and figures as files.
+
+    `model` is reported where a method has it; "": the plan's, or the best on validation data.
+    """
     with store.locked(folder):
         folder.retry_failures()
         with store.understood(folder):
@@ -42,7 +45,7 @@ def run(folder: Store, jobs: int, told: Told) -> Result:
             comparison.jobs()
         run_cells(comparison, jobs, told)
         with store.understood(folder):
-            result = collect(comparison)
+            result = collect(comparison, model or comparison.model)
         write(folder, result)
     return result
 

@@ -27,6 +27,7 @@ class Comparison:
         self.config = files.read(plan["config"])
         self.trials = int(plan["trials"])
         self.budget = Budget(**plan["budget"])
+        self.model = str(plan.get("model", ""))
         self.methods = [Method.read(values) for values in plan["methods"]]
         self.seeds = list(range(self.config.seed, self.config.seed + self.config.seeds))
         self._processes = processes
@@ -155,7 +156,8 @@ class Comparison:
             "score_every": method.score_every,
             "compare": [],
         }
-        return Cell(purpose, table, seeds, self.store.plan["beside"], method.budget)
+        beside = self.store.plan["beside"]
+        return Cell(purpose, table, seeds, beside, method.budget, self.model)
 
 
 def _tuner(method: Method, curvature: Curvature | None, axes: Sequence[Axis]) -> Tuner:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from covey.cli.grid.cells import UNITS, Budget, Unit, cost, validated
 from covey.cli.grid.method import Method
 from covey.cli.validate import nearest
 from covey.errors import ConfigError, DivergedError
+from covey.report.reported import models
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 
@@ -40,9 +42,10 @@ class Options:
     unit: Unit = "gradients"
     amount: float | None = None
     trials: int = TRIALS
+    model: str = ""  # the one that is tuned and reported where a method has it; "": the best
 
 
-def options(budget: str, trials: int) -> Options:
+def options(budget: str, trials: int, model: str = "") -> Options:
     """The options from their words, such as "bytes=2e6"."""
     unit, equals, text = budget.partition("=")
     kinds = {name: name for name in UNITS}
@@ -54,7 +57,7 @@ def options(budget: str, trials: int) -> Options:
     amount = None
     if equals:
         amount = _amount(budget, text)
-    return Options(kinds[unit], amount, trials)
+    return Options(kinds[unit], amount, trials, model)
 
 
 def _amount(budget: str, text: str) -> float:
@@ -81,9 +84,14 @@ def plan(
     if options.amount is None:  # the budget is what the file's own algorithm uses
         measured = {base.method(): base, **methods}
     costs: dict[str, list[float]] = {}
+    known: set[str] = set()
     for title, config in measured.items():
         told(f"measuring a round of {title}")
-        costs[title] = _costs(experiments.of(config, config.seed), options.unit)
+        experiment = experiments.of(config, config.seed)
+        records = _probed(experiment)
+        costs[title] = [cost(record, options.unit, experiment) for record in records]
+        known |= set(models(records)) if title in methods else set()
+    check_model(options.model, known)
     budget = _budget(base, options, costs.get(base.method(), []))
     _check_room(budget, {title: _mean(costs[title]) for title in methods})
     told("measuring the curvature of the loss")
@@ -99,6 +107,7 @@ def plan(
         "beside": None if path is None else str(path.parent.resolve()),
         "budget": asdict(budget),
         "trials": options.trials,
+        "model": options.model,
         "curvature": None if curvature is None else asdict(curvature),
         "axes": [asdict(each) for each in axes],
         "methods": listed,
@@ -189,16 +198,20 @@ def _check_budget(base: Config, options: Options) -> None:
         )
 
 
-def _costs(experiment: Experiment, unit: Unit) -> list[float]:
-    """What the first rounds of an algorithm use; with smaller steps where they diverge."""
+def check_model(model: str, known: Collection[str]) -> None:
+    """Refuse a model that no method has."""
+    if model and model not in known:
+        listed = ", ".join(sorted(known))
+        raise ConfigError(f"--model {model}: no compared method has it; they have {listed}.")
+
+
+def _probed(experiment: Experiment) -> list[Round]:
+    """The first rounds of an algorithm; with smaller steps where they diverge."""
     short = replace(validated(experiment), rounds=_PROBED, score_every=_PROBED)
     covey.run(short)  # which says what is wrong with it
     for factor in _SMALLER:
-        try:
-            records: list[Round] = list(covey.run(_with_steps(short, factor)))
-        except DivergedError:
-            continue
-        return [cost(record, unit, short) for record in records]
+        with suppress(DivergedError):
+            return list(covey.run(_with_steps(short, factor)))
     name = type(experiment.algorithm).__name__
     raise ConfigError(
         f"{name} diverges within {_PROBED} rounds, even with a hundredth of its steps; "

@@ -1,4 +1,4 @@
-"""The results of a comparison: one row per method, and paired differences of devices."""
+"""The results of a comparison: one row per method, and paired differences of seeds and devices."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Any
 
-from covey.cli.grid.cells import best_model
+from covey.cli.grid.cells import best_model, chosen, modelled_seconds
 from covey.cli.grid.comparing import Comparison
 from covey.cli.grid.method import Method
-from covey.cli.grid.planning import BASELINES
-from covey.report.paired import holm, wilcoxon
+from covey.cli.grid.planning import BASELINES, check_model
+from covey.report.paired import holm, interval, t_test, wilcoxon
 from covey.report.reported import models
-from covey.report.summary import Figure, ModelFigures, device_gain, drop_no_metrics, summarise
+from covey.report.summary import ModelFigures, drop_no_metrics, summarise
 from covey.runs import record
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.headline import Headline, for_devices, headline
@@ -29,6 +29,7 @@ from covey.runs.run import Round
 class Row:
     """One method: the model that is best on validation data, in the rounds chosen on it.
 
+    `label` is the model in words, `validation` its quality on validation data; more is better.
     `gradients`, `bytes` and `seconds` are of all rounds of one seed. Seconds are modelled where
     the file has a radio, else measured. A method without a result has an `error`.
     """
@@ -41,6 +42,8 @@ class Row:
     error: str = ""
     seeds: int = 0
     model: str = ""
+    label: str = ""
+    validation: float = 0.0
     rounds: float = 0.0
     gradients: float = 0.0
     bytes: float = 0.0
@@ -58,33 +61,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Devices with a method's model against the same devices with a baseline's, on test data.
+    """A method's model against a baseline's, on test data; more is better.
 
-    A device's difference is its mean over seeds, in `metric`: points of accuracy, per cent by which
-    an error such as the RMSE falls, or the difference of another metric. More is better.
+    The first figures are of the seeds' differences over all devices. They are None where there is
+    no test. The others are of the devices, each with its mean difference over seeds in `metric`.
+    Differences are in points of accuracy, or in another metric's own unit.
     """
 
     method: str
     baseline: str
+    seeds: int
+    mean: float | None
+    interval: tuple[float, float] | None  # of 95 %
+    p_seeds: float | None
+    p_seeds_holm: float | None
     devices: int
     better: int
     worse: int
     median: float
     p: float
     p_holm: float
-    test: Literal["exact", "normal", "none"]
     metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
 class Result:
-    """A whole comparison; `histories` are by title, seed by seed."""
+    """A whole comparison; `histories` are by title, seed by seed.
+
+    The first of the pairs is the file's own method, or the first named, against the best other.
+    """
 
     rows: list[Row]
     pairs: list[Pairs]
     budget: dict[str, Any]
     modelled: bool  # whether seconds are those of a radio
     histories: dict[str, list[list[Round]]]
+    asked: str = ""  # the model that is reported where a method has it; "": the best
 
     @cached_property
     def metric(self) -> Headline:
@@ -94,8 +106,7 @@ class Result:
     @property
     def classifies(self) -> bool:
         """Whether models have an accuracy."""
-        reported = [row.reported for row in self.rows]
-        return any(figures.accuracy is not None for figures in reported if figures is not None)
+        return any(row.reported and row.reported.accuracy for row in self.rows)
 
     @property
     def selected(self) -> bool:
@@ -106,14 +117,8 @@ class Result:
     @property
     def metrics(self) -> list[str]:
         """The metrics that the file asks for."""
-        reported = [row.reported for row in self.rows]
-        return list(dict.fromkeys(name for each in reported if each for name in each.metrics))
-
-    @property
-    def has_perplexity(self) -> bool:
-        """Whether models have a perplexity per token."""
-        reported = [row.reported for row in self.rows]
-        return any(figures.perplexity is not None for figures in reported if figures is not None)
+        reported = [row.reported.metrics for row in self.rows if row.reported]
+        return list(dict.fromkeys(chain(*reported)))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the records of rounds."""
@@ -134,12 +139,12 @@ class Result:
     def csv(self) -> str:
         """One line per method and model; the reported model of a method is marked."""
         lines = []
-        names: tuple[str, ...] = _FIGURES
-        if self.has_perplexity:
-            names = (*_FIGURES, "perplexity")
+        names = [*_FIGURES, *self.metrics]
+        if any(row.reported and row.reported.perplexity for row in self.rows):
+            names.insert(len(_FIGURES), "perplexity")
         for row in self.rows:
-            of_models = [_line(row, figures, names, self.metrics) for figures in row.models]
-            lines += of_models or [_line(row, None, names, self.metrics)]
+            of_models: list[ModelFigures | None] = [*row.models]
+            lines += [_line(row, figures, names) for figures in of_models or [None]]
         out = io.StringIO()
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -147,8 +152,8 @@ class Result:
         return out.getvalue()
 
 
-def collect(comparison: Comparison) -> Result:
-    """The results so far."""
+def collect(comparison: Comparison, model: str) -> Result:
+    """The results so far, of this model where a method has it."""
     rows = []
     histories: dict[str, list[list[Round]]] = {}
     devices: dict[str, list[list[DeviceScore]]] = {}
@@ -160,10 +165,12 @@ def collect(comparison: Comparison) -> Result:
             read = [[record.read(each) for each in answer["history"]] for answer in whole]
             histories[method.title] = read
             devices[method.title] = [from_csv(answer["devices"]) for answer in whole]
-        rows.append(_row(comparison, method, finals, histories.get(method.title, []), modelled))
-    metric = headline(chain(*chain(*histories.values())))
-    pairs = _all_pairs(rows, devices, metric)
-    return Result(rows, pairs, asdict(comparison.budget), modelled, histories)
+        rows.append(_row(comparison, method, finals, histories.get(method.title, []), model))
+    if any(row.models for row in rows):
+        check_model(model, {figures.model for row in rows for figures in row.models})
+    result = Result(rows, [], asdict(comparison.budget), modelled, histories, model)
+    own = str(comparison.config.algorithm["name"])
+    return replace(result, pairs=_all_pairs(result, devices, own))
 
 
 def _row(
@@ -171,7 +178,7 @@ def _row(
     method: Method,
     finals: Sequence[dict[str, Any]],
     histories: list[list[Round]],
-    modelled: bool,
+    asked: str,
 ) -> Row:
     scores = comparison.scores(method)
     settings = comparison.chosen(method) or {}
@@ -179,21 +186,22 @@ def _row(
     row = Row(method.name, method.title, max(len(scores), 1), len(failed), settings)
     error = _error(comparison, method, finals)
     if error or not histories:
-        return Row(**{**vars(row), "error": error or "not run yet"})
-    model, _ = best_model(histories)
+        return replace(row, error=error or "not run yet")
+    model, quality = best_model(histories, asked)
     compared = models(histories[0])
-    figures = [each for each in summarise(histories).models if each.model in compared]
-    return Row(
-        **{
-            **vars(row),
-            "seeds": len(histories),
-            "model": model,
-            "rounds": mean(len(history) for history in histories),
-            "gradients": _per_seed(histories, lambda each: float(each.gradients)),
-            "bytes": _per_seed(histories, lambda each: float(each.bytes())),
-            "seconds": _per_seed(histories, _modelled if modelled else _measured),
-            "models": figures,
-        }
+    summary = summarise(histories, private=finals[0].get("private", ""))
+    modelled = comparison.config.radio is not None
+    return replace(
+        row,
+        seeds=len(histories),
+        model=model,
+        label=summary.labels.get(model, model),
+        validation=quality,
+        rounds=mean(len(history) for history in histories),
+        gradients=_per_seed(histories, lambda each: float(each.gradients)),
+        bytes=_per_seed(histories, lambda each: float(each.bytes())),
+        seconds=_per_seed(histories, modelled_seconds if modelled else lambda each: each.seconds),
+        models=[each for each in summary.models if each.model in compared],
     )
 
 
@@ -201,16 +209,6 @@ def _per_seed(histories: Sequence[Sequence[Round]], used: Callable[[Round], floa
     """The mean over seeds of what all rounds used."""
     sums = [sum(used(each) for each in history) for history in histories]
     return sum(sums) / len(sums)
-
-
-def _measured(each: Round) -> float:
-    return each.seconds
-
-
-def _modelled(each: Round) -> float:
-    if each.radio is None:
-        return 0.0
-    return each.radio.seconds
 
 
 def _error(comparison: Comparison, method: Method, finals: Sequence[dict[str, Any]]) -> str:
@@ -226,87 +224,99 @@ def _error(comparison: Comparison, method: Method, finals: Sequence[dict[str, An
     return ""
 
 
-def _all_pairs(
-    rows: Sequence[Row],
-    devices: Mapping[str, Sequence[Sequence[DeviceScore]]],
-    wanted: Headline,
-) -> list[Pairs]:
-    """Every method against the baselines; the p-values are corrected for their number."""
-    every = [line for seeds in devices.values() for lines in seeds for line in lines]
-    metric = for_devices(wanted, every)
-    whole = [row for row in rows if not row.error]
+Devices = Mapping[str, Sequence[Sequence[DeviceScore]]]
+"""The scores of every device by title, seed by seed."""
+
+
+def _all_pairs(result: Result, devices: Devices, own: str) -> list[Pairs]:
+    """The file's own method against the best other, and every method against the baselines.
+
+    Where the file's own has no result, the first one named stands for it. The best is that on
+    validation data. The p-values are corrected for the number of pairs.
+    """
+    whole = [row for row in result.rows if not row.error]
     baselines = [row for row in whole if row.method in BASELINES]
     baselines.sort(key=lambda row: BASELINES.index(row.method))
-    out = []
+    tested = []
     for number, baseline in enumerate(baselines):
-        tested = [row for row in whole if row not in baselines[: number + 1]]
-        out += [_pairs(row, baseline, devices, metric) for row in tested]
-    corrected = holm([pairs.p for pairs in out])
-    return [Pairs(**{**vars(pairs), "p_holm": p}) for pairs, p in zip(out, corrected, strict=True)]
+        tested += [(row, baseline) for row in whole if row not in baselines[: number + 1]]
+    firsts = [row for row in whole if row.method == own]
+    firsts += [row for row in whole if row.method not in BASELINES]
+    others = [row for row in whole if row not in firsts[:1]]
+    if firsts and others:
+        best = max(others, key=lambda row: row.validation)
+        pair = (firsts[0], best)
+        tested = [pair, *(other for other in tested if other not in (pair, pair[::-1]))]
+    out = [_pairs(row, baseline, result, devices) for row, baseline in tested]
+    over_seeds = iter(holm([pairs.p_seeds for pairs in out if pairs.p_seeds is not None]))
+    over_devices = holm([pairs.p for pairs in out])
+    return [
+        replace(pairs, p_holm=p, p_seeds_holm=None if pairs.p_seeds is None else next(over_seeds))
+        for pairs, p in zip(out, over_devices, strict=True)
+    ]
 
 
-def _pairs(
-    row: Row,
-    baseline: Row,
-    devices: Mapping[str, Sequence[Sequence[DeviceScore]]],
-    metric: Headline,
-) -> Pairs:
+def _pairs(row: Row, baseline: Row, result: Result, devices: Devices) -> Pairs:
+    every = [line for seeds in devices.values() for lines in seeds for line in lines]
+    metric = for_devices(result.metric, every)
     gains: dict[str, list[float]] = {}
     for own, other in zip(devices[row.title], devices[baseline.title], strict=False):
-        bases = _by_device(other, baseline.model)
-        for device, score in _by_device(own, row.model).items():
-            if device not in bases:
-                continue
-            difference = device_gain(score, bases[device], metric)
-            if difference is not None:
-                gains.setdefault(device, []).append(difference)
-    means = [mean(values) for values in gains.values()]
-    rounded = [round(value, 9) for value in means]  # equal differences tie in spite of rounding
-    tested = wilcoxon(rounded)
+        bases = _by_device(other, baseline.model, metric)
+        for device, value in _by_device(own, row.model, metric).items():
+            if device in bases:
+                gains.setdefault(device, []).append(metric.difference(value, bases[device]))
+    # Equal differences tie in spite of rounding.
+    rounded = [round(mean(values), 9) for values in gains.values()]
+    figures = zip(_by_seed(row, result), _by_seed(baseline, result), strict=False)
+    known = [(value, base) for value, base in figures if value is not None and base is not None]
+    seeds = [round(result.metric.difference(value, base), 9) for value, base in known]
+    p_seeds = t_test(seeds)
     return Pairs(
         method=row.title,
         baseline=baseline.title,
+        seeds=len(seeds),
+        mean=mean(seeds) if seeds else None,
+        interval=None if p_seeds is None else interval(seeds),
+        p_seeds=p_seeds,
+        p_seeds_holm=None,
         devices=len(rounded),
         better=sum(value > 0 for value in rounded),
         worse=sum(value < 0 for value in rounded),
         median=median(rounded) if rounded else 0.0,
-        p=tested.p,
+        p=wilcoxon(rounded),
         p_holm=1.0,
-        test=tested.method,
         metric=metric.name,
     )
 
 
-def _by_device(scores: Sequence[DeviceScore], model: str) -> dict[str, DeviceScore]:
-    """The test scores of one model, by device."""
+def _by_seed(row: Row, result: Result) -> list[float | None]:
+    """The test figure of the reported model over all devices in the chosen round of every seed."""
+    histories = result.histories[row.title]
+    records = [chosen(history, row.model).models[row.model] for history in histories]
+    return [result.metric.of(record.scores["test"]) for record in records]
+
+
+def _by_device(scores: Sequence[DeviceScore], model: str, metric: Headline) -> dict[str, float]:
+    """The test figures of one model, by device."""
     own = [score for score in scores if score.model == model and score.part == "test"]
-    return {score.device: score for score in own}
+    values = {score.device: metric.of_device(score) for score in own}
+    return {device: value for device, value in values.items() if value is not None}
 
 
 _FIGURES = ("accuracy", "worst_decile", "last", "loss", "rmse", "mae", "r2")
 
 
-def _line(
-    row: Row, figures: ModelFigures | None, names: Sequence[str], metrics: Sequence[str]
-) -> dict[str, Any]:
+def _line(row: Row, figures: ModelFigures | None, names: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV file; figures that there are not are empty."""
-    model = ""
-    tier = ""
-    if figures is not None:
-        model = figures.model
-        tier = figures.tier
     line: dict[str, Any] = {
         "method": row.title,
-        "model": model,
-        "tier": tier,
-        "reported": bool(model) and model == row.model,
+        "model": figures.model if figures else "",
+        "tier": figures.tier if figures else "",
+        "reported": figures is not None and figures.model == row.model,
         "seeds": row.seeds,
     }
-    known: dict[str, Figure | None] = {name: getattr(figures, name, None) for name in names}
-    for name in metrics:
-        if name not in known:
-            known[name] = None if figures is None else figures.figure(name)
-    for name, figure in known.items():
+    for name in names:
+        figure = figures.figure(name) if figures else None
         line[name] = "" if figure is None else figure.mean
         line[f"{name}_sd"] = "" if figure is None or figure.deviation is None else figure.deviation
     settings = "; ".join(f"{key}={value}" for key, value in row.settings.items())

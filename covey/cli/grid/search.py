@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from covey.cli.grid.axes import Axis, product
+from covey.cli.grid.axes import Axis
 from covey.errors import ConfigError, install
 
 Name = Literal["grid", "random", "optuna"]
@@ -144,11 +144,6 @@ def check(name: str, trials: int | None) -> None:
         raise ConfigError(f"--trials {trials}: give 1 or more.")
     if name == "optuna" and find_spec("optuna") is None:
         raise ConfigError(f"--search optuna needs optuna; {install('optuna')}.")
-
-
-def grid(axes: Sequence[Axis]) -> list[Settings]:
-    """Every combination of the values; a range has five."""
-    return list(product(axes))
 
 
 def random(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:

@@ -34,7 +34,7 @@ class Store:
 
     def add(self, name: str, answer: Answer) -> None:
         """Remember an answer; its file is written in one step."""
-        path = self._cell(name)
+        path = self.path / "cells" / f"{name}.json"
         folder = Folder(path.parent)
         folder.make()
         folder.write_json(path.name, answer)
@@ -53,9 +53,6 @@ class Store:
         for name, answer in list(self.answers.items()):
             if answer.get("retry"):
                 del self.answers[name]
-
-    def _cell(self, name: str) -> Path:
-        return self.path / "cells" / f"{name}.json"
 
 
 def new(plan: dict[str, Any], out: Path | None, name: str) -> Store:

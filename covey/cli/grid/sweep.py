@@ -16,7 +16,7 @@ from covey.cli import config as files
 from covey.cli import modules
 from covey.cli.config import Config
 from covey.cli.grid import search, store
-from covey.cli.grid.axes import Axis, split_axes
+from covey.cli.grid.axes import Axis, product, split_axes
 from covey.cli.grid.cells import Cell, metric_of
 from covey.cli.grid.compare import Told, run_cells
 from covey.cli.grid.comparing import read_axis
@@ -210,7 +210,7 @@ class Sweep:
     def _begin(self, name: str, trials: int) -> Search:
         seed = self.config.seed
         if name == "grid":
-            return search.Listed(search.grid(self.axes))
+            return search.Listed(list(product(self.axes)))
         if name == "random":
             return search.Listed(search.random(self.axes, trials, seed))
         before = {number: self._answer(number)["settings"] for number in self._numbers()}

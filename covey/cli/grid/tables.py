@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from covey.cli.grid.result import Pairs, Result, Row
+from covey.cli.grid.result import Result, Row
 from covey.cli.validate import spell
+from covey.report.paired import EXACT, LEAST
 from covey.report.summary import ModelFigures
-from covey.runs.headline import named
+from covey.runs.headline import Headline, named
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class Table:
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """The methods, their settings, and every device against the baselines."""
+    """The methods, their settings, and their differences over seeds and over devices."""
     yield methods(result)
     yield settings(result)
     if result.pairs:
-        yield pairs(result)
+        yield over_seeds(result)
+        yield over_devices(result)
 
 
 def methods(result: Result) -> Table:
@@ -47,15 +49,14 @@ def methods(result: Result) -> Table:
     budget = f"{_amount(result.budget['amount'])} {result.budget['unit']}"
     metrics = _shown(result)
     figures = [_head(metric) for metric in metrics]
-    seconds = "seconds"
-    if result.modelled:
-        seconds = "seconds on air"
+    seconds = "seconds on air" if result.modelled else "seconds"
     heads = ["method", "model", *figures, "rounds", "gradients", "MB", seconds]
     rows = [_method(row, metrics) for row in ordered(result)]
-    by = ""
-    if result.selected:
-        by = f" by {result.metric.title}"
-    title = f"equal budget: {budget} per seed; rounds and models chosen{by} on validation data"
+    by = f" by {result.metric.title}" if result.selected else ""
+    what = "rounds and models"
+    if result.asked:
+        what = f"{result.asked} models where there are some; rounds and other models"
+    title = f"equal budget: {budget} per seed; {what} chosen{by} on validation data"
     failed = [row for row in result.rows if row.error]
     notes = tuple(f"{row.title}: {row.error}" for row in failed)
     return Table(title, heads, rows, left=2, notes=notes)
@@ -85,28 +86,49 @@ def settings(result: Result) -> Table:
     return Table(title, ["method", "trials", "settings"], rows, left=3)
 
 
-def pairs(result: Result) -> Table:
-    """Paired differences of devices against the baselines."""
-    unit = named(result.pairs[0].metric).gain_unit
-    heads = ["method", "against", "devices", "gain", "lose", f"median ({unit})", "p", "p (Holm)"]
-    rows = [_pair(each) for each in result.pairs]
-    count = len(result.pairs)
-    title = f"devices, Wilcoxon signed-rank, two-sided; p (Holm) is for {count} comparisons"
+def over_seeds(result: Result) -> Table:
+    """Paired differences of seeds: what new seeds, and so new models, would give."""
+    unit = _unit(result.metric)
+    heads = ["method", "against", "seeds", "df", f"mean ({unit})", "95 % interval", *_P]
+    rows = []
+    for each in result.pairs:
+        ends = "-"
+        if each.interval is not None:
+            ends = " to ".join(_signed(result.metric, end) for end in each.interval)
+        figures = [_signed(result.metric, each.mean), ends, _p(each.p_seeds), _p(each.p_seeds_holm)]
+        rows.append([each.method, each.baseline, str(each.seeds), str(each.seeds - 1), *figures])
+    title = f"over seeds: paired t test on seed means, two-sided; {_corrected(result)}"
+    first = result.pairs[0]
+    notes = [f"{first.baseline} is the best on validation data besides {first.method}"]
+    if first.seeds < LEAST:
+        notes.append(f"seeds = {first.seeds}: no test below {LEAST} seeds")
+    return Table(title, heads, rows, left=2, notes=tuple(notes))
+
+
+def over_devices(result: Result) -> Table:
+    """Paired differences of devices, which share the models of these seeds."""
+    metric = named(result.pairs[0].metric)
+    heads = ["method", "against", "devices", "gain", "lose", f"median ({_unit(metric)})", *_P]
+    rows = []
+    for each in result.pairs:
+        counts = [str(count) for count in (each.devices, each.better, each.worse)]
+        figures = [_signed(metric, each.median), _p(each.p), _p(each.p_holm)]
+        rows.append([each.method, each.baseline, *counts, *figures])
+    counted = all(each.better + each.worse <= EXACT for each in result.pairs)
+    test = "exact signed-rank test" if counted else "signed-rank test"
+    title = f"over devices, for these models only: {test}, two-sided; {_corrected(result)}"
     return Table(title, heads, rows, left=2)
 
 
+_P = ("p", "p (Holm)")
 _WORST = "worst_decile"
 
 
 def _shown(result: Result) -> list[str]:
     """The figures that have a column, the one by which methods are ordered first."""
     names = [result.metric.name]
-    if result.classifies and not result.selected:
-        names.insert(0, "accuracy")
-    elif result.classifies:
-        names.append("accuracy")
     if result.classifies:
-        names.append(_WORST)
+        names = [*names, "accuracy", _WORST] if result.selected else ["accuracy", *names, _WORST]
     return list(dict.fromkeys([*names, *result.metrics]))
 
 
@@ -123,7 +145,7 @@ def _method(row: Row, metrics: Sequence[str]) -> list[str]:
         return [row.title, "-", "failed", *empty]
     return [
         row.title,
-        row.model,
+        row.label,
         *(_cell(figures, name) for name in metrics),
         f"{row.rounds:.0f}",
         f"{row.gradients:,.0f}",
@@ -146,35 +168,28 @@ def _amount(amount: float) -> str:
     >>> _amount(1234567.0), _amount(1.23456)
     ('1,234,567', '1.235')
     """
-    if amount >= 1000:
-        return f"{amount:,.0f}"
-    return f"{amount:.4g}"
+    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
 
 
-def _pair(each: Pairs) -> list[str]:
-    return [
-        each.method,
-        each.baseline,
-        str(each.devices),
-        str(each.better),
-        str(each.worse),
-        _median(each),
-        _p(each.p),
-        _p(each.p_holm),
-    ]
+def _corrected(result: Result) -> str:
+    return f"p (Holm) is for {len(result.pairs)} comparisons"
 
 
-def _median(each: Pairs) -> str:
-    metric = named(each.metric)
-    if metric.percent or metric.relative:
-        return f"{each.median:+.2f}"
-    return f"{each.median:+.4f}"
+def _unit(metric: Headline) -> str:
+    return "points" if metric.percent else metric.title
 
 
-def _p(value: float) -> str:
-    if value < 1e-4:
-        return f"{value:.0e}"
-    return f"{value:.4f}"
+def _signed(metric: Headline, value: float | None) -> str:
+    """A difference; more is better."""
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" if metric.percent else f"{value:+.4g}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0e}" if value < 1e-4 else f"{value:.4f}"
 
 
 def plain(tables: Sequence[Table]) -> str:
