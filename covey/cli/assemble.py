@@ -131,14 +131,14 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
 
 
 def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
-    """The same learning on the data of one new device."""
+    """The same learning on the data of new devices."""
     algorithm = config.learner()
     model = named.make_model(config.model, shards, seed)
     return Experiment(
         algorithm,
         shards,
         model,
-        Tree.flat(1),
+        Tree.flat(shards.devices),
         rounds=1,
         metrics=metrics(config.metrics),
         select=config.select,

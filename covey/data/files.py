@@ -223,6 +223,7 @@ def device_file(
     scaling: Scaling | None,
     shape: Sequence[int] | None = None,
     label: str | Sequence[str] = "label",
+    device: str | None = None,
     yes_no: bool = False,
     tokens: int | None = None,
     encoding: Encoding | None = None,
@@ -233,11 +234,13 @@ def device_file(
     """The shards of one new device, from its file.
 
     Features, classes, scaling and encoding are those of the data that the run was trained on.
-    `classes` are the names or the number of classes, None for regression. `yes_no` says that
-    several label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the
-    `shape` of one example.
+    `classes` are the names or the number of classes, None for regression. `device` names a column
+    that may name several devices; without it, the file is that of one. `yes_no` says that several
+    label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the `shape` of
+    one example.
     """
     columns = Columns.of_labels(label, features=_tuple(features) or None, decimal=decimal, text=())
+    columns = replace(columns, device=device or columns.device)
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
@@ -249,7 +252,9 @@ def device_file(
         )
     faults = Faults()
     table = read(path, columns, faults)
-    check_alone(table, columns, path)
+    several_devices = device is not None and len(set(table.device or ())) > 1
+    if not several_devices:
+        check_alone(table, columns, path)
     faults.hints.clear()  # the run has decided what becomes of words and gaps
     faults.refuse("correct or remove them")
     table, notes = with_values(table, columns)
@@ -263,6 +268,8 @@ def device_file(
         classes = [str(number) for number in range(classes)]
     goal = _goal(table, classes, faults, regression=classes is None and not yes_no)
     homes = _Homes([np.arange(len(table))], (stem(path),))
+    if several_devices:
+        homes = _homes(replace(table, edge=None))
     parts = _parts(table, homes, split=split, seed=seed)
     names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
