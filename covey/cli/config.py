@@ -123,7 +123,7 @@ class Config(BaseModel):
         """
         out = {}
         for table in self.compared():
-            name = as_file(str(table["name"]))
+            name = _as_file(str(table["name"]))
             change = {
                 "name": f"{self.title}-{name}",
                 "algorithm": table,
@@ -145,7 +145,7 @@ class Config(BaseModel):
     @property
     def title(self) -> str:
         """The experiment's name, or its algorithm's, as a file may be called."""
-        return self.name or as_file(str(self.algorithm["name"]))
+        return self.name or _as_file(str(self.algorithm["name"]))
 
     def schedule(self) -> str | None:
         """The setting of a schedule, which goes over all rounds; None where rates are constant."""
@@ -317,6 +317,6 @@ def expanded(text: str, key: str) -> Path:
         raise ConfigError(f'{key} = "{text}": {reason}.') from error
 
 
-def as_file(name: str) -> str:
+def _as_file(name: str) -> str:
     """A name of which a file may be called: acme.nets:Method is acme.nets-Method."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import nn
 
-from covey.cli.config import Config, as_file, load
+from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
 from covey.data import Shards, device_file, device_text
@@ -79,12 +80,7 @@ class Personalized:
 
 
 def personalize(
-    run: Path,
-    data: Path,
-    edge: str | None,
-    out: Path | None,
-    changes: list[str],
-    seed: int | None,
+    run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None
 ) -> list[Personalized]:
     """The personal model of every device whose data is in a file, beside the run or in `out`.
 
@@ -123,13 +119,14 @@ def personalize(
     statistics = None
     if space.norms:
         statistics = task.task.statistics(personal, task.ids).cpu()
-    out_folder = folder if out is None else out
-    devices = shards.names.devices if shards.devices > 1 else (data.stem,)
+    paths = {data.stem: out or folder / f"personal-{data.stem}.safetensors"}
+    if shards.devices > 1:
+        paths = {
+            name: (out or folder) / f"personal-{quote(name, safe='')}.safetensors"
+            for name in shards.names.devices
+        }
     done = []
-    for number, device in enumerate(devices):
-        path = out_folder / f"personal-{as_file(device)}.safetensors"
-        if out is not None and shards.devices == 1:
-            path = out
+    for number, (device, path) in enumerate(paths.items()):
         counts = {part: int(shards.part(part).counts()[number]) for part in SPLITS}
         scores = {
             name: {
@@ -139,10 +136,8 @@ def personalize(
             }
             for name, by_part in tallies.items()
         }
-        module = space.fill(
-            personal[number].cpu(), None if statistics is None else statistics[number]
-        )
-        _write(path, module, config, data)
+        own = None if statistics is None else statistics[number]
+        _write(path, space.fill(personal[number].cpu(), own), config, data)
         begun = names[int(chosen[number])]
         done.append(Personalized(device, path, begun, scores, counts, experiment.select))
     return done
@@ -224,19 +219,10 @@ def _chosen(edge: str, above: str, names: list[str]) -> int:
     return names.index(edge)
 
 
-def _write(
-    path: Path,
-    module: nn.Module,
-    config: Config,
-    data: Path,
-) -> None:
+def _write(path: Path, module: nn.Module, config: Config, data: Path) -> None:
     """The personal model as a module's state, in one step."""
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
-    metadata = {
-        "model": "personal",
-        "algorithm": str(config.algorithm["name"]),
-        "data": data.name,
-    }
+    metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
     with refused(path):
         path.parent.mkdir(exist_ok=True)
         checkpoint.write_tensors(path, state, metadata)

@@ -27,20 +27,15 @@ from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, asked_for, for_devices, headline
 
 RunFolder = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="The folder of a run, finished or not."),
+    Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
 ]
-OfSeed = Annotated[
-    int | None,
-    typer.Option(help="Which of the run's seeds. Default: the first."),
-]
+OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
 
 
 def show_run(
     run: RunFolder,
     devices: Annotated[
-        bool,
-        typer.Option("--devices", help="Every device on its test examples, worst first."),
+        bool, typer.Option("--devices", help="Every device on its test examples, worst first.")
     ] = False,
     metric: Annotated[
         str | None,
@@ -70,11 +65,7 @@ def show_run(
     unfinished = [seed for seed in seeds if not seed.finished]
     rounds = seeds[0].config.rounds
     if as_json:
-        facts = {
-            "folder": str(run),
-            "finished": not unfinished,
-            **figures.as_dict(),
-        }
+        facts = {"folder": str(run), "finished": not unfinished, **figures.as_dict()}
         print(json.dumps(facts))
         return
     console = Console(soft_wrap=True, highlight=False)
@@ -98,28 +89,21 @@ def _stopped_early(seeds: Sequence[Loaded]) -> list[str]:
 def predict(
     run: RunFolder,
     file: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="The examples: .csv, .parquet or .npz.",
-        ),
+        Path, typer.Option("--data", metavar="FILE", help="The examples: .csv, .parquet or .npz.")
     ],
     device: Annotated[
         str | None,
         typer.Option(help="The device whose model predicts. Default: each row's device column."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="The model. Default: personal, else edge, else global."),
+        str | None, typer.Option(help="The model. Default: personal, else edge, else global.")
     ] = None,
     unknown: Annotated[
         Literal["global"] | None,
         typer.Option(help="The model for devices that did not train. Default: they are refused."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The .csv file to write. Default: to the terminal."),
+        Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
     ] = None,
     seed: OfSeed = None,
     as_json: AsJson = False,

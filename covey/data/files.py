@@ -631,11 +631,7 @@ def _check_seen(
     later = torch.cat([part.index for part in parts[1:]])
     seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
     for row in later[~seen[goal.y[later]]].tolist():
-        faults.add(
-            table.source[row],
-            table.position[row],
-            f"class {table.label[row]!r} is unseen in training",
-        )
+        faults.add_rows(table, [row], f"class {table.label[row]!r} is unseen in training")
     faults.refuse(
         "each class needs a row that somebody trains on: add some, remove these, or split otherwise"
     )

@@ -23,11 +23,6 @@ _TRUTHS = {"true": 1.0, "false": 0.0}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 YES_OR_NO = ("0.0", "1.0")
 """What a library writes for 0 and 1 in a column of floats: two classes."""
-_MANY = 50
-_SOME = 10
-_ROWS_EACH = 20
-"""More than 50 whole numbers, or more than 10 with fewer than 20 rows each, may be numbers to
-predict as well as classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +62,7 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
 def doubt(column: str, classes: Sequence[str], rows: int) -> str:
     """What to ask where classes are so many whole numbers that they may be numbers; else empty."""
     count = len(classes)
-    few = count <= _SOME or (count <= _MANY and _ROWS_EACH * count <= rows)
+    few = count <= 10 or (count <= 50 and 20 * count <= rows)
     if few or not all(map(_WHOLE.fullmatch, classes)):
         return ""
     return (

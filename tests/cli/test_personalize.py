@@ -242,7 +242,7 @@ def test_each_device_of_a_file_gets_a_model(run: Path, pump: Path, tmp_path: Pat
     files = [Path(one["file"]) for one in found]
     assert [path.name for path in files] == [
         "personal-pump-99.safetensors",
-        "personal-hall-2-b.safetensors",
+        "personal-hall%202%2Fb.safetensors",
     ]
     first, second = map(load_file, files)
     assert not all(torch.equal(first[name], second[name]) for name in first)
