@@ -224,7 +224,7 @@ def test_a_default_step_for_many_labels_is_noted() -> None:
 
 def notes_of(shards: Any, *more: nn.Module, **settings: Any) -> str:
     """All notes of a run of FedAvg, with these layers after a linear one."""
-    model = nn.Sequential(nn.Linear(shards.x.shape[1], shards.classes), *more)
+    model = nn.Sequential(nn.Linear(shards.x.shape[1], shards.classes or 1), *more)
     tree = Tree.flat(shards.devices)
     algorithm = settings.pop("algorithm", FedAvg(batch=None))
     return "\n".join(
@@ -240,9 +240,7 @@ def test_a_softmax_before_a_cross_entropy_is_noted() -> None:
             assert words in notes_of(shards, layer, loss=loss)
         own = notes_of(shards, layer, loss=nn.NLLLoss())  # which takes logarithms
         assert "logits" not in own
-    assert "logits" not in notes_of(
-        shards, nn.Softmax(1), nn.Linear(shards.classes, shards.classes)
-    )
+    assert "logits" not in notes_of(shards, nn.Softmax(1), nn.Linear(3, 3))
 
 
 def test_data_of_one_class_is_noted() -> None:
