@@ -155,6 +155,25 @@ def test_examples_in_every_form_are_the_same(pumps: Loaded) -> None:
     assert not np.allclose(pumps.probabilities(array, device="pump-01", model="global"), wanted)
 
 
+def test_each_row_of_a_frame_is_predicted_by_its_device(pumps: Loaded) -> None:
+    names = ["pump-07", "pump-01", "pump-07", "pump-02"]
+    frame = Frame(readings() | {"device": names})
+    alone = [
+        pumps.probabilities({name: cells[row] for name, cells in readings().items()}, device=names[row])
+        for row in range(4)
+    ]  # fmt: skip
+    np.testing.assert_allclose(pumps.probabilities(frame), np.concatenate(alone), rtol=1e-6)
+    same = pumps.probabilities(frame, device="pump-01")
+    np.testing.assert_array_equal(same, pumps.probabilities(readings(), device="pump-01"))
+    assert not np.allclose(pumps.probabilities(frame)[:1], same[:1])
+    everybody = pumps.predict(frame, model="global")
+    assert (everybody == pumps.predict(readings(), model="global")).all()
+    one = {name: value[0] for name, value in readings().items()} | {"device": "pump-07"}
+    np.testing.assert_allclose(pumps.probabilities(one), alone[0], rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"no device 'pump-99'.*take the global model"):
+        pumps.predict(readings() | {"device": [*names[:3], "pump-99"]})
+
+
 def test_a_data_frame_of_pandas(pumps: Loaded) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.read_csv(OWN.parent / "pumps.csv")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import covey
 from covey import Experiment, Tree, data
-from covey.algorithms import FedAvg
+from covey.algorithms import FedAvg, PFedGP
 from covey.engine.losses import PerExample, loss_function, resolved_loss
 from covey.engine.named_losses import Focal, balanced, named_loss
 from covey.errors import ConfigError
@@ -220,6 +220,50 @@ def test_a_default_step_for_many_labels_is_noted() -> None:
     assert noted(shards, "bce", FedAvg(lr=6 * default), 6) == []
     few = data.own_parts(train=[(x, y[:, :3]), (x, y[:, :3])])
     assert noted(few, "bce", FedAvg(), 3) == []
+
+
+def notes_of(shards: Any, *more: nn.Module, **settings: Any) -> str:
+    """All notes of a run of FedAvg, with these layers after a linear one."""
+    model = nn.Sequential(nn.Linear(shards.x.shape[1], shards.classes or 1), *more)
+    tree = Tree.flat(shards.devices)
+    algorithm = settings.pop("algorithm", FedAvg(batch=None))
+    return "\n".join(
+        covey.run(Experiment(algorithm, shards, model, tree, rounds=1, **settings)).notes
+    )
+
+
+def test_a_softmax_before_a_cross_entropy_is_noted() -> None:
+    shards = classes()
+    for layer in (nn.Softmax(1), nn.LogSoftmax(1)):
+        for loss in ("auto", "focal", {"name": "cross_entropy", "smoothing": 0.1}):
+            words = f"ends in {type(layer).__name__}, but the loss takes logits"
+            assert words in notes_of(shards, layer, loss=loss)
+        own = notes_of(shards, layer, loss=nn.NLLLoss())  # which takes logarithms
+        assert "logits" not in own
+    assert "logits" not in notes_of(shards, nn.Softmax(1), nn.Linear(3, 3))
+
+
+def test_data_of_one_class_is_noted() -> None:
+    x = torch.zeros(6, 2)
+    y = torch.ones(6, dtype=torch.int64)
+    words = "all training examples have the same class"
+    assert words in notes_of(data.own_parts(train=[(x, y), (x, y)]))
+    assert words not in notes_of(data.own_parts(train=[(x, y), (x, 0 * y)]))
+
+
+def test_batches_of_more_than_twice_the_examples_are_noted_with_how_many_devices() -> None:
+    x = torch.zeros(9, 2)
+    y = torch.arange(9) % 2
+    shards = data.own_parts(train=[(x[:4], y[:4]), (x[:5], y[:5]), (x, y)])
+    words = "twice the training examples of 2 of 3 devices"
+    assert f"batch = 11 is more than {words}" in notes_of(shards, algorithm=FedAvg(batch=11))
+    for settings in (
+        {"algorithm": FedAvg(batch=8)},
+        {"algorithm": FedAvg(batch=11), "batches": "cyclic"},
+        {"algorithm": FedAvg(batch=11), "solver": {"epochs": 2}},
+        {"algorithm": PFedGP(batch=11)},
+    ):
+        assert "batch = " not in notes_of(shards, **settings)
 
 
 def test_a_step_as_many_times_as_large_as_there_are_labels_learns_as_one_label_does() -> None:

@@ -131,14 +131,14 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
 
 
 def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
-    """The same learning on the data of one new device."""
+    """The same learning on the data of new devices."""
     algorithm = config.learner()
     model = named.make_model(config.model, shards, seed)
     return Experiment(
         algorithm,
         shards,
         model,
-        Tree.flat(1),
+        Tree.flat(shards.devices),
         rounds=1,
         metrics=metrics(config.metrics),
         select=config.select,
@@ -216,14 +216,14 @@ def metrics(names: Sequence[str]) -> tuple[Any, ...]:
 def _shards(config: Config, seed: int) -> Shards:
     """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
     table = dict(config.data)
-    if loss_name(config.loss) not in _NUMBERS:
-        shards: Shards = named.make("data", table, seed=seed)
-        return shards
+    numbers = loss_name(config.loss) in _NUMBERS
+    one_yes_or_no = loss_name(config.loss) == "bce" and not isinstance(table.get("label"), list)
     parameters = inspect.signature(named.maker("data", str(table.get("name")))).parameters
-    if "regression" in parameters and table.get("classes", "none") == "none":
+    said = "regression" not in parameters or table.get("classes", "none") != "none"
+    if (numbers or one_yes_or_no) and not said:
         table["regression"] = True
-    labelled: Shards = named.make("data", table, seed=seed)
-    return labelled.numbers()
+    shards: Shards = named.make("data", table, seed=seed)
+    return shards.numbers() if numbers else shards
 
 
 def _need_parts(config: Config, shards: Shards) -> None:

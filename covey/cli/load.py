@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from covey.data.encoding import Encoding, named_columns
 from covey.data.files import token_ids
+from covey.data.frames import texts_of
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.data.windows import ids as token_numbers
@@ -316,7 +317,7 @@ class Loaded:
             raise ConfigError(
                 "this run predicts numbers, which have no probabilities; use predict."
             )
-        outputs = self._outputs(self._inputs(examples), device, model, which)
+        outputs = self._answers(examples, device, model, which)
         return np.asarray(torch.softmax(outputs.double(), dim=-1).numpy())
 
     def predict(
@@ -333,9 +334,10 @@ class Loaded:
         yes-or-no labels they are the probabilities of yes, [n, labels]. `examples` are in the units
         of the training data: an array [n, ...], one example, or a DataFrame (or a dict of columns)
         with the columns of the features, in any order. Of a run on characters they may be a text or
-        a list of texts.
+        a list of texts. Without `device`, a column of devices, called as in the training data, says
+        whose model predicts each row.
         """
-        outputs = self._outputs(self._inputs(examples), device, model, which)
+        outputs = self._answers(examples, device, model, which)
         if self.classes is None:
             shape = tuple(self.experiment.data.y.shape[1:])
             if outputs.shape[1:].numel() == int(
@@ -531,6 +533,40 @@ class Loaded:
     def _own_way(self) -> bool:
         """Whether the algorithm predicts otherwise than by a forward pass."""
         return type(self.experiment.algorithm).predictor is not Algorithm.predictor
+
+    def owners(self, devices: Sequence[str], model: str | None = None) -> list[str | None]:
+        """Whose model predicts the row of each of these devices; None where all have the same.
+
+        Of a model that all devices share, whose statistics its BatchNorm layers have. None where it
+        has no such layers, or the device did not train.
+        """
+        if not self.alike(model):
+            return list(devices)
+        known = set(self.device_names if self.snapshot(model).statistics is not None else [])
+        return [name if name in known else None for name in devices]
+
+    def answering(self, device: str | int | None, model: str | None = None) -> str:
+        """The name of the model that predicts for a device: "global" where it has no other."""
+        read = self.snapshot(model)
+        row = self._row(read, self._number(device, read))
+        return "global" if row is read.fallback else read.model
+
+    def _answers(
+        self, examples: Any, device: str | int | None, model: str | None, which: Which
+    ) -> Tensor:
+        """The outputs for examples, each row of a frame by the device that its column names."""
+        x = self._inputs(examples)
+        column = str(self.config.data.get("device", "device"))
+        header = examples if isinstance(examples, Mapping) else getattr(examples, "columns", ())
+        if device is not None or column not in header or column in self.names.features:
+            return self._outputs(x, device, model, which)
+        names = texts_of(np.broadcast_to(np.asarray(examples[column]), len(x)))
+        rows: dict[str | None, list[int]] = {}
+        for row, owner in enumerate(self.owners(names, model)):
+            rows.setdefault(owner, []).append(row)
+        outputs = [self._outputs(x[own], owner, model, which) for owner, own in rows.items()]
+        places = torch.cat([torch.tensor(own) for own in rows.values()])
+        return torch.cat(outputs)[places.argsort()]
 
     def _outputs(
         self,

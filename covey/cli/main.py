@@ -228,7 +228,7 @@ def personalize(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="The new device's examples: .csv, .parquet or .npz.",
+            help="The new devices' examples: .csv, .parquet or .npz.",
         ),
     ],
     changes: Annotated[
@@ -241,7 +241,10 @@ def personalize(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The model to write. Default: RUN/personal-FILE.safetensors."),
+        typer.Option(
+            help="The model to write; for several devices, a folder. "
+            "Default: RUN/personal-FILE.safetensors, or with DEVICE for FILE."
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -249,11 +252,12 @@ def personalize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a personal model for a device that was not in training.
+    """Train a personal model for a device that was not in training, or for each of several.
 
-    Takes a few steps of the algorithm's own inner problem. It starts from the global model or,
-    where the run has edge models, from the one that fits the device's training examples best. A
-    quarter of the device's examples are kept for testing, and never trained on.
+    A file whose column of devices names several gives each a model of its own. Takes a few steps of
+    the algorithm's own inner problem. It starts from the global model or, where the run has edge
+    models, from the one that fits the device's training examples best. A quarter of the device's
+    examples are kept for testing, and never trained on.
 
     Examples:
 
@@ -262,10 +266,12 @@ def personalize(
       covey personalize runs/own-data-permfl-1 --data pump-17.csv --edge harbour algorithm.steps=50
     """
     done = personal.personalize(run, file, edge, out, changes or [], seed)
+    facts = [one.as_dict() for one in done]
     if as_json:
-        print(json.dumps(done.as_dict()))
+        print(json.dumps(facts if len(facts) > 1 else facts[0]))
         return
-    show.newcomer(Console(soft_wrap=True, highlight=False), done)
+    for one in done:
+        show.newcomer(Console(soft_wrap=True, highlight=False), one)
 
 
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)

@@ -1,13 +1,14 @@
-"""A personal model for a device that was not in training, from the models that a run has left."""
+"""Personal models for devices that were not in training, from the models that a run has left."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
@@ -33,6 +34,7 @@ class Personalized:
     Its file, the model it started from, and every model's score on the new device.
     """
 
+    device: str
     path: Path
     start: str  # "global", or the edge's name
     scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part
@@ -67,6 +69,7 @@ class Personalized:
             for name, parts in self.scores.items()
         }
         return {
+            "device": self.device,
             "metric": self.metric.name,
             "higher_is_better": self.metric.higher,
             "file": str(self.path),
@@ -77,16 +80,12 @@ class Personalized:
 
 
 def personalize(
-    run: Path,
-    data: Path,
-    edge: str | None,
-    out: Path | None,
-    changes: list[str],
-    seed: int | None,
-) -> Personalized:
-    """The personal model of the device whose data is in a file, written beside the run or to `out`.
+    run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None
+) -> list[Personalized]:
+    """The personal model of every device whose data is in a file, beside the run or in `out`.
 
-    It starts from the models of the round that the run's table reports.
+    `out` is a file or, for several devices, a folder. Models start from those of the round that the
+    run's table reports.
     """
     config, folder, seed = _run(run, changes, seed)
     form = DataForm.read(folder / "data.json")
@@ -103,25 +102,45 @@ def personalize(
         rows = snap.rows
         names = _edge_names(snap, form, experiment.algorithm)
     if edge is not None:
-        chosen = _chosen(edge, above, names)
+        chosen = torch.full((shards.devices,), _chosen(edge, above, names))
     else:
-        chosen = int(task.fitting([rows])[0])
-    start_row = rows[chosen : chosen + 1].to(task.task.device)
-    personal = task.adapted(start_row, round=config.rounds)
-    models = {"global": w.to(start_row)}
+        chosen = task.fitting([rows]).cpu()
+    start = rows[chosen].to(task.task.device)
+    personal = task.adapted(start, round=config.rounds)
+    models = {"global": w.to(start).expand_as(start)}
     if above != "global":
-        models["edge"] = start_row
+        models["edge"] = start
     models["personal"] = personal
-    counts = {part: int(shards.part(part).counts().sum()) for part in SPLITS}
-    parts = [part for part, count in counts.items() if count]
-    scores = {name: _scores(task, name, row, parts, config.rounds) for name, row in models.items()}
-    path = out or folder / f"personal-{data.stem}.safetensors"
+    parts = [part for part in SPLITS if shards.part(part).counts().any()]
+    with torch.no_grad():
+        tallies = {
+            name: task.tallies(name, own, parts, config.rounds) for name, own in models.items()
+        }
     statistics = None
     if space.norms:
-        statistics = task.task.statistics(personal, task.ids)[0].cpu()
-    module = space.fill(personal[0].cpu(), statistics)
-    _write(path, module, config, data)
-    return Personalized(path, names[chosen], scores, counts, experiment.select)
+        statistics = task.task.statistics(personal, task.ids).cpu()
+    paths = {data.stem: out or folder / f"personal-{data.stem}.safetensors"}
+    if shards.devices > 1:
+        paths = {
+            name: (out or folder) / f"personal-{quote(name, safe='')}.safetensors"
+            for name in shards.names.devices
+        }
+    done = []
+    for number, (device, path) in enumerate(paths.items()):
+        counts = {part: int(shards.part(part).counts()[number]) for part in SPLITS}
+        scores = {
+            name: {
+                part: score_of(tally, slice(number, number + 1), task.task)
+                for part, tally in by_part.items()
+                if counts[part]
+            }
+            for name, by_part in tallies.items()
+        }
+        own = None if statistics is None else statistics[number]
+        _write(path, space.fill(personal[number].cpu(), own), config, data)
+        begun = names[int(chosen[number])]
+        done.append(Personalized(device, path, begun, scores, counts, experiment.select))
+    return done
 
 
 def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
@@ -171,6 +190,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         scaling=form.scaling,
         shape=form.shape,
         label=label,
+        device=str(config.data.get("device", "device")),
         yes_no=form.yes_no,
         tokens=form.tokens,
         encoding=form.encoding,
@@ -199,26 +219,10 @@ def _chosen(edge: str, above: str, names: list[str]) -> int:
     return names.index(edge)
 
 
-def _scores(
-    task: Newcomers, name: str, row: Tensor, parts: list[str], round: int
-) -> dict[str, Score]:
-    with torch.no_grad():
-        tallies = task.tallies(name, row, parts, round)
-    return {part: score_of(tally, slice(0, 1), task.task) for part, tally in tallies.items()}
-
-
-def _write(
-    path: Path,
-    module: nn.Module,
-    config: Config,
-    data: Path,
-) -> None:
+def _write(path: Path, module: nn.Module, config: Config, data: Path) -> None:
     """The personal model as a module's state, in one step."""
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
-    metadata = {
-        "model": "personal",
-        "algorithm": str(config.algorithm["name"]),
-        "data": data.name,
-    }
+    metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
     with refused(path):
+        path.parent.mkdir(exist_ok=True)
         checkpoint.write_tensors(path, state, metadata)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -27,20 +27,15 @@ from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, asked_for, for_devices, headline
 
 RunFolder = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="The folder of a run, finished or not."),
+    Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
 ]
-OfSeed = Annotated[
-    int | None,
-    typer.Option(help="Which of the run's seeds. Default: the first."),
-]
+OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
 
 
 def show_run(
     run: RunFolder,
     devices: Annotated[
-        bool,
-        typer.Option("--devices", help="Every device on its test examples, worst first."),
+        bool, typer.Option("--devices", help="Every device on its test examples, worst first.")
     ] = False,
     metric: Annotated[
         str | None,
@@ -70,11 +65,7 @@ def show_run(
     unfinished = [seed for seed in seeds if not seed.finished]
     rounds = seeds[0].config.rounds
     if as_json:
-        facts = {
-            "folder": str(run),
-            "finished": not unfinished,
-            **figures.as_dict(),
-        }
+        facts = {"folder": str(run), "finished": not unfinished, **figures.as_dict()}
         print(json.dumps(facts))
         return
     console = Console(soft_wrap=True, highlight=False)
@@ -98,31 +89,29 @@ def _stopped_early(seeds: Sequence[Loaded]) -> list[str]:
 def predict(
     run: RunFolder,
     file: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="The examples: .csv, .parquet or .npz.",
-        ),
+        Path, typer.Option("--data", metavar="FILE", help="The examples: .csv, .parquet or .npz.")
     ],
     device: Annotated[
         str | None,
         typer.Option(help="The device whose model predicts. Default: each row's device column."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="The model. Default: personal, else edge, else global."),
+        str | None, typer.Option(help="The model. Default: personal, else edge, else global.")
+    ] = None,
+    unknown: Annotated[
+        Literal["global"] | None,
+        typer.Option(help="The model for devices that did not train. Default: they are refused."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The .csv file to write. Default: to the terminal."),
+        Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
     ] = None,
     seed: OfSeed = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict new examples with the models of a run.
 
-    Writes a table of classes with probabilities, or of values. The file has the columns of the
+    Writes a table of classes with probabilities, or of values. Its column `model` says which model
+    answered; that is global where a device has no model of its own. The file has the columns of the
     features, by name and in the units of the training data; a column of labels may be missing. An
     .npz file has an array x.
 
@@ -133,14 +122,16 @@ def predict(
       covey predict runs/own-data-permfl-1 --data new.csv --device pump-03 --out predictions.csv
 
       covey predict runs/own-data-permfl-1 --data new.csv --model global
+
+      covey predict runs/own-data-permfl-1 --data new.csv --unknown global
     """
     loaded = load(run, seed=seed)
     faults = Faults()
     table = _examples(loaded, file, faults)
     for note in table.notes:
         typer.echo(f"{file}: {note}", err=True)
-    owners = _owners(loaded, table, file, device, model, faults)
-    rows = _predictions(loaded, table, owners, model)
+    owners = _owners(loaded, table, file, device, model, unknown, faults)
+    rows = _predictions(loaded, table, owners)
     if as_json:
         print(json.dumps(rows))
         return
@@ -249,15 +240,16 @@ def _owners(
     file: Path,
     device: str | None,
     model: str | None,
+    unknown: str | None,
     faults: Faults,
-) -> list[str | None]:
-    """Whose model each row is predicted by; None where it is the same for all."""
+) -> list[tuple[str | None, str | None]]:
+    """Whose model each row is predicted by, None where all have the same, and its name."""
     if device is not None:
-        return [_known(run, device)] * len(table)
-    if run.alike(model):
-        return _normalized_by(run, table, model)
-    if table.device is None and run.only_device is not None:
-        return [None] * len(table)
+        return [(_known(run, device), model)] * len(table)
+    if run.alike(model) and table.device is not None:
+        return [(owner, model) for owner in run.owners(table.device, model)]
+    if table.device is None and (run.alike(model) or run.only_device is not None):
+        return [(None, model)] * len(table)
     if table.device is None:
         name = run.snapshot(model).model
         raise ConfigError(
@@ -270,26 +262,13 @@ def _owners(
     if run.only_device is not None:
         trained = {run.only_device}
         reason = f"has its models elsewhere; these are those of device {run.only_device}"
+    if unknown is not None:
+        return [(name, model) if name in trained else (None, unknown) for name in table.device]
     for row, name in enumerate(table.device):
         if name not in trained:
-            faults.add(
-                table.source[row],
-                table.position[row],
-                f"device {name!r} {reason}",
-            )
-    faults.refuse("correct them, or predict by --device NAME or --model global")
-    return list(table.device)
-
-
-def _normalized_by(run: Loaded, table: Table, model: str | None) -> list[str | None]:
-    """Of a model that all devices share, whose statistics its BatchNorm layers have for each row.
-
-    None where it has no such layers, or the row is of no device that trained.
-    """
-    if table.device is None or run.snapshot(model).statistics is None:
-        return [None] * len(table)
-    trained = set(run.device_names)
-    return [name if name in trained else None for name in table.device]
+            faults.add_rows(table, [row], f"device {name!r} {reason}")
+    faults.refuse("correct them, or predict by --unknown global, --device NAME or --model global")
+    return [(name, model) for name in table.device]
 
 
 def _known(run: Loaded, device: str) -> str:
@@ -298,20 +277,16 @@ def _known(run: Loaded, device: str) -> str:
 
 
 def _predictions(
-    run: Loaded, table: Table, owners: Sequence[str | None], model: str | None
+    run: Loaded, table: Table, owners: Sequence[tuple[str | None, str | None]]
 ) -> list[dict[str, Any]]:
     """A row for each example, in order."""
     rows: list[dict[str, Any]] = [{} for _ in owners]
-    for owner in dict.fromkeys(owners):
-        places = [row for row, name in enumerate(owners) if name == owner]
+    for owner, model in dict.fromkeys(owners):
+        places = [row for row, pair in enumerate(owners) if pair == (owner, model)]
+        answering = run.answering(owner, model)
         for row, cells in zip(places, _cells(run, table.x[places], owner, model), strict=True):
-            if owner is not None:
-                name = owner
-            elif table.device:
-                name = table.device[row]
-            else:
-                name = None
-            rows[row] = ({} if name is None else {"device": name}) | cells
+            name = owner if owner is not None or not table.device else table.device[row]
+            rows[row] = ({} if name is None else {"device": name}) | {"model": answering} | cells
     return rows
 
 

@@ -433,7 +433,8 @@ def _radio(console: Console, figures: RadioFigures) -> None:
 def newcomer(console: Console, done: Personalized) -> None:
     """What each model does on a new device."""
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
-    console.print(f"a new device with {sizes} examples; its model starts from {done.start}")
+    console.print(f"{done.device}: a new device with {sizes} examples", markup=False)
+    console.print(f"its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
     columns = [(part, done.metric) for part in parts]
     if "test" in parts:

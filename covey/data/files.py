@@ -16,7 +16,7 @@ from torch import Tensor
 from covey.data import named_partitions, partition
 from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
-from covey.data.labels import Targets, classes_of, several, targets
+from covey.data.labels import Targets, classes_of, doubt, several, targets
 from covey.data.partition import SPLIT, Numbers, Split
 from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
@@ -68,9 +68,11 @@ def files(
     ordered by edge. Without a part column, `split` cuts each device's rows.
 
     Labels that are whole numbers or text are classes, those that occur unless `classes` lists them;
-    with decimal points, or with `regression`, they are targets. An experiment file that names `loss
-    = "squared_error"` asks for `regression` by itself. With `tokens`, features are token ids, whole
-    numbers from 0 on that are not scaled.
+    so are 0.0 and 1.0. With other decimal points, or with `regression`, they are targets. An
+    experiment file that names `loss = "squared_error"` asks for `regression` by itself. More than
+    50 whole numbers, or more than 10 with fewer than 20 rows each, are classes only where the loss
+    of the experiment is named. With `tokens`, features are token ids, whole numbers from 0 on that
+    are not scaled.
 
     `label` may list several columns. If all hold 0 and 1, they are yes-or-no labels, and the loss
     of an experiment is "bce" by default. Else they are numbers to predict.
@@ -165,7 +167,12 @@ def table_shards(
     homes, parts = _dealt(table, goal, deal, split=split, seed=seed)
     parts, more = _kept_in_training(table, goal, parts)
     notes += more
-    _check_seen(table, goal, parts)
+    unclear = ""
+    if classes is None and table.features and not tokens:  # the type of an array tells
+        unclear = doubt(columns.label, goal.names, len(table))
+    if unclear:
+        faults.hints[_NUMBERS_HINT] = None
+    _check_seen(table, goal, parts, faults)
     scale = None
     count = None
     how = None
@@ -204,6 +211,7 @@ def table_shards(
         encoding=how,
         notes=notes,
         yes_no=goal.yes_no,
+        doubt=unclear,
     )
 
 
@@ -215,6 +223,7 @@ def device_file(
     scaling: Scaling | None,
     shape: Sequence[int] | None = None,
     label: str | Sequence[str] = "label",
+    device: str | None = None,
     yes_no: bool = False,
     tokens: int | None = None,
     encoding: Encoding | None = None,
@@ -225,11 +234,13 @@ def device_file(
     """The shards of one new device, from its file.
 
     Features, classes, scaling and encoding are those of the data that the run was trained on.
-    `classes` are the names or the number of classes, None for regression. `yes_no` says that
-    several label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the
-    `shape` of one example.
+    `classes` are the names or the number of classes, None for regression. `device` names a column
+    that may name several devices; without it, the file is that of one. `yes_no` says that several
+    label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the `shape` of
+    one example.
     """
     columns = Columns.of_labels(label, features=_tuple(features) or None, decimal=decimal, text=())
+    columns = replace(columns, device=device or columns.device)
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
@@ -241,7 +252,9 @@ def device_file(
         )
     faults = Faults()
     table = read(path, columns, faults)
-    check_alone(table, columns, path)
+    several_devices = device is not None and len(set(table.device or ())) > 1
+    if not several_devices:
+        check_alone(table, columns, path)
     faults.hints.clear()  # the run has decided what becomes of words and gaps
     faults.refuse("correct or remove them")
     table, notes = with_values(table, columns)
@@ -255,6 +268,8 @@ def device_file(
         classes = [str(number) for number in range(classes)]
     goal = _goal(table, classes, faults, regression=classes is None and not yes_no)
     homes = _Homes([np.arange(len(table))], (stem(path),))
+    if several_devices:
+        homes = _homes(replace(table, edge=None))
     parts = _parts(table, homes, split=split, seed=seed)
     names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
@@ -419,6 +434,7 @@ def table_columns(columns: Columns, *, dealt: bool) -> Columns:
 
 
 _CLASSES_HINT = "if the label column holds classes, leave out the loss or regression"
+_NUMBERS_HINT = 'to predict numbers, set loss = "mse" in the file, or regression=True in Python'
 _ADVICE = "correct or remove them, or list the columns that are features"
 
 
@@ -606,19 +622,16 @@ def _rare_rows(y: Tensor, classes: int, parts: tuple[Part, Part, Part]) -> Numbe
     return np.concatenate([np.empty(0, dtype=np.int64), *rows])
 
 
-def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> None:
+def _check_seen(
+    table: Table, goal: Targets, parts: tuple[Part, Part, Part], faults: Faults
+) -> None:
     """That every class occurs in training."""
     if goal.classes is None:
         return
-    faults = Faults()
     later = torch.cat([part.index for part in parts[1:]])
     seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
     for row in later[~seen[goal.y[later]]].tolist():
-        faults.add(
-            table.source[row],
-            table.position[row],
-            f"class {table.label[row]!r} is unseen in training",
-        )
+        faults.add_rows(table, [row], f"class {table.label[row]!r} is unseen in training")
     faults.refuse(
         "each class needs a row that somebody trains on: add some, remove these, or split otherwise"
     )

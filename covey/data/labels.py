@@ -21,6 +21,8 @@ Complain = Callable[[int, str], None]  # takes a row and what is wrong with its 
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
+YES_OR_NO = ("0.0", "1.0")
+"""What a library writes for 0 and 1 in a column of floats: two classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +39,9 @@ class Targets:
 def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | None:
     """The classes among labels, in order, or None where labels are fractions and so not classes.
 
-    >>> labels = (["10", "9", "10"], ["ok", "9", "hot"], ["1", "2.5"])
+    >>> labels = (["10", "9", "10"], ["ok", "9", "hot"], ["1", "2.5"], ["1.0", "0.0"])
     >>> tuple(classes_of(texts, print) for texts in labels)
-    (['9', '10'], ['9', 'hot', 'ok'], None)
+    (['9', '10'], ['9', 'hot', 'ok'], None, ('0.0', '1.0'))
 
     Text among fractions, or a fraction among text, is a mistake: the rarer kind is complained of.
     """
@@ -53,8 +55,22 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
         return sorted(kinds)
     # As Decimal, because Python makes no int of thousands of digits.
     if have["fraction"]:
-        return None
+        return YES_OR_NO if kinds.keys() == set(YES_OR_NO) else None
     return sorted(kinds, key=lambda label: (Decimal(label), label))
+
+
+def doubt(column: str, classes: Sequence[str], rows: int) -> str:
+    """What to ask where classes are so many whole numbers that they may be numbers; else empty."""
+    count = len(classes)
+    few = count <= 10 or (count <= 50 and 20 * count <= rows)
+    if few or not all(map(_WHOLE.fullmatch, classes)):
+        return ""
+    return (
+        f"the label column {column!r} has {count} different whole numbers in {rows} rows, and "
+        "nothing says what they are; add one of these lines at the top of the file, or as an "
+        'argument of Experiment:\n  loss = "mse"  # they are numbers to predict\n'
+        f'  loss = "cross_entropy"  # they are {count} classes'
+    )
 
 
 def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Complain) -> Targets:

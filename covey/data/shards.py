@@ -159,6 +159,7 @@ class Shards:
     notes: tuple[str, ...] = ()  # what was left out or moved when the data was read
     yes_no: bool = False
     """Whether targets are yes-or-no labels, several per example; the loss is then bce."""
+    doubt: str = ""  # what to ask where classes may be numbers to predict, and no loss is named
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -419,7 +420,7 @@ class Shards:
         if self.tokens is not None:
             dtype = torch.float32
         y = torch.tensor(values, dtype=dtype)[self.y]
-        return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
+        return replace(self, y=y, classes=None, names=replace(self.names, classes=()), doubt="")
 
     def paper(self) -> Shards:
         """The same examples by the papers' protocol.

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from covey.data import NO_TARGET, Shards
 from covey.engine.named_losses import NAMED, named_loss
-from covey.errors import ConfigError, meant, shown
+from covey.errors import ConfigError, DataError, meant, shown
 from covey.origin import FAULTS, told
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -41,6 +41,8 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
         if set(loss) == {"name"}:
             return resolved_loss(loss["name"], shards)
         return named_loss(loss, shards)
+    if loss == "auto" and shards.doubt:
+        raise DataError(shards.doubt)
     if loss == "auto" and shards.classes is not None:
         return "cross_entropy"
     if loss == "auto" and shards.yes_no:

@@ -159,7 +159,7 @@ def build(
         simulator.store_in(folder, first.store_rows)
         built = simulator
     notes += _engine_notes(first, built.task)
-    notes += loss_notes(first)
+    notes += loss_notes(first, data[0])
     notes += _score_notes(first, tree.devices)
     notes += _stop_notes(first)
     if first.algorithm.splits:

@@ -1,16 +1,19 @@
-"""What the user should know of how a loss fits the targets and the step size."""
+"""What the user should know of how a loss fits the targets, the model and the step size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor, nn
+
 from covey.data import Shards
-from covey.engine.named_losses import BinaryCrossEntropy, Huber
+from covey.engine.named_losses import BinaryCrossEntropy, CrossEntropy, Focal, Huber
 from covey.runs.experiment import Experiment
 from covey.runs.record import Round
 
 _FAR_BELOW = 0.1
 """A `delta` of Huber's loss below this share of the targets' standard deviation is noted."""
+_ENTROPIES = (CrossEntropy, Focal)
 _MANY = 4
 """Yes-or-no labels per example from which a default step size is noted."""
 
@@ -30,14 +33,46 @@ def growth_note(history: Sequence[Round]) -> str | None:
     return None
 
 
-def loss_notes(experiment: Experiment) -> list[str]:
-    """Notes on a loss whose settings leave little to learn from."""
+def loss_notes(experiment: Experiment, data: Shards) -> list[str]:
+    """Notes on a loss, a model, batches or training data that leave little to learn from."""
     loss = experiment.loss
+    notes = _batch_notes(experiment, data.train.counts())
     if isinstance(loss, Huber):
-        return _huber_notes(loss.delta, experiment.data)
-    if isinstance(loss, BinaryCrossEntropy) and experiment.data.y.ndim == 2:
-        return _label_notes(experiment, experiment.data.y.shape[1])
-    return []
+        notes += _huber_notes(loss.delta, data)
+    if isinstance(loss, BinaryCrossEntropy) and data.y.ndim == 2:
+        notes += _label_notes(experiment, data.y.shape[1])
+    last = type(list(experiment.model.modules())[-1])
+    if last in (nn.Softmax, nn.LogSoftmax) and (
+        loss == "cross_entropy" or type(loss) in _ENTROPIES
+    ):
+        notes.append(
+            f"the model ends in {last.__name__}, but the loss takes logits and applies a softmax "
+            "itself; leave that layer out."
+        )
+    labels = data.y[data.train.index]
+    if data.classes is not None and not data.partial and bool((labels == labels[:1]).all()):
+        notes.append(
+            "all training examples have the same class, so there is nothing to learn; look at the "
+            "label column with `covey data show`."
+        )
+    return notes
+
+
+def _batch_notes(experiment: Experiment, counts: Tensor) -> list[str]:
+    """A note where batches drawn with replacement hold most examples twice or more."""
+    algorithm = experiment.algorithm
+    batch = getattr(algorithm, "batch", None)
+    if not isinstance(batch, int):
+        return []
+    small = int(((counts > 0) & (2 * counts < batch)).sum())
+    walks = experiment.batches != "uniform" or experiment.optimiser().epochs
+    if not small or walks or algorithm.needs_examples:  # whose batches repeat no example
+        return []
+    return [
+        f"batch = {batch} is more than twice the training examples of {small} of {len(counts)} "
+        "devices: it is drawn with replacement, so theirs repeat examples. A smaller batch is "
+        'faster, and batch = "none" takes every example once.'
+    ]
 
 
 def _huber_notes(delta: float, data: Shards) -> list[str]:

@@ -230,3 +230,26 @@ def test_a_new_device_has_the_metrics_of_its_run(pump: Path, tmp_path: Path) -> 
     score = facts["scores"]["global"]["test"]
     assert rows[0].split()[-1] == f"{score['metrics']['f1']:.4g}"
     assert rows[0].split()[-3] == f"{score['metrics']['ece']:.4g}"
+
+
+def test_each_device_of_a_file_gets_a_model(run: Path, pump: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.csv"
+    others = [line.replace("pump-11", "hall 2/b") for line in TABLE if "pump-11" in line]
+    both.write_text("\n".join([*pump.read_text().splitlines(), *others]))
+    words = ("--data", both, "--out", tmp_path / "out")
+    found = json.loads(said(covey("personalize", run, *words, "--json")))
+    assert [one["device"] for one in found] == ["pump-99", "hall 2/b"]
+    files = [Path(one["file"]) for one in found]
+    assert [path.name for path in files] == [
+        "personal-pump-99.safetensors",
+        "personal-hall%202%2Fb.safetensors",
+    ]
+    first, second = map(load_file, files)
+    assert not all(torch.equal(first[name], second[name]) for name in first)
+    place = tmp_path / "one.safetensors"
+    alone = json.loads(said(covey("personalize", run, "--data", pump, "--out", place, "--json")))
+    assert all(torch.equal(first[name], value) for name, value in load_file(place).items())
+    assert [found[0][key] for key in ("start", "scores")] == [alone["start"], alone["scores"]]
+    text = said(covey("personalize", run, *words))
+    assert text.count("its model starts from") == 2
+    assert "hall 2/b: a new device" in text

@@ -145,6 +145,35 @@ def test_another_device_another_model_and_columns_in_another_order(
     assert [row["prediction"] for row in same] == [row["prediction"] for row in everybody]
 
 
+def test_unknown_devices_get_the_global_model(run: Path, new: Path, tmp_path: Path) -> None:
+    lines = new.read_text().splitlines()
+    path = tmp_path / "other.csv"
+    path.write_text(_changed(lines, 2, 0, "pump-99"))
+    rows = rows_of(said(command("predict", run, "--data", path, "--unknown", "global")))
+    known = rows_of(said(command("predict", run, "--data", new)))
+    shared = rows_of(said(command("predict", run, "--data", new, "--model", "global")))
+    assert [row["model"] for row in rows[:3]] == ["personal", "global", "personal"]
+    assert {row["model"] for row in known} == {"personal"}
+    assert {row["model"] for row in shared} == {"global"}
+    assert rows[1] == shared[1] | {"device": "pump-99"}
+    assert (rows[:1], rows[2:]) == (known[:1], known[2:])
+    assert shared[1] != known[1] | {"model": "global"}  # else both models could be mixed up
+
+
+def test_a_device_that_was_never_asked_has_the_global_model(tmp_path: Path) -> None:
+    """It trained in no round, so that its personal model is the global one."""
+    words = ("rounds=1", "algorithm.name=pfedme", "algorithm.sample=3", "tree.edges=none")
+    plain = tmp_path / "pumps.csv"
+    table = (OWN.parent / "pumps.csv").read_text().splitlines()
+    cut = [",".join(cells[:1] + cells[2:]) for cells in (line.split(",") for line in table)]
+    plain.write_text("\n".join(cut))
+    data = ("data.name=files", f"data.path={plain}", "model.name=linear")
+    assert command("run", *words, *data, "--out", tmp_path / "run").code == 0
+    rows = rows_of(said(command("predict", tmp_path / "run", "--data", plain)))
+    models = {row["device"]: row["model"] for row in rows}
+    assert sorted(models.values()) == ["global"] * 13 + ["personal"] * 3
+
+
 def test_what_cannot_be_predicted_is_named_by_file_and_line(
     run: Path, new: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +195,7 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
         f"{bad}, line 3: device 'pump-99' did not train in this run",
         _changed(lines, 2, 0, "pump-99"),
     )
+    refused("--unknown global", _changed(lines, 2, 0, "pump-99"))
     refused("has no column 'noise'", _changed(lines, 0, 7, "loudness"))
     bare = "\n".join(",".join(line.split(",")[2:]) for line in lines)
     refused(
@@ -206,7 +236,7 @@ def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
     rows = rows_of(said(command("predict", folder, "--data", tmp_path / "x.npz")))
     wanted = covey.load(folder).predict(x)
     assert [int(row["prediction"]) for row in rows] == wanted.tolist()
-    assert list(rows[0])[1] == "probability_0"
+    assert list(rows[0])[:3] == ["model", "prediction", "probability_0"]
     np.savez(tmp_path / "square.npz", x=x.reshape(5, 8, 8), device=np.array(["3"] * 5))
     square = rows_of(said(command("predict", folder, "--data", tmp_path / "square.npz")))
     assert [row["prediction"] for row in square] == [row["prediction"] for row in rows]
@@ -250,7 +280,7 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
     )
     assert ended.code == 0, ended.err
     predicted = rows_of(said(command("predict", tmp_path / "run", "--data", tmp_path / "t.csv")))
-    assert list(predicted[0]) == ["device", "prediction"]
+    assert list(predicted[0]) == ["device", "model", "prediction"]
     wanted = covey.load(tmp_path / "run").predict(x[:1], device="d0")
     assert float(predicted[0]["prediction"]) == pytest.approx(float(wanted[0]), rel=1e-5)
     assert "personal RMSE" in said(command("show", tmp_path / "run", "--devices"))
