@@ -82,7 +82,8 @@ def reproduce(
 
       data not found, not run: there is no figure
 
-      short: fewer rounds than the paper, or fewer than three seeds
+      short: fewer rounds than the paper, fewer than three seeds, or cut by
+      one that diverged
 
       within 1 point: of the mean of the seeds
 
@@ -257,6 +258,8 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "model": line.model,
         "printed": None if cell is None else [cell.value, cell.sd],
         "best_on_test": list(line.paper),
+        "pooled_sd_apart": line.deviations,
+        "error_ratio": line.error_ratio,
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
         "devices": list(line.devices),
