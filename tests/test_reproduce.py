@@ -386,7 +386,8 @@ def test_within_a_point_is_set_beside_deviations_and_error_rates() -> None:
 
 
 def test_the_picture_of_counts_and_the_first_sentence_are_of_the_results() -> None:
-    drawn = Image.open(picture.COUNTS).text["Description"]
+    with Image.open(picture.COUNTS) as image:
+        drawn = image.info["Description"]
     assert json.loads(drawn) == picture.counted(), "python -m experiments.papers.picture"
     bars = summary.bars()
     cells = {name: sum(parts.values()) for name, parts in bars.items()}

@@ -97,7 +97,11 @@ def reproduce(
       not reproduced: none of these
 
     A cell that several settings or models stand for counts once: by the whole
-    run whose figure is nearest to the printed one.
+    run whose figure is nearest to the printed one. Beside the verdict stand
+    its distance in pooled standard deviations and the ratio of error rates.
+
+    A claim holds where it does in every seed, and by more than the seeds
+    differ. "About X" holds within a quarter of X.
 
     Examples:
 

@@ -199,10 +199,10 @@ def _claim(
     def ours(row: Row, model: str, seed: int | None = None) -> float | None:
         entry = valid(results, row)
         values = _figures(entry, "paper", model, of=ordering.of)
-        if values and seed is None:
-            return statistics.mean(values)
-        if values:
+        if values and seed is not None:
             return values[seed] if len(values) == entry["paper"]["seeds"] else None
+        if values:
+            return statistics.mean(values)
         if entry.get("paper", {}).get("diverged"):
             return quantities.without_a_score(model)
         return None

@@ -138,7 +138,7 @@ def top() -> str:
     text = (
         f"**Of {len(best)} printed figures {first} come out within a point "
         f"({_percent(first, len(best))}) in one reading of sFedHP's text, and {near} "
-        f"({_percent(near, len(best))}) in the best of five.** These {near} are "
+        f"({_percent(near, len(best))}) in the best of five readings.** These {near} are "
         f"{_percent(near, decided)} of the {decided} that are decided; {short} ran short, and for "
         f"{missing} the data are not here. Of {orders.run} orders that the tables claim "
         f"{orders.hold} hold in all seeds, and of {figures.run} claims of the figures {figures.hold}; in the mean of the seeds "
