@@ -82,7 +82,8 @@ def reproduce(
 
       data not found, not run: there is no figure
 
-      short: fewer rounds than the paper, or fewer than three seeds
+      short: fewer rounds than the paper, fewer than three seeds, or cut by
+      one that diverged
 
       within 1 point: of the mean of the seeds
 
@@ -96,7 +97,11 @@ def reproduce(
       not reproduced: none of these
 
     A cell that several settings or models stand for counts once: by the whole
-    run whose figure is nearest to the printed one.
+    run whose figure is nearest to the printed one. Beside the verdict stand
+    its distance in pooled standard deviations and the ratio of error rates.
+
+    A claim holds where it does in every seed, and by more than the seeds
+    differ. "About X" holds within a quarter of X.
 
     Examples:
 
@@ -257,6 +262,8 @@ def _as_dict(line: Line) -> dict[str, Any]:
         "model": line.model,
         "printed": None if cell is None else [cell.value, cell.sd],
         "best_on_test": list(line.paper),
+        "pooled_sd_apart": line.deviations,
+        "error_ratio": line.error_ratio,
         "chosen_on_validation": list(line.honest),
         "seconds": line.seconds,
         "devices": list(line.devices),

@@ -11,16 +11,20 @@ from pathlib import Path
 from covey.papers.tables import Row
 
 FILE = Path(__file__).parent / "printed.toml"
-_FACTS = ("note", "uncertain")
+_FACTS = ("note", "uncertain", "given")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A printed figure. `uncertain`: the text that it was read from does not show its column."""
+    """A printed figure. `uncertain`: the text that it was read from does not show its column.
+
+    `given`: it is an input of the method, and no result.
+    """
 
     value: float
     sd: float | None = None
     uncertain: bool = False
+    given: bool = False
 
     def __str__(self) -> str:
         text = f"{self.value:.2f}"
@@ -28,6 +32,8 @@ class Cell:
             text += f" ± {self.sd:.2f}"
         if self.uncertain:
             text += " (?)"
+        if self.given:
+            text += " (an input)"
         return text
 
 
@@ -60,12 +66,12 @@ def cell(row: Row, model: str) -> Cell | None:
 
 
 def _group(values: Mapping[str, object]) -> Group:
-    uncertain = values.get("uncertain", ())
-    assert isinstance(uncertain, list | tuple)
+    uncertain, given = (values.get(name, ()) for name in ("uncertain", "given"))
+    assert isinstance(uncertain, list | tuple) and isinstance(given, list | tuple)  # noqa: PT018
     cells = {}
     for name, figures in values.items():
         if name not in _FACTS:
             assert isinstance(figures, list)
             value, *sd = figures
-            cells[name] = Cell(value, next(iter(sd), None), name in uncertain)
+            cells[name] = Cell(value, next(iter(sd), None), name in uncertain, name in given)
     return Group(cells, str(values.get("note", "")))

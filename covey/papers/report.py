@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from covey import draws
@@ -19,6 +20,8 @@ HEAD = (
     "model",
     "paper",
     "best on test",
+    "pooled sd apart",
+    "error ratio",
     "chosen on validation",
     "seconds",
     "verdict",
@@ -29,7 +32,14 @@ _OLDER_DRAWS = (
     "of round t then drew what ask t of round a did"
 )
 CLAIM_HEAD = ("claim", "setting", "in the paper", "here")
-SUMMARY_HEAD = ("table", "cells", "run", *(verdict.value for verdict in Verdict))
+SUMMARY_HEAD = (
+    "table",
+    "cells",
+    "run",
+    *(verdict.value for verdict in Verdict),
+    "within 2 pooled sd",
+    "error alike",
+)
 
 
 def cells(line: Line) -> tuple[str, ...]:
@@ -39,6 +49,8 @@ def cells(line: Line) -> tuple[str, ...]:
         line.model,
         str(line.printed or ""),
         spread(line.paper),
+        "" if line.deviations is None else f"{line.deviations:.1f}",
+        "" if line.error_ratio is None else f"{line.error_ratio:.2f}",
         spread(line.honest),
         _seconds(line),
         _verdict(line),
@@ -91,6 +103,8 @@ def spread(values: Sequence[float]) -> str:
 def claim_cells(claim: Claim) -> tuple[str, ...]:
     """A claim under `CLAIM_HEAD`."""
     ours = _holds(claim, claim.ours, "not run")
+    if claim.ours is not None and claim.ours > 0 and not claim.holds:
+        ours = ours.replace("holds", "holds in the mean only")
     if claim.ours is not None and claim.short:
         ours += ", short"
     return (
@@ -103,20 +117,20 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
 
 def summary_cells(table: Table, results: Results) -> tuple[str, ...]:
     """A table under `SUMMARY_HEAD`: how many of its printed cells have each verdict."""
-    return _summary(table.path, verdicts.lines(table, results))
+    return lines_cells(table.path, verdicts.lines(table, results))
 
 
-def paper_cells(paper: str, listed: Sequence[Table], results: Results) -> tuple[str, ...]:
-    """A paper under `SUMMARY_HEAD`; a cell that stands in two of its tables counts once."""
-    lines = [line for table in listed for line in verdicts.lines(table, results)]
-    return _summary(paper, lines)
-
-
-def _summary(name: str, lines: Sequence[Line]) -> tuple[str, ...]:
-    counts = verdicts.counted(lines)
+def lines_cells(name: str, lines: Iterable[Line]) -> tuple[str, ...]:
+    """Lines under `SUMMARY_HEAD`; a cell that stands in two tables of a paper counts once."""
+    decide = verdicts.deciding(lines)
+    counts = Counter(line.verdict for line in decide)
     cells = sum(counts.values())
     not_run = counts[Verdict.NO_DATA] + counts[Verdict.NOT_RUN]
-    numbers = (cells, cells - not_run, *(counts[verdict] for verdict in Verdict))
+    whole = [line for line in decide if line.is_decided]
+    apart = [line.deviations for line in whole]
+    near = sum(value is not None and value <= verdicts.DEVIATIONS for value in apart)
+    alike = sum(1 / verdicts.ERROR <= (line.error_ratio or 0) <= verdicts.ERROR for line in whole)
+    numbers = (cells, cells - not_run, *(counts[verdict] for verdict in Verdict), near, alike)
     return (name, *map(str, numbers))
 
 
@@ -138,7 +152,8 @@ def papers_in_words(
         if len(own) > 1:
             results = by_paper[paper]
             claims = [claim for table in own for claim in verdicts.claims(table, results)]
-            parts = _cells_in_words(paper_cells(paper, own, results), results)
+            lines = [line for table in own for line in verdicts.lines(table, results)]
+            parts = _cells_in_words(lines_cells(paper, lines), results)
             parts += _claims_in_words(claims, results)
             yield paper, "; ".join(parts)
 
@@ -158,8 +173,8 @@ def _claims_in_words(claims: Sequence[Claim], results: Results) -> list[str]:
     text = f"{len(claims)} claimed orders"
     if results:
         run = [claim for claim in claims if claim.ours is not None]
-        whole = [claim.ours for claim in run if claim.ours is not None and not claim.short]
-        text += f", {len(whole)} run, {sum(margin > 0 for margin in whole)} hold"
+        whole = [claim for claim in run if not claim.short]
+        text += f", {len(whole)} run, {sum(claim.holds for claim in whole)} hold"
         if len(run) > len(whole):
             text += f", {len(run) - len(whole)} short"
     return [text]
@@ -169,7 +184,7 @@ def _verdicts_in_words(run: str, counts: Sequence[str], known: bool) -> str:
     """How many cells have each verdict; nothing where there is no result of the paper."""
     if not known:
         return ""
-    numbered = zip(counts, SUMMARY_HEAD[3:], strict=True)
+    numbered = zip(counts, Verdict, strict=False)  # what stands behind overlaps with them
     words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
     return f", {run} run: {words}"
 
@@ -238,6 +253,8 @@ def _holds(claim: Claim, margin: float | None, otherwise: str) -> str:
     word = "holds" if margin > 0 else "does not hold"
     if math.isinf(margin):
         return f"{word} (a row diverged)"
+    if claim.ordering.about is not None:
+        return f"{word} ({verdicts.ABOUT * claim.ordering.about - margin:.2f} off)"
     if claim.ordering.by == "equal":
         return f"{word} ({verdicts.POINTS - margin:.2f} apart)"
     return f"{word} ({margin:+.2f})"

@@ -23,14 +23,16 @@ a grid for a method, such as `search.fedavg = { lr = [0.01, 0.1] }`. Every point
 for `search_rounds` rounds and is scored on validation data. The row then runs at the best point,
 and is marked as searched.
 
-An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
-are above all of the next; with `by = "best"` only the best of each group are compared. With
-`by = "equal"` all differ by less than a point, and with `by = "half"` those of a group are at most
-half of those before. With `of = "area"` it is about speed: the mean over all rounds is compared. It
-is checked in every setting that its pattern `settings` matches and that has all its methods. A
-chain may also name rows of several settings, as SETTING/METHOD:MODEL. An ordering without a chain
-is a claim that no row of the table can check, and is listed as not run. `why` gives reasons for
-differences, by patterns of SETTING/METHOD, which match whole names.
+An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, where METHOD may be a
+pattern. All of a group are above all of the next, by more than `over` points; with `by = "best"`
+only the best of each group are compared. With `by = "equal"` all differ by less than a point. With
+`about` a figure, or what it is above the next, is about that much: a quarter more or less at most.
+With `by = "saves"` this is the share in percent that the second group saves of the first. With
+`of = "area"` it is about speed: the mean over all rounds is compared. It is checked in every
+setting that a pattern of `settings`, words with spaces between, matches and that has all its
+methods. A chain may also name rows of several settings, as SETTING/METHOD:MODEL. An ordering
+without a chain is a claim that no row of the table can check, and is listed as not run. `why` gives
+reasons for differences, by patterns of SETTING/METHOD, which match whole names.
 """
 
 from __future__ import annotations
@@ -110,8 +112,10 @@ class Ordering:
 
     claim: str
     chain: tuple[tuple[str, ...], ...] = ()  # groups of METHOD:MODEL, from high to low
-    by: str = "all"  # or "best", "equal" or "half"
+    by: str = "all"  # or "best", "equal" or "saves"
     settings: str = "*"  # the settings in which it is claimed
+    over: float = 0.0  # the points by which the paper has it at least
+    about: float | None = None  # what the paper has, in about
     of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
     printed: float | None = None  # the gap in points, where the paper prints it and no figures
 
@@ -212,7 +216,9 @@ def read(name: str) -> Table:
         title=content["title"],
         rows=rows,
         unprinted=tuple(content.get("unprinted", ())),
-        orderings=tuple(_ordering(entry) for entry in content.get("orderings", ())),
+        orderings=tuple(
+            _ordering(entry, content.get("methods", {})) for entry in content.get("orderings", ())
+        ),
         why=content.get("why", {}),
     )
 
@@ -228,9 +234,18 @@ def _content(paper: str, table: str) -> dict[str, Any]:
     return content
 
 
-def _ordering(entry: Fields) -> Ordering:
-    chain = tuple(tuple(group) for group in entry.get("chain", ()))
+def _ordering(entry: Fields, methods: Iterable[str]) -> Ordering:
+    chain = tuple(
+        tuple(name for pattern in group for name in _named(pattern, methods))
+        for group in entry.get("chain", ())
+    )
     return Ordering(**{**entry, "chain": chain})
+
+
+def _named(name: str, methods: Iterable[str]) -> list[str]:
+    """METHOD:MODEL of every method that a pattern stands for, or the name as it is."""
+    pattern, _, model = name.partition(":")
+    return [f"{method}:{model}" for method in fnmatch.filter(methods, pattern)] or [name]
 
 
 def _rows_of_others(paper: str, table: str, content: Fields) -> Iterator[Row]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from covey import draws
@@ -21,6 +23,8 @@ from covey.papers.tables import Ordering, Row, Table
 POINTS = 1.0  # a figure that is this near is reproduced
 DEVIATIONS = 2.0  # or so many printed standard deviations
 SEEDS = 3  # fewer are "short"
+ABOUT = 0.25  # "about X" holds within this share of X
+ERROR = 1.25  # error rates are alike where none is more than so many times the other
 
 
 class Verdict(StrEnum):
@@ -58,14 +62,41 @@ class Line:
             return math.inf
         return abs(statistics.mean(self.paper) - self.printed.value)
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether its run is whole, so that the verdict is about the figure."""
+        return self.verdict not in (None, Verdict.SHORT, Verdict.NO_DATA, Verdict.NOT_RUN)
+
+    @property
+    def deviations(self) -> float | None:
+        """The distance in pooled standard deviations, of our seeds and of the print if it has one.
+
+        None where our seeds have none, or where neither differs from 0.
+        """
+        if self.printed is None or len(self.paper) < 2:
+            return None
+        deviations = [statistics.stdev(self.paper)]
+        if self.printed.sd is not None:
+            deviations.append(self.printed.sd)
+        pooled = math.sqrt(statistics.mean(sd**2 for sd in deviations))
+        return self.distance / pooled if pooled else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Our error rate by the printed one; None where these are not accuracies in percent."""
+        if self.printed is None or not self.paper or quantities.name_of(self.model):
+            return None
+        return (100 - statistics.mean(self.paper)) / (100 - self.printed.value)
+
 
 @dataclass(frozen=True)
 class Claim:
     """How a claimed order fares in one setting: by how many points it holds, negative if not.
 
-    Equal figures hold by what their distance is below a point. None where a figure is missing.
+    Equal figures hold by what their distance is below a point, and "about X" by what it is below
+    `ABOUT` of X. None where a figure is missing. `by_seed` has the margin of every seed alone.
     `cells` are the figures that decide in print, as TABLE/SETTING/METHOD:MODEL. A claim is `short`
-    where a row of it has fewer rounds than the paper, or fewer than three seeds.
+    where a row of it has fewer rounds than the paper, or fewer than three seeds that went on.
     """
 
     ordering: Ordering
@@ -75,6 +106,15 @@ class Claim:
     cells: frozenset[str] = frozenset()
     short: bool = False
     has_rows: bool = True  # False where a row of it is not in the setting
+    by_seed: tuple[float, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds in every seed, and by more than the seeds' standard deviation."""
+        if self.ours is None or not self.by_seed or min(self.by_seed) <= 0:
+            return False
+        finite = [margin for margin in self.by_seed if math.isfinite(margin)]
+        return self.ours > (statistics.stdev(finite) if len(finite) > 1 else 0)
 
     @property
     def contradicted(self) -> bool:
@@ -133,7 +173,7 @@ def _by_setting(ordering: Ordering, table: Table, results: Results) -> Iterator[
         if row.printed:
             groups.setdefault(row.printed, {})[row.method] = row
     for setting, rows in settings.items():
-        if fnmatch.fnmatchcase(setting, ordering.settings):
+        if any(fnmatch.fnmatchcase(setting, word) for word in ordering.settings.split()):
             group = next(iter(rows.values())).printed
             yield _claim(ordering, setting, rows, groups.get(group, {}), results)
 
@@ -156,9 +196,11 @@ def _claim(
     A setting may lack a method whose figure is printed.
     """
 
-    def ours(row: Row, model: str) -> float | None:
+    def ours(row: Row, model: str, seed: int | None = None) -> float | None:
         entry = valid(results, row)
         values = _figures(entry, "paper", model, of=ordering.of)
+        if values and seed is not None:
+            return values[seed] if len(values) == entry["paper"]["seeds"] else None
         if values:
             return statistics.mean(values)
         if entry.get("paper", {}).get("diverged"):
@@ -169,11 +211,19 @@ def _claim(
     claimed = ordering.printed
     if claimed is None:
         claimed = _margin(ordering, in_print, _printed)
+    if claimed is None and ordering.about is not None:
+        claimed = ABOUT * ordering.about
     named = [name.partition(":") for name in ordering.names]
     own = [rows[method] for method, _, _ in named if method in rows]
     margin = None
+    margins: list[float | None] = []
     if _alike(own, results):
         margin = _margin(ordering, rows, ours)
+        seeds = max(
+            (valid(results, row).get("paper", {}).get("seeds", 0) for row in own), default=0
+        )
+        margins = [_margin(ordering, rows, partial(ours, seed=seed)) for seed in range(seeds)]
+    by_seed = tuple(known for known in margins if known is not None)
     deciding = [name.partition(":") for name in _deciding(ordering, in_print)]
     return Claim(
         ordering,
@@ -183,13 +233,21 @@ def _claim(
         frozenset(f"{rows[method].key}:{model}" for method, _, model in deciding if method in rows),
         short=any(_is_short(row, results) for row in own),
         has_rows=len(own) == len(named),
+        by_seed=by_seed if len(by_seed) == len(margins) else (),
     )
 
 
 def _is_short(row: Row, results: Results) -> bool:
-    """Whether a row was run with fewer rounds than the paper has, or with few seeds."""
+    """Whether a row was run with fewer rounds than the paper has, or with few seeds, or was cut."""
     result = valid(results, row).get("paper", {})
-    return bool(result.get("models")) and (result["rounds"] < row.rounds or result["seeds"] < SEEDS)
+    few = result.get("rounds", 0) < row.rounds or result["seeds"] < SEEDS
+    return _is_cut(result) or (bool(result.get("models")) and few)
+
+
+def _is_cut(result: Entry) -> bool:
+    """Whether seeds that diverged have ended others, which ran beside them."""
+    diverged = re.search(r"\(seed ([\d, ]+)\)", result.get("diverged", ""))
+    return diverged is not None and len(diverged[1].split(",")) < result["seeds"]
 
 
 def _alike(rows: Sequence[Row], results: Results) -> bool:
@@ -228,7 +286,12 @@ def _figure(name: str, rows: Mapping[str, Row], figure: Figure) -> float | None:
 
 
 def counted(listed: Iterable[Line]) -> Counter[Verdict]:
-    """How many printed cells have each verdict.
+    """How many printed cells have each verdict."""
+    return Counter(line.verdict for line in deciding(listed) if line.verdict is not None)
+
+
+def deciding(listed: Iterable[Line]) -> list[Line]:
+    """The line of every printed cell that decides on it.
 
     A cell that was run in several settings, or that two models stand for, counts once. The whole
     run whose figure is nearest to the printed one decides, not the best verdict. Where no run is
@@ -241,7 +304,7 @@ def counted(listed: Iterable[Line]) -> Counter[Verdict]:
             continue
         cell = (line.row.paper, line.row.printed, line.row.cells[line.model])
         by_cell[cell] = min(line, by_cell.get(cell, line), key=lambda other: _rank(other, order))
-    return Counter(line.verdict for line in by_cell.values() if line.verdict is not None)
+    return list(by_cell.values())
 
 
 def _rank(line: Line, order: Sequence[Verdict]) -> tuple[int, float]:
@@ -269,7 +332,7 @@ def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Cl
     cell = printed.cell(row, model)
     verdict = None
     why = _divergence(entry.get("paper", {}))
-    if cell is not None:
+    if cell is not None and not cell.given:
         verdict, why = _verdict(table, row, model, cell, entry, checked)
     parts = [entry[name] for name in ("paper", "honest", "search") if name in entry]
     devices = dict.fromkeys(part["device"] for part in parts if "device" in part)
@@ -298,10 +361,10 @@ def _verdict(
         return Verdict.NO_DATA, f"{result['missing']} is not here; run {command}"
     ours = _figures(entry, "paper", model)
     diverged = _divergence(result)
+    if _is_cut(result):
+        return Verdict.SHORT, f"a seed that diverged has ended the others: {diverged}"
     if not ours:
-        if diverged:
-            return Verdict.DIFFERS, diverged
-        return Verdict.NOT_RUN, ""
+        return (Verdict.DIFFERS, diverged) if diverged else (Verdict.NOT_RUN, "")
     if result["rounds"] < row.rounds or len(ours) < SEEDS:
         return Verdict.SHORT, "; ".join(
             filter(None, (_shortness(result, row, len(ours)), diverged))
@@ -337,10 +400,7 @@ def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:
     """Whether a cell has a claimed order, and all that hold in print were run whole and hold."""
     name = f"{row.key}:{model}"
     naming = [claim for claim in checked if name in claim.cells and not claim.contradicted]
-    holding = [
-        claim for claim in naming if claim.ours is not None and claim.ours > 0 and not claim.short
-    ]
-    return bool(naming) and len(holding) == len(naming)
+    return bool(naming) and all(claim.holds and not claim.short for claim in naming)
 
 
 def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> float | None:
@@ -357,7 +417,7 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
         missing |= len(known) < len(figures)
         if known:
             groups.append(known)
-    if missing and (ordering.by == "best" or len(groups) < 2):
+    if missing and (ordering.by == "best" or ordering.about or len(groups) < 2):
         return None
     margin = _least_gap(ordering, groups)
     if math.isnan(margin) or (missing and margin > 0):
@@ -366,16 +426,24 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
 
 
 def _least_gap(ordering: Ordering, groups: Sequence[Sequence[float]]) -> float:
-    """The smallest distance between neighbouring groups, or what equal figures lack to a point."""
+    """The smallest distance between neighbouring groups, or what equal figures lack to a point.
+
+    Of "about X", what a figure, its gap to the next or the share that this saves lacks to the rule.
+    """
+    if ordering.about is not None:
+        figure = min(groups[0])
+        if ordering.by == "saves":
+            figure = 100 * (1 - max(groups[1]) / figure)
+        elif len(groups) > 1:
+            figure -= max(groups[1])
+        return ABOUT * ordering.about - abs(figure - ordering.about)
     if ordering.by == "equal":
         values = list(itertools.chain(*groups))
         return POINTS - (max(values) - min(values))
     gaps = []
     for higher, lower in itertools.pairwise(groups):
         least = max(higher) if ordering.by == "best" else min(higher)
-        if ordering.by == "half":
-            least /= 2
-        gaps.append(least - max(lower))
+        gaps.append(least - max(lower) - ordering.over)
     if any(math.isnan(gap) for gap in gaps):
         return math.nan
     return min(gaps)

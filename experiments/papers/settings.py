@@ -23,7 +23,12 @@ from covey.papers.printed import cell
 from covey.papers.results import Results, Store, read
 from covey.papers.tables import Row
 from experiments.papers import curves
-from experiments.papers.variants import PulledPerMFL, QuietPFedBayes, ShrinkingAL2GD
+from experiments.papers.variants import (
+    PulledPerMFL,
+    QuietPFedBayes,
+    ShrinkingAL2GD,
+    UncutFedMac,
+)
 
 FOLDER = curves.FOLDER
 NAME = "settings"
@@ -204,7 +209,15 @@ def _of_pfedme() -> Iterator[Change]:
         yield Change(NO_DECAY, "pfedme/table1", rows, {"weight_decay": 0.0}, score_every=5)
 
 
-CHANGES: tuple[Change, ...] = (*_of_sfedhp(), *_of_permfl(), *_of_pfedme())
+def _of_fedmac() -> Iterator[Change]:
+    """Figure 6 with gamma_w switched off, as covey's default has it, and without covey's cut."""
+    table, rows = "fedmac/sparse", "figure-6/gamma-w-1e-6"
+    off = {"gamma_w_until": 100}
+    yield Change("gamma_w off from round 100", table, rows, off, score_every=5)
+    yield Change("no cut", table, rows, score_every=5, kind=UncutFedMac)
+
+
+CHANGES: tuple[Change, ...] = (*_of_sfedhp(), *_of_permfl(), *_of_pfedme(), *_of_fedmac())
 
 
 @lru_cache

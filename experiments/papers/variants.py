@@ -1,6 +1,7 @@
 """Methods as the public code of PerMFL runs them, where that is not the method as published.
 
-`experiments.papers.settings` runs them in rows of PerMFL's Table 1.
+`experiments.papers.settings` runs them in rows of PerMFL's Table 1. `UncutFedMac` is for rows of
+FedMac's Figure 6.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from covey import Algorithm, Nodes, Rows
+from covey.algorithms.fedmac import FedMac
 from covey.algorithms.pfedbayes import by_local, by_personal, sigmoid, softplus
 from covey.engine.descend import Stepper, descend
 from covey.kernel.fields import Count, NonNegative, Positive, Probability
@@ -137,3 +139,14 @@ class QuietPFedBayes(Algorithm):
         me.keep("personal", mu)
         me.keep("_personal_rho", rho)
         return local_mu, local_rho, me.weight("samples")
+
+
+@dataclass(frozen=True)
+class UncutFedMac(FedMac):
+    """FedMac whose messages keep weights below the cut; non-zeros are still counted above it."""
+
+    def cut(self, tier: str, round: int = 0) -> float | None:
+        return None
+
+    def zero(self, tier: str, model: str) -> float | None:
+        return self.l1_of_theta.cut() if model == "personal" else super().cut(tier)
