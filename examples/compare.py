@@ -94,8 +94,8 @@ def _add(figures: dict[str, list[Any]], history: Sequence[covey.Round], model: s
     """One more seed of a model."""
     scores = [record.models[model].scores["test"] for record in history if record.models]
     figures["curve"].append([100 * (score.accuracy_fallback or 0.0) for score in scores])
-    figures["worst"].append(100 * (scores[-1].worst_decile or 0.0))
     chosen = select(history, model).chosen.models[model].scores["test"]
+    figures["worst"].append(100 * (chosen.worst_decile or 0.0))
     figures["chosen"].append(100 * (chosen.accuracy_fallback or 0.0))
 
 
@@ -106,8 +106,8 @@ def _megabytes(history: Sequence[covey.Round], start: str) -> float:
 
 
 def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
-    """Edge by edge, every device's test accuracy in percent in the last round with the model of
-    each tier.
+    """Edge by edge, every device's test accuracy in percent with the model of each tier, in the
+    model's chosen round.
     """
     edges: dict[str | None, dict[str, dict[str, float]]] = {}
     for score in run.devices():
@@ -115,7 +115,7 @@ def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
             device = edges.setdefault(score.edge, {}).setdefault(
                 score.device, {"examples": score.examples}
             )
-            device[score.model] = 100 * (score.last_accuracy or 0.0)
+            device[score.model] = 100 * (score.accuracy or 0.0)
     return [list(devices.values()) for devices in edges.values()]
 
 
@@ -168,7 +168,8 @@ def picture(data: dict[str, Any], path: Path) -> None:
 def _line(data: dict[str, Any], method: str, model: str) -> Line:
     values = np.array(data[f"{method} {model}"]["curve"])
     style = STYLES[METHODS.index(method)]
-    return Line(f"{method} {model}", COLOURS[TIERS[model]], style, data["rounds"], values)
+    reported = float(np.mean(data[f"{method} {model}"]["chosen"]))
+    return Line(f"{method} {model}", COLOURS[TIERS[model]], style, data["rounds"], values, reported)
 
 
 def draw_tree(axes: Axes, data: dict[str, Any]) -> None:
@@ -261,7 +262,7 @@ def _node(
 
 
 def bars(axes: Axes, data: dict[str, Any]) -> None:
-    """The mean accuracy of the worst-served tenth in the last round."""
+    """The mean accuracy of the worst-served tenth in the chosen rounds."""
     for k, (method, model) in enumerate(SHOWN):
         values = data[f"{method} {model}"]["worst"]
         mean = float(np.mean(values))

@@ -360,5 +360,5 @@ def test_the_histogram_is_numpys_device_by_device() -> None:
 def test_the_picture_of_a_run_shows_the_rmse() -> None:
     history = list(started(numbers()))
     assert headline(history).axis == "RMSE"
-    curves = plot._curves([history], "global", 2)
-    assert curves.tolist() == [[record.models["global"].scores["test"].rmse for record in history]]
+    curve = [plot.value_of(record, "global", headline(history)) for record in history]
+    assert curve == [record.models["global"].scores["test"].rmse for record in history]

@@ -89,7 +89,7 @@ def naive(run: Run, model: str, part: str, regression: bool) -> dict[str, float 
     data = shards(regression)
     right = loss = count = 0.0
     accuracies: list[float] = []
-    all_right = all_count = 0
+    all_right = all_count = holders = 0
     for d in range(15):
         node = {"global": 0, "edge": edge_of(d), "personal": d}[model]
         held = data.part(part).held(d)
@@ -98,14 +98,16 @@ def naive(run: Run, model: str, part: str, regression: bool) -> dict[str, float 
             outputs = run.runtime.task.space.fill(by_node.get(node, run.w[0]))(x)
         hits = 0 if regression else int((outputs.argmax(1) == y).sum())
         all_right, all_count = all_right + hits, all_count + len(x)
+        if len(x):  # the mean and the worst tenth are over all devices, as `accuracy_fallback`
+            accuracies.append(hits / len(x))
         if node in by_node and len(x):
+            holders += 1
             right, count = right + hits, count + len(x)
             loss += (
                 float(0.5 * (outputs - y).square().sum())
                 if regression
                 else float(F.cross_entropy(outputs, y, reduction="sum"))
             )
-            accuracies.append(hits / len(x))
     worst = sorted(accuracies)
     wanted = max(len(worst) / 10, 1.0)
     total, left = 0.0, wanted
@@ -113,7 +115,7 @@ def naive(run: Run, model: str, part: str, regression: bool) -> dict[str, float 
         total, left = total + min(1.0, left) * accuracy, left - min(1.0, left)
     return {
         "accuracy": right / count, "accuracy_uniform": sum(accuracies) / len(accuracies), "worst_decile": total / wanted,
-        "loss": loss / count, "devices": len(accuracies), "accuracy_fallback": all_right / all_count,
+        "loss": loss / count, "devices": holders, "accuracy_fallback": all_right / all_count,
     }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,16 +164,16 @@ class Loaded:
 
         return text(summary([self]))
 
-    def _others(self) -> dict[str, list[list[Round]]]:
-        """The rounds of the algorithms that ran beside this one, by method.
+    def _others(self) -> dict[str, Loaded]:
+        """The algorithms that ran beside this one, by method.
 
         An unfinished algorithm has the rounds that it has run.
         """
         out = {}
         for name, config in self.config.yardsticks().items():
             folder = self.folder / "compare" / name
-            if (folder / "config.toml").exists() and (rounds := Loaded(folder, self.seed).history):
-                out[config.method()] = [rounds]
+            if (folder / "config.toml").exists() and (other := Loaded(folder, self.seed)).history:
+                out[config.method()] = other
         return out
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
@@ -189,6 +188,7 @@ class Loaded:
             target,
             title=registry.method(self.config.algorithm["name"]),
             devices=[self.devices()],
+            protocol=self.config.protocol,
         )
         return target
 
@@ -740,7 +740,7 @@ def _numbers(values: Any, name: str) -> Array:
 
 def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
-    from covey.report.compare import yardsticks
+    from covey.report.compare import beside
     from covey.report.summary import summarise
 
     first = seeds[0]
@@ -749,10 +749,11 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     histories = [seed.history for seed in seeds]
     private = private_part(first.place / "checkpoint.safetensors")
     devices = [seed.devices() for seed in seeds]
-    protocol = first.config.protocol
-    out = summarise(histories, protocol, devices, first.config.learner(), private)
-    others: dict[str, list[list[Round]]] = {}
+    out = summarise(histories, first.config.protocol, devices, first.config.learner(), private)
+    others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
-        for method, rounds in seed._others().items():
-            others.setdefault(method, []).extend(rounds)
-    return replace(out, yardsticks=yardsticks(others, protocol))
+        for method, other in seed._others().items():
+            rounds, scores = others.setdefault(method, ([], []))
+            rounds.append(other.history)
+            scores.append(other.devices() if other.finished else [])
+    return beside(out, devices, others)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.cli.config import Config
 from covey.cli.folder import Folder, environment, refused
 from covey.cli.registry import method
 from covey.cli.seeds import Histories, folders_of
-from covey.report.summary import Summary, summarise
+from covey.report.summary import Gain, Summary, summarise
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.run import private_part
 
@@ -47,18 +46,25 @@ def write_outcome(
 
     if not folder.writes:
         return summarise(histories, config.protocol)
-    folders = list(folders_of(config, folder).values())
-    devices = [
-        from_csv((seed.path / "devices.csv").read_text(encoding="utf-8")) for seed in folders
-    ]
-    private = private_part(folders[0].checkpoint)
+    devices = device_scores(config, folder)
+    private = private_part(next(iter(folders_of(config, folder).values())).checkpoint)
     summary = summarise(histories, config.protocol, devices, config.learner(), private)
-    yardsticks = compare.yardsticks(dict(others), config.protocol)
-    summary = replace(summary, yardsticks=yardsticks)
+    compared = {}
+    for name, other in config.yardsticks().items():
+        if other.method() in others:
+            scores = device_scores(other, folder.beside(name))
+            compared[other.method()] = (others[other.method()], scores)
+    summary = compare.beside(summary, devices, compared)
     folder.write_json("environment.json", environment(command) | {"engine": dict(engine)})
     folder.write_json("summary.json", summary.as_dict())
-    _draw(config, folder, histories, others, devices)
+    _draw(config, folder, histories, others, devices, summary.gains)
     return summary
+
+
+def device_scores(config: Config, folder: Folder) -> list[list[DeviceScore]]:
+    """The scores of every seed's devices, from its file."""
+    files = [seed.path / "devices.csv" for seed in folders_of(config, folder).values()]
+    return [from_csv(file.read_text(encoding="utf-8")) for file in files]
 
 
 def _draw(
@@ -67,6 +73,7 @@ def _draw(
     histories: Histories,
     others: Mapping[str, Histories],
     devices: list[list[DeviceScore]],
+    gains: Sequence[Gain],
 ) -> None:
     from covey.report import compare
     from covey.report.plot import draw, draw_devices
@@ -76,9 +83,10 @@ def _draw(
         folder.path / f"{name}.png" for name in ("plot", "devices", "compare")
     )
     with refused(plot):
-        draw(histories, plot, title, devices)
+        draw(histories, plot, title, devices, config.protocol)
     with refused(per_device):
         draw_devices(histories, per_device, title, devices)
     if others:
         with refused(compared):
-            compare.draw({config.method(): histories} | dict(others), compared)
+            runs = {config.method(): histories} | dict(others)
+            compare.draw(runs, compared, gains, config.protocol)

@@ -9,23 +9,11 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
-from covey.report.summary import (
-    Figure,
-    ModelFigures,
-    RadioFigures,
-    SampleFigures,
-    Summary,
-)
+from covey.report.summary import Figure, ModelFigures, RadioFigures, SampleFigures, Summary
 from covey.runs.headline import headline, named
 from covey.runs.run import Round
 
@@ -87,12 +75,7 @@ class _Lines:
     """One line for the first scored round, then at most `lines` more, evenly spaced."""
 
     def __init__(
-        self,
-        console: Console,
-        label: str,
-        rounds: int,
-        notes: _Notes,
-        lines: int,
+        self, console: Console, label: str, rounds: int, notes: _Notes, lines: int
     ) -> None:
         self._console = console
         self._label = label
@@ -117,10 +100,7 @@ class _Lines:
 def text(summary: Summary) -> str:
     """The tables as plain text."""
     out = io.StringIO()
-    table(
-        Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False),
-        summary,
-    )
+    table(Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False), summary)
     return out.getvalue().strip("\n") + "\n"
 
 
@@ -245,18 +225,12 @@ _OF_NUMBERS = {
     "last round": "rmse_last",
     "best on test (optimistic)": "rmse_best_on_test",
 }
-_OF_LOSSES = {
-    "test loss (all)": "loss",
-    "holders": "loss_holders",
-    "last round": "loss_last",
-}
+_OF_LOSSES = {"test loss (all)": "loss", "holders": "loss_holders", "last round": "loss_last"}
 """The columns of the table of the models, and the figure of a model that each one has."""
 
 
 def _cells(
-    models: Sequence[ModelFigures],
-    figures: dict[str, str],
-    spell: Callable[[Figure | None], str],
+    models: Sequence[ModelFigures], figures: dict[str, str], spell: Callable[[Figure | None], str]
 ) -> dict[str, list[str]]:
     """Every column's cells, one per model."""
     return {
@@ -285,11 +259,7 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     for position, model in enumerate(models):
         ending = "" if model.holders.mean == 1 else "s"
         holders = f"{model.holders.mean:g} {model.tier}{ending}"
-        out.add_row(
-            names[position],
-            holders,
-            *(columns[head][position] for head in heads),
-        )
+        out.add_row(names[position], holders, *(columns[head][position] for head in heads))
     return out
 
 
@@ -399,16 +369,12 @@ def _gains(summary: Summary) -> Iterator[str]:
         pair = f"{gain.model} against {gain.other}"
         counts = f"{gain.better} of {gain.devices} devices gain, {gain.worse} lose"
         metric = named(gain.figure)
-        if metric.percent:
-            median = f"median {gain.median:+.1f} points"
-            limits = f"from {gain.least:+.1f} to {gain.most:+.1f}"
-        elif metric.relative:
-            median = f"{metric.title}: median {-gain.median:+.1f} %"
-            limits = f"from {-gain.most:+.1f} to {-gain.least:+.1f}"
-        else:
-            median = f"gain in {metric.title}: median {gain.median:+.3g}"
-            limits = f"from {gain.least:+.3g} to {gain.most:+.3g}"
-        yield f"{pair}: {counts} ({median}, {limits})"
+        what = "" if metric.percent else f"{metric.title}: "
+        if what and not metric.relative:
+            what = f"gain in {what}"
+        limits = gain.ends(gain.least, gain.most)
+        together = f"; together {gain.difference}" if gain.difference else ""
+        yield f"{pair}: {counts} ({what}median {gain.signed(gain.median)}, from {limits}){together}"
 
 
 def _radio(console: Console, figures: RadioFigures) -> None:
@@ -452,19 +418,9 @@ def _links(summary: Summary) -> Table:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
         ratios = [
             f"{a / b:.3f}" if b else "-"
-            for a, b in (
-                (k.down + k.up, k.dense),
-                (k.formula_paper, k.formula_dense),
-            )
+            for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))
         ]
-        links.add_row(
-            k.link,
-            "",
-            f"{k.down / 1e6:.3f}",
-            f"{k.up / 1e6:.3f}",
-            *ratios,
-            share,
-        )
+        links.add_row(k.link, "", f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", *ratios, share)
     return links
 
 

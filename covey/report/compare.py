@@ -6,25 +6,28 @@ The colour of a line is the tier that keeps the model, the style is the algorith
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covey.report.plot import COLOURS
+from covey.report.plot import COLOURS, Histories, most_personal, of_chosen, reported, ring, value_of
 from covey.report.reported import models as models
-from covey.report.summary import Yardstick, summarise
+from covey.report.summary import Gain, Summary, Yardstick, gains_over, summarise
+from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, headline
 from covey.runs.run import Round
+from covey.runs.selection import Protocol
 
-Histories = Sequence[Sequence[Round]]
-"""The rounds of every seed."""
+Devices = Sequence[Sequence[DeviceScore]]
+"""The scores of every seed's devices."""
+Used = Callable[[Round], float]
+"""What a round adds to the horizontal axis."""
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
 OTHER = "C4"
 """The colour of tiers that only deeper trees have."""
@@ -32,17 +35,20 @@ _BELOW = 6.0  # points of accuracy below the worst line's end that the axis stil
 _GAP = 0.048  # of the axis' height between two labels
 
 
-def yardsticks(
-    others: Mapping[str, Histories], protocol: Literal["honest", "paper"]
-) -> list[Yardstick]:
-    """The results of every other algorithm, by method."""
-    out = []
-    for method, histories in others.items():
+def beside(
+    summary: Summary, devices: Devices, others: Mapping[str, tuple[Histories, Devices]]
+) -> Summary:
+    """The summary with the results of every other algorithm, by method, and the gains over it."""
+    yardsticks = []
+    gains = list(summary.gains)
+    own = most_personal(line.model for line in chain(*devices))
+    for method, (histories, scores) in others.items():
         names = models(histories[0])
-        summary = summarise(histories, protocol)
-        figures = [figure for figure in summary.models if figure.model in names]
-        out.append(Yardstick(method, figures))
-    return out
+        every = summarise(histories, summary.protocol).models
+        yardsticks.append(Yardstick(method, [each for each in every if each.model in names]))
+        wanted = headline(histories[0])
+        gains += gains_over(devices, scores, wanted, own, most_personal(names), method)
+    return replace(summary, yardsticks=yardsticks, gains=gains)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Line:
     style: str | tuple[int, tuple[float, ...]]
     rounds: Sequence[float]
     values: npt.NDArray[np.float64]
+    reported: float  # in the chosen rounds, the mean over seeds
+    ring: int | None = None  # the place of the chosen round of a single seed
 
     @property
     def end(self) -> float:
@@ -64,30 +72,50 @@ class Line:
         return float(self.values[:, -1].mean())
 
 
-def lines(runs: Mapping[str, Histories]) -> list[Line]:
+def lines(runs: Mapping[str, Histories], protocol: Protocol = "honest") -> list[Line]:
     """One line for every model of every algorithm.
 
     A model that lies on another of its tier all the way is left out.
     """
     out: list[Line] = []
     metric = metric_of(runs)
-    for k, (method, histories) in enumerate(runs.items()):
-        scored = [[record for record in history if record.models] for history in histories]
-        length = min(map(len, scored))
-        rounds = [record.round + 1 for record in scored[0][:length]]
+    for number, (method, histories) in enumerate(runs.items()):
         for name in models(histories[0]):
-            tier = scored[0][-1].models[name].tier
-            values = [_values(history[:length], name, metric) for history in scored]
-            line = Line(
-                label=f"{method} {name}",
-                colour=COLOURS.get(tier, OTHER),
-                style=STYLES[k % len(STYLES)],
-                rounds=rounds,
-                values=np.array(values),
-            )
+            line = line_of(method, number, name, histories, metric, protocol)
             if not any(_same(line, other) for other in out):
                 out.append(line)
     return out
+
+
+def line_of(
+    method: str,
+    number: int,
+    model: str,
+    histories: Histories,
+    metric: Headline,
+    protocol: Protocol = "honest",
+    used: Used = lambda record: 1.0,
+) -> Line:
+    """One model of the method of a number; its horizontal places are means of seeds."""
+    scored = [[record for record in history if record.models] for history in histories]
+    length = min(map(len, scored))
+    values = [[value_of(record, model, metric) for record in each[:length]] for each in scored]
+    value, place = reported(scored, model, metric, protocol)
+    return Line(
+        label=f"{method} {model}",
+        colour=COLOURS.get(scored[0][-1].models[model].tier, OTHER),
+        style=STYLES[number % len(STYLES)],
+        rounds=np.mean([_places(each, used)[:length] for each in histories], axis=0).tolist(),
+        values=np.array(values),
+        reported=value,
+        ring=place,
+    )
+
+
+def _places(history: Sequence[Round], used: Used) -> list[float]:
+    """What was used up to every scored round."""
+    sums = np.cumsum([used(record) for record in history])
+    return [float(total) for total, record in zip(sums, history, strict=True) if record.models]
 
 
 def _same(line: Line, other: Line) -> bool:
@@ -102,58 +130,42 @@ def metric_of(runs: Mapping[str, Histories]) -> Headline:
     return headline(chain(*chain(*runs.values())))
 
 
-def _values(history: Sequence[Round], name: str, metric: Headline) -> list[float]:
-    return [value_of(record, name, metric) for record in history]
-
-
-def value_of(record: Round, name: str, metric: Headline) -> float:
-    """The test figure of a model, accuracies in per cent; NaN where it is not known."""
-    scores = record.models[name].scores
-    score = scores.get("test") or next(iter(scores.values()))
-    value = metric.of(score)
-    if value is None:
-        return float("nan")
-    return metric.scaled(value)
-
-
-def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
+def draw(
+    runs: Mapping[str, Histories],
+    path: Path,
+    gains: Sequence[Gain] = (),
+    protocol: Protocol = "honest",
+) -> None:
     """Draw a PNG of the test figure by round, with one line for every algorithm's models.
 
-    A band shows one standard deviation over seeds.
+    A band shows one standard deviation over seeds. The gains of the first algorithm stand above.
     """
-    figure = Figure(figsize=(8.0, 4.4), layout="constrained")
+    figure = Figure(figsize=(8.0, 4.4 + 0.2 * len(gains)), layout="constrained")
     axes = figure.subplots()
     metric = metric_of(runs)
-    plot(axes, lines(runs), percent=metric.percent)
-    axes.set(xlabel="round", ylabel=f"test {metric.axis}", title=title)
+    plot(axes, lines(runs, protocol), percent=metric.percent)
+    own, histories = next(iter(runs.items()))
+    axes.set(xlabel=f"round; {of_chosen(len(histories))}", ylabel=f"test {metric.axis}")
+    told = [f"{own} {each.model} against {each.other}: {each.difference}" for each in gains]
+    axes.set_title("\n".join(told), loc="left", fontsize=9)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, dpi=120, format="png")
     os.replace(part, path)
 
 
-def plot(
-    axes: Axes,
-    drawn: Sequence[Line],
-    *,
-    percent: bool = True,
-    size: float = 9.0,
-) -> None:
-    """Plot the lines, each with its name and its last value at its end.
+def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
+    """Plot the lines, each with its name and its value in the chosen round at its end.
 
-    Of percentages, the axis shows the part in which the lines end.
+    A ring marks the round. Of percentages, the axis shows the part in which lines are reported.
     """
     for line in drawn:
         mean = line.values.mean(0)
         axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
+        ring(axes, line.rounds, mean, line.ring, line.colour)
         if len(line.values) > 1:
             spread = line.values.std(0, ddof=1)
             axes.fill_between(
-                line.rounds,
-                mean - spread,
-                mean + spread,
-                color=line.colour,
-                alpha=0.12,
-                lw=0,
+                line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0
             )
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
@@ -165,14 +177,14 @@ def plot(
 
 
 def zoom(axes: Axes, drawn: Sequence[Line]) -> None:
-    """Show the percentages in which the lines end."""
+    """Show the percentages in which lines are reported and end."""
     highest = max(float(line.values.mean(0).max()) for line in drawn)
-    lowest = min(line.end for line in drawn)
+    lowest = min(min(line.end, line.reported) for line in drawn)
     axes.set_ylim(max(0.0, lowest - _BELOW), min(100.0, highest + 2.0))
 
 
 def _name_lines(axes: Axes, drawn: Sequence[Line], number: str, size: float) -> None:
-    """Write each line's last value, in the format `number`, and its name at its end."""
+    """Write each line's reported value, in the format `number`, and its name at its end."""
     low, high = axes.get_ylim()
     ordered = sorted(drawn, key=lambda line: line.end)
     heights = _apart([(line.end - low) / (high - low) for line in ordered])
@@ -180,7 +192,7 @@ def _name_lines(axes: Axes, drawn: Sequence[Line], number: str, size: float) -> 
         axes.text(
             1.02,
             height,
-            f"{number.format(line.end)}  {line.label}",
+            f"{number.format(line.reported)}  {line.label}",
             transform=axes.transAxes,
             color=line.colour,
             fontsize=size,

@@ -6,20 +6,17 @@ The colour of a line is the tier that keeps the model; style and marker are the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covey.report.compare import OTHER, STYLES, Histories, Line, metric_of, value_of, zoom
-from covey.report.plot import COLOURS
+from covey.report.compare import Line, Used, line_of, metric_of, zoom
+from covey.report.plot import Histories
 from covey.runs.headline import Headline
-from covey.runs.run import Round
 
-Used = Callable[[Round], float]
-"""What a round adds to the horizontal axis."""
 Runs = Mapping[str, tuple[str, str, Histories]]
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
@@ -63,33 +60,23 @@ def draw(runs: Runs, path: Path, *, modelled: bool) -> None:
 
 
 def lines(runs: Runs, used: Used, metric: Headline) -> list[Line]:
-    """One line for the reported model of every method; its horizontal places are means of seeds."""
+    """One line for the reported model of every method."""
     out = []
     for number, (method, (model, label, histories)) in enumerate(runs.items()):
-        scored = [[record for record in history if record.models] for history in histories]
-        length = min(map(len, scored))
-        values = [[value_of(record, model, metric) for record in each[:length]] for each in scored]
-        places = [_places(history, used)[:length] for history in histories]
-        line = Line(
-            label=f"{method} {label}",
-            colour=COLOURS.get(scored[0][-1].models[model].tier, OTHER),
-            style=STYLES[number % len(STYLES)],
-            rounds=np.mean(places, axis=0).tolist(),
-            values=np.array(values),
-        )
-        out.append(line)
+        line = line_of(method, number, model, histories, metric, used=used)
+        out.append(replace(line, label=f"{method} {label}"))
     return out
 
 
 def _plot(axes: Axes, drawn: Sequence[Line]) -> None:
-    """The means over seeds; a method that uses nothing is a level at its last value."""
+    """The means over seeds; a method that uses nothing is a level at its reported value."""
     furthest = max((line.rounds[-1] for line in drawn), default=0.0)
     for number, line in enumerate(drawn):
         places = list(line.rounds)
         values = line.values.mean(0).tolist()
         if not places[-1] and furthest:
             places = [0.0, furthest]
-            values = [line.end, line.end]
+            values = [line.reported, line.reported]
         every = max(1, len(values) // _MARKED)
         axes.plot(
             places,
@@ -108,24 +95,18 @@ def _plot(axes: Axes, drawn: Sequence[Line]) -> None:
 
 
 def _legend(figure: Figure, axes: Axes, drawn: Sequence[Line], metric: Headline) -> None:
-    """The methods on the right with their last values, in the order of the lines."""
+    """The methods on the right with their reported values, the largest first."""
     number = "{:.1f}" if metric.percent else "{:.4g}"
     handles = axes.get_lines()
-    pairs = sorted(zip(drawn, handles, strict=True), key=lambda pair: -pair[0].end)
+    pairs = sorted(zip(drawn, handles, strict=True), key=lambda pair: -pair[0].reported)
     figure.legend(
         [handle for _, handle in pairs],
-        [f"{number.format(line.end)}  {line.label}" for line, _ in pairs],
+        [f"{number.format(line.reported)}  {line.label}" for line, _ in pairs],
         loc="outside right upper",
         frameon=False,
         fontsize=9,
         handlelength=3.2,
-        title="last round, mean of seeds",
+        title="chosen rounds, mean of seeds",
         title_fontsize=9,
         alignment="left",
     )
-
-
-def _places(history: Sequence[Round], used: Used) -> list[float]:
-    """What was used up to every scored round."""
-    sums = np.cumsum([used(record) for record in history])
-    return [float(total) for total, record in zip(sums, history, strict=True) if record.models]

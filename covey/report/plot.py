@@ -17,21 +17,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from covey.report.summary import gains_over
 from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, for_devices, headline, named
 from covey.runs.run import Round
-from covey.runs.scoring import Model, Score
+from covey.runs.selection import Protocol, select
 
 Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]
 Figures = dict[tuple[int, str], float]
 """By seed and device."""
+Histories = Sequence[Sequence[Round]]
+"""The rounds of every seed."""
 
-LABELS = {
-    "round": "round",
-    "seconds": "seconds over the air",
-    "joules": "joules of all devices",
-}
+LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
@@ -43,23 +42,22 @@ _PANEL = (5.5, 4.2)  # inches
 
 
 def draw(
-    histories: Sequence[Sequence[Round]],
+    histories: Histories,
     path: Path,
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
+    protocol: Protocol = "honest",
 ) -> None:
     """Draw a PNG with one line per model, and links or devices.
 
-    A line is the mean over seeds, its band one standard deviation.
+    A line is the mean over seeds, its band one standard deviation. The protocol chooses the round
+    that a ring marks.
     """
-    _save(run_figure(histories, title, devices), path)
+    _save(run_figure(histories, title, devices, protocol), path)
 
 
 def draw_devices(
-    histories: Sequence[Sequence[Round]],
-    path: Path,
-    title: str,
-    devices: Sequence[Sequence[DeviceScore]],
+    histories: Histories, path: Path, title: str, devices: Sequence[Sequence[DeviceScore]]
 ) -> bool:
     """Draw a PNG of every device's figure with its own model and with the global one.
 
@@ -73,9 +71,10 @@ def draw_devices(
 
 
 def run_figure(
-    histories: Sequence[Sequence[Round]],
+    histories: Histories,
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
+    protocol: Protocol = "honest",
 ) -> Figure:
     """Models by round; beside them the links or, where every message is dense, the devices."""
     first = histories[0]
@@ -89,7 +88,7 @@ def run_figure(
         panels += 1
     figure, axes = _panels(panels)
     for part, unit in zip(axes, against, strict=False):
-        _models(part, histories, unit)
+        _models(part, histories, unit, protocol)
     axes[0].set(title=title)
     if links:
         _links(axes[-1], first, links)
@@ -101,9 +100,7 @@ def run_figure(
 
 
 def devices_figure(
-    histories: Sequence[Sequence[Round]],
-    title: str,
-    devices: Sequence[Sequence[DeviceScore]],
+    histories: Histories, title: str, devices: Sequence[Sequence[DeviceScore]]
 ) -> Figure | None:
     """Devices sorted by their figures, and the gain of each by a model of its own.
 
@@ -158,6 +155,7 @@ class Pairs:
     base: Values | None  # None where the run has one model alone
     names: list[str]
     metric: Headline  # accuracies are in percent
+    difference: str = ""  # over all examples, with its interval
 
     @property
     def gain(self) -> Values:
@@ -181,7 +179,7 @@ def compare(
     lines = _tested(devices)
     metric = for_devices(wanted or named("accuracy"), [line for _, line in lines])
     figures = _by_model(lines, metric)
-    model = _most_personal(figures)
+    model = most_personal(figures)
     if model is None:
         return None
     own = figures[model]
@@ -198,12 +196,12 @@ def compare(
     )
     if base is None:
         return pairs
-    return replace(pairs, base=np.array([base[key] for key in keys]))
+    gains = gains_over(devices, devices, metric, model, "global")
+    difference = "".join(gain.difference for gain in gains)
+    return replace(pairs, base=np.array([base[key] for key in keys]), difference=difference)
 
 
-def _tested(
-    devices: Sequence[Sequence[DeviceScore]],
-) -> list[tuple[int, DeviceScore]]:
+def _tested(devices: Sequence[Sequence[DeviceScore]]) -> list[tuple[int, DeviceScore]]:
     """(seed, score) of all devices on test."""
     out = []
     for seed, scores in enumerate(devices):
@@ -227,7 +225,7 @@ def _worst_first(own: Figures, base: Figures, metric: Headline) -> list[tuple[in
     return sorted(keys, key=lambda key: (own[key], base[key]), reverse=not metric.higher)
 
 
-def _most_personal(names: Iterable[str]) -> str | None:
+def most_personal(names: Iterable[str]) -> str | None:
     """The model nearest to the devices."""
     listed = list(names)
     for name in ("personal", "edge", "global", *listed):
@@ -244,26 +242,13 @@ def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
     if pairs.base is not None:
         _base(axes, pairs, pairs.base, few=few)
     if few:
-        axes.scatter(
-            positions,
-            pairs.own,
-            s=30,
-            color=COLOURS[tier],
-            label=pairs.model,
-            zorder=3,
-        )
+        axes.scatter(positions, pairs.own, s=30, color=COLOURS[tier], label=pairs.model, zorder=3)
     else:
-        axes.plot(
-            positions,
-            pairs.own,
-            color=COLOURS[tier],
-            label=pairs.model,
-            linewidth=2,
-        )
+        axes.plot(positions, pairs.own, color=COLOURS[tier], label=pairs.model, linewidth=2)
     if few and len(set(pairs.names)) == len(positions):
         axes.set_xticks(positions, pairs.names, rotation=90, fontsize=8)
     axes.set(
-        xlabel=f"{len(positions)} devices, worst first",
+        xlabel=f"{len(positions)} devices, worst first; models in their chosen rounds",
         ylabel=f"test {pairs.metric.axis}",
         title="how every device does",
     )
@@ -273,24 +258,12 @@ def _base(axes: Axes, pairs: Pairs, base: Values, *, few: bool) -> None:
     """The global model's figures; for few devices with a line to their own model's."""
     positions = np.arange(len(base))
     if not few:
-        axes.scatter(
-            positions,
-            base,
-            s=6,
-            color=COLOURS["server"],
-            alpha=0.4,
-            label="global",
-        )
+        axes.scatter(positions, base, s=6, color=COLOURS["server"], alpha=0.4, label="global")
         return
     up = pairs.gain >= 0
     for mask, colour in ((up, _GAIN), (~up, _LOSS)):
         axes.vlines(
-            positions[mask],
-            base[mask],
-            pairs.own[mask],
-            color=colour,
-            alpha=0.5,
-            linewidth=2,
+            positions[mask], base[mask], pairs.own[mask], color=colour, alpha=0.5, linewidth=2
         )
     axes.scatter(positions, base, s=30, color=COLOURS["server"], alpha=1, label="global")
 
@@ -308,22 +281,14 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     equal = len(gain) - better - worse
     if equal:
         title += f"; {equal} equal"
-    axes.set(
-        xlabel=f"{len(gain)} devices, smallest gain first",
-        ylabel=f"gain, in {unit}",
-        title=title,
-    )
+    axes.set_title(f"{title}\n{pairs.difference}".strip(), fontsize=10)
+    axes.set(xlabel=f"{len(gain)} devices, smallest gain first", ylabel=f"gain, in {unit}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(-0.6, len(gain) - 0.4)
+    room = 0.6 + len(gain) / 100  # the largest loss stands clear of the axis
+    axes.set_xlim(-room, len(gain) - 1 + room)
 
 
-def _bars(
-    axes: Axes,
-    gain: Values,
-    mask: npt.NDArray[np.bool_],
-    colour: str,
-    label: str,
-) -> None:
+def _bars(axes: Axes, gain: Values, mask: npt.NDArray[np.bool_], colour: str, label: str) -> None:
     """The gains under a mask: a bar each, or an area where there are many."""
     if not mask.any():
         return
@@ -331,15 +296,10 @@ def _bars(
     if len(gain) <= _NAMED:
         axes.bar(positions[mask], gain[mask], color=colour, label=label)
         return
-    axes.fill_between(
-        positions[mask],
-        0,
-        gain[mask],
-        step="mid",
-        color=colour,
-        label=label,
-        linewidth=0,
-    )
+    edges = np.repeat(positions[mask], 2) + np.tile([-0.5, 0.5], mask.sum())
+    # The line round the area shows a single device among thousands.
+    heights = np.repeat(gain[mask], 2)
+    axes.fill_between(edges, 0, heights, color=colour, label=label, linewidth=2)
 
 
 def _communicates(history: Sequence[Round]) -> bool:
@@ -375,13 +335,7 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
         megabytes = [record.bytes(link) / 1e6 for record in history]
         dense = [_dense_bytes(record, link) / 1e6 for record in history]
         own = colour[lower[link]]
-        axes.plot(
-            rounds,
-            megabytes,
-            color=own,
-            marker=_marker(len(rounds)),
-            label=link,
-        )
+        axes.plot(rounds, megabytes, color=own, marker=_marker(len(rounds)), label=link)
         axes.plot(rounds, dense, ":", color=own, label=f"{link}, if dense")
     axes.set(
         xlabel="round",
@@ -408,22 +362,16 @@ def _marker(points: int) -> str:
     return ""
 
 
-def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> None:
-    """Every model against rounds, seconds or joules.
+def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) -> None:
+    """Every model against rounds, seconds or joules, with its figure in the chosen round.
 
     The seconds of several seeds differ: models are drawn against their mean.
     """
     scored = [_scored(history) for history in histories]
     shortest = min(map(len, scored))
-    axes.set(xlabel=LABELS[against])
+    axes.set(xlabel=f"{LABELS[against]}; {of_chosen(len(histories))}")
     if not shortest:
-        axes.text(
-            0.5,
-            0.5,
-            "no round was scored",
-            ha="center",
-            transform=axes.transAxes,
-        )
+        axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
         return
     by_seed = [_spent(history, against)[:shortest] for history in histories]
     spent = np.array(by_seed).mean(0)
@@ -431,10 +379,15 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
     if len(tiers) > 1 and not _communicates(histories[0]):
         tiers.pop("global", None)
     colour = colours(tiers.values())
+    metric = headline(scored[0])
+    number = "{:.1f}" if metric.percent else "{:.4g}"
     drawn: list[str] = []
     for name, tier in tiers.items():
-        curves = _curves(scored, name, shortest)
+        rows = [[value_of(each, name, metric) for each in rounds[:shortest]] for rounds in scored]
+        curves: Curves = np.array(rows)
         mean = curves.mean(0)
+        value, place = reported(scored, name, metric, protocol)
+        ring(axes, spent, mean, place, colour[tier])
         spread = curves.std(0)
         style = _STYLES[drawn.count(tier) % len(_STYLES)]
         drawn.append(tier)
@@ -442,21 +395,16 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
             spent,
             mean,
             style,
-            label=name,
+            label=f"{name} {number.format(value)}",
             color=colour[tier],
             marker=_marker(shortest),
             markersize=4,
         )
         if len(curves) > 1:
             axes.fill_between(
-                spent,
-                mean - spread,
-                mean + spread,
-                color=colour[tier],
-                alpha=0.2,
-                linewidth=0,
+                spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0
             )
-    axes.set(ylabel=f"test {headline(scored[0]).axis}")
+    axes.set(ylabel=f"test {metric.axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -489,24 +437,39 @@ def _spent(history: Sequence[Round], unit: str) -> list[float]:
     return out
 
 
-def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves:
-    """One curve per seed, over the holders of the model; accuracies in percent."""
-    curves = []
-    metric = headline(scored[0])
-    for history in scored:
-        models = [record.models[name] for record in history[:length]]
-        curves.append([_value(_score(model), metric) for model in models])
-    return np.array(curves)
-
-
-def _score(model: Model) -> Score:
-    """A model's score on test, or on the first part that was scored."""
-    return model.scores.get("test") or next(iter(model.scores.values()))
-
-
-def _value(score: Score, metric: Headline) -> float:
-    value = metric.of_holders(score)
+def value_of(record: Round, name: str, metric: Headline) -> float:
+    """The test figure of a model over all devices, accuracies in per cent; NaN if not known."""
+    scores = record.models[name].scores
+    value = metric.of(scores.get("test") or next(iter(scores.values())))
     return float("nan") if value is None else metric.scaled(value)
+
+
+def reported(
+    scored: Histories, name: str, metric: Headline, protocol: Protocol
+) -> tuple[float, int | None]:
+    """A model's figure in its chosen round, the mean over seeds, and the place of that round.
+
+    `scored` are the scored rounds of every seed; the place is among those of a single seed.
+    """
+    chosen = [select(history, name, protocol).chosen for history in scored]
+    value = float(np.mean([value_of(record, name, metric) for record in chosen]))
+    if len(chosen) > 1:
+        return value, None
+    return value, [record.round for record in scored[0]].index(chosen[0].round)
+
+
+def of_chosen(seeds: int) -> str:
+    """What the numbers of a picture are."""
+    one = "rings and numbers: the chosen round"
+    return one if seeds == 1 else "numbers: the chosen rounds, mean of seeds"
+
+
+def ring(
+    axes: Axes, places: Sequence[float] | Values, values: Values, at: int | None, colour: str
+) -> None:
+    """Mark the chosen round of a line."""
+    if at is not None:
+        axes.plot(places[at], values[at], "o", mfc="white", mec=colour, ms=6, mew=1.6, zorder=4)
 
 
 def _finish(axes: Axes) -> None:

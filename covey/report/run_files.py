@@ -11,15 +11,15 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import node_round, record
 from covey.runs.node_round import NodeRound
 from covey.runs.record import Round
+from covey.runs.selection import Protocol
 
 T = TypeVar("T")
-Protocol = Literal["honest", "paper"]
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Errors that a damaged file leads to."""
 

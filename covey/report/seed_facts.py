@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.report.run_files import DAMAGE, Protocol, SeedRecord
+from covey.report.run_files import DAMAGE, SeedRecord
 from covey.runs.headline import Headline, headline, named
 from covey.runs.node_round import Metric
 from covey.runs.packing import Array, pack, packed_size
 from covey.runs.record import Round
 from covey.runs.scoring import Model, Score
-from covey.runs.selection import Selection, select
+from covey.runs.selection import Protocol, Selection, select
 from covey.runtimes.cohort import ManyIds
 from covey.wireless.clock import RadioRecord
 

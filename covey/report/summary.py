@@ -5,25 +5,23 @@ Over several seeds, figures are means with standard deviations.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from covey.kernel.algorithm import Algorithm
-from covey.links.meter import (
-    Meter,
-    Traffic,
-    bitmap_bits,
-    dense_bits,
-    paper_bits,
-)
+from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
+from covey.report.paired import Vector, interval
 from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, for_devices, headline, named
 from covey.runs.run import Round
 from covey.runs.scoring import Model
-from covey.runs.selection import Selection, select
+from covey.runs.selection import Protocol, Selection, select
 from covey.wireless.clock import RadioRecord
 
 
@@ -65,7 +63,7 @@ class ModelFigures:
     age: Figure  # mean rounds since they kept it
     accuracy: Figure | None  # over all devices, the global model standing in where none is kept
     accuracy_holders: Figure | None
-    accuracy_uniform: Figure | None  # mean over holders, however many examples each has
+    accuracy_uniform: Figure | None  # mean of all devices, however many examples each has
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
@@ -129,11 +127,13 @@ class RadioFigures:
 
 @dataclass(frozen=True)
 class Gain:
-    """Devices' own models against the global one, on test data in the reported rounds.
+    """A run's model against the global one or another algorithm's, in the reported rounds.
 
-    The devices are those of all seeds. `figure` is the metric by which the run is judged. Gains are
-    in points of accuracy, in per cent by which an error such as the RMSE falls, or differences of
-    another metric; more is better.
+    It is on test data, over the devices of all seeds; the global model stands in where a device
+    holds none. `figure` is the metric by which the run is judged. Gains are in points of accuracy,
+    in per cent by which an error such as the RMSE falls, or differences of another metric; more is
+    better. `all` is the gain over all test examples, from `low` to `high` with 95 % confidence:
+    paired over devices for one seed, which holds for its models alone, else over seeds.
     """
 
     model: str
@@ -145,6 +145,32 @@ class Gain:
     least: float
     most: float
     figure: str = "accuracy"
+    all: float | None = None  # None of metrics that do not follow from devices' figures, as F1
+    low: float | None = None
+    high: float | None = None
+    over: str = "devices"  # or seeds
+
+    def signed(self, value: float) -> str:
+        """A gain as it is written; of an error, its change in per cent."""
+        metric = named(self.figure)
+        if metric.percent:
+            return f"{value:+.1f} points"
+        return f"{-value:+.1f} %" if metric.relative else f"{value:+.3g}"
+
+    def ends(self, low: float, high: float) -> str:
+        """A range of gains as it is written, without the unit."""
+        if named(self.figure).relative:
+            low, high = high, low
+        return " to ".join(self.signed(end).split()[0] for end in (low, high))
+
+    @property
+    def difference(self) -> str:
+        """The gain over all examples with its interval; empty where it is not known."""
+        if self.all is None or self.low is None or self.high is None:
+            return ""
+        ends = self.ends(self.low, self.high)
+        unsure = ", not distinguishable" if self.low <= 0 <= self.high else ""
+        return f"{self.signed(self.all)} (95 % over {self.over}: {ends}{unsure})"
 
 
 @dataclass(frozen=True)
@@ -177,7 +203,7 @@ class Summary:
     seconds: float
     models: list[ModelFigures]
     links: list[LinkFigures]
-    protocol: Literal["honest", "paper"] = "honest"
+    protocol: Protocol = "honest"
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by what they went into, largest first."""
     radio: RadioFigures | None = None
@@ -217,7 +243,7 @@ def drop_no_metrics(model: dict[str, Any]) -> None:
 
 def summarise(
     histories: Sequence[Sequence[Round]],
-    protocol: Literal["honest", "paper"] = "honest",
+    protocol: Protocol = "honest",
     devices: Sequence[Sequence[DeviceScore]] = (),
     algorithm: Algorithm | None = None,
     private: str = "",
@@ -231,7 +257,7 @@ def summarise(
     has_global = algorithm is None or algorithm.learns_global
     gains = []
     if has_global:
-        gains = _gains(devices, headline(scored[0]))
+        gains = gains_over(devices, devices, headline(scored[0]), "personal", "global")
     selections = {}
     for name in _names(scored[0], has_global):
         selections[name] = [select(history, name, protocol) for history in scored]
@@ -321,24 +347,32 @@ def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
     return {name: f"{layers} layers, own {private}" for name, layers in shared.items()}
 
 
-def _gains(
+def gains_over(
     devices: Sequence[Sequence[DeviceScore]],
+    others: Sequence[Sequence[DeviceScore]],
     wanted: Headline,
-    model: str = "personal",
-    other: str = "global",
+    model: str | None,
+    other: str | None,
+    method: str = "",
 ) -> list[Gain]:
-    """The gain by devices' own models; empty where there are none."""
-    pairs = []
-    for lines in devices:
-        pairs += _pairs(lines, model, other)
+    """The gain by a model over another one, of every seed's devices; empty where there are none.
+
+    `others` has the scores of the other model, which may be another algorithm's: `method`.
+    """
+    seeds = [_pairs(*lines, model, other) for lines in zip(devices, others, strict=False)]
+    pairs = list(chain(*seeds))
     metric = for_devices(wanted, [line for line, _ in pairs])
     gains = [device_gain(line, base, metric) for line, base in pairs]
     points = [gain for gain in gains if gain is not None]
     if not points:
         return []
+    shares = [_shares(each, metric) for each in seeds]
+    overall = [float(each.mean()) for each in shares]
+    low, high = interval(shares[0] if len(shares) == 1 else overall)
+    known = math.isfinite(high - low)
     gain = Gain(
-        model=model,
-        other=other,
+        model=model or "",
+        other=f"{method} {other}".strip(),
         devices=len(points),
         better=sum(point > 0 for point in points),
         worse=sum(point < 0 for point in points),
@@ -346,18 +380,53 @@ def _gains(
         least=min(points),
         most=max(points),
         figure=metric.name,
+        all=statistics.mean(overall) if known else None,
+        low=low if known else None,
+        high=high if known else None,
+        over="devices" if len(seeds) == 1 else "seeds",
     )
     return [gain]
 
 
+_MEANS = dict.fromkeys(("accuracy", "loss", "mae"), (np.positive, np.positive)) | {
+    "rmse": (np.square, np.sqrt),
+    "perplexity": (np.log, np.exp),
+}
+"""What devices' figures are means of, and the figure of all examples from the mean of these."""
+
+
+def _shares(pairs: Sequence[tuple[DeviceScore, DeviceScore]], metric: Headline) -> Vector:
+    """Every device's share in the gain G over all examples; the mean of the shares is G.
+
+    They are the jackknife's pseudo-values, m G - (m - 1) G without the device, moved to G. NaN
+    where G does not follow from the devices' figures.
+    """
+    if metric.name not in _MEANS or len(pairs) < 2:
+        return np.array([math.nan])
+    inner, outer = _MEANS[metric.name]
+    weights: Vector = np.array([line.tokens or line.examples for line, _ in pairs], np.float64)
+    left = [weights.sum(), *(weights.sum() - weights)]  # of all devices, then without each
+    both = []
+    for lines in zip(*pairs, strict=True):
+        figures = np.array([metric.of_device(line) for line in lines], np.float64)
+        sums = weights * inner(figures)
+        both.append(outer(np.array([sums.sum(), *(sums.sum() - sums)]) / left).tolist())
+    gains = [metric.gain(own, base) for own, base in zip(*both, strict=True)]
+    whole, *without = np.array(gains, np.float64)
+    out: Vector = whole - (len(pairs) - 1) * (without - np.mean(without))
+    return out
+
+
 def _pairs(
-    lines: Sequence[DeviceScore], model: str, other: str
+    lines: Sequence[DeviceScore],
+    others: Sequence[DeviceScore],
+    model: str | None,
+    other: str | None,
 ) -> list[tuple[DeviceScore, DeviceScore]]:
-    """The test scores of one model and of another, of every device that holds the first."""
-    tested = [line for line in lines if line.part == "test"]
-    bases = {line.device: line for line in tested if line.model == other}
-    held = [line for line in tested if line.model == model and line.holds]
-    return [(line, bases[line.device]) for line in held if line.device in bases]
+    """The test scores of one model and of another, of every device that has both."""
+    bases = {line.device: line for line in others if (line.part, line.model) == ("test", other)}
+    own = [line for line in lines if (line.part, line.model) == ("test", model)]
+    return [(line, bases[line.device]) for line in own if line.device in bases]
 
 
 def device_gain(line: DeviceScore, base: DeviceScore, metric: Headline) -> float | None:

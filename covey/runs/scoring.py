@@ -6,7 +6,8 @@ y^2 and y, from which RMSE, MAE and R2 of all devices follow. The sums of the me
 experiment asks for come last (covey/engine/metrics.py). A node that keeps a model sends it to
 all devices under it. Where an algorithm leaves layers private, each device scores the model with
 its own private layers. Where a node keeps no model yet, the global one stands in: figures are given
-over the holders alone and, beside them, with that fallback.
+over the holders alone and, beside them, with that fallback. The mean and the worst tenth of devices
+are over all devices.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from covey.types import Ids, Rows
 
 _BINS = 101
 _SUMS = 5 + _BINS + 3
-"""Of the holders: right, loss, count, accuracy, 1, histogram; of everybody: right, loss, count."""
+"""Of the holders: right, loss, count and, after everybody's accuracy, 1; of everybody: a histogram
+of accuracy, right, loss, count."""
+_OF_HOLDERS = [0, 1, 2, 4]
 _FACTS = 3
 """Holders, the sum of their ages, the sum of their shares of non-zeros.
 
@@ -71,8 +74,8 @@ class Score:
     """
 
     accuracy: float | None  # all examples alike, so a device weighs as many as it has
-    accuracy_uniform: float | None  # all devices alike
-    worst_decile: float | None  # mean accuracy of the worst tenth of the devices, to 0.01
+    accuracy_uniform: float | None  # mean of all devices; the global model where none is held
+    worst_decile: float | None  # of the worst tenth of all devices, to 0.01; as `accuracy_uniform`
     loss: float | None  # mean over examples
     devices: int  # devices with examples that hold the model or stand under a holder
     accuracy_fallback: float | None  # over all devices; the global model where none is held
@@ -481,7 +484,9 @@ class Scorer:
         """The sums of one part of every row, and what its device reports."""
         totals = torch.stack([score.right, score.loss, score.count], dim=1)
         report = [totals, held.to(score.count)]
-        columns = [held * _figures(score), totals]
+        figures = _figures(score)
+        figures[:, _OF_HOLDERS] *= held
+        columns = [figures, totals]
         if score.calibration is not None:
             columns.append(held * score.calibration)
         if score.errors is not None:
@@ -716,8 +721,9 @@ def _score(values: list[float], classifies: bool, errors: list[float], targets: 
 
     `errors` are the sums of errors of the holders, then of everybody.
     """
-    right, loss, count, accuracy, devices = values[:5]
+    right, loss, count, accuracy, holders = values[:5]
     bins = values[5 : 5 + _BINS]
+    devices = sum(bins)
     all_right, all_loss, all_count = values[5 + _BINS :]
     half = len(errors) // 2
     held = Errors.of(errors[:half], count, targets)
@@ -727,7 +733,7 @@ def _score(values: list[float], classifies: bool, errors: list[float], targets: 
         accuracy_uniform=None,
         worst_decile=None,
         loss=_mean(loss, count),
-        devices=int(devices),
+        devices=int(holders),
         accuracy_fallback=None,
         loss_fallback=_mean(all_loss, all_count),
         rmse=held.rmse,

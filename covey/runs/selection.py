@@ -12,6 +12,8 @@ from typing import Literal
 from covey.errors import ConfigError
 from covey.runs.run import CHOSEN_ON, Round
 
+Protocol = Literal["honest", "paper"]
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -29,7 +31,7 @@ class Selection:
 def select(
     history: Sequence[Round],
     model: str = "global",
-    protocol: Literal["honest", "paper"] = "honest",
+    protocol: Protocol = "honest",
 ) -> Selection:
     """The rounds to report for a model.
 

@@ -1,5 +1,6 @@
 """The report in a browser: clicking, walking with keys, choosing, on wide and narrow screens."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -258,6 +259,19 @@ def test_errors_are_shown_where_numbers_are_predicted(visitor: Visitor) -> None:
     assert "RMSE" in text
     assert "accuracy" not in text.lower()
     assert page.locator(".lead").inner_text().startswith("The RMSE on test examples is")
+
+
+def test_differences_have_intervals_over_devices_or_seeds(visitor: Visitor) -> None:
+    ends = r"\((95 % over {}: )?([+−-][\d.]+) to ([+−-][\d.]+)(, not distinguishable)?\)"
+    for shown, over in ((PLAIN, "devices"), (SHAPES["five seeds"], "seeds")):
+        lead = visitor.open(shown).locator(".lead").inner_text().replace("\xa0", " ")
+        found = re.findall(ends.format(over), lead)
+        assert len(found) == len(shown["runs"])  # the global model and the other runs
+        assert [bool(first) for first, *_ in found] == [True, *[False] * (len(found) - 1)]
+        for _, low, high, unsure in found:
+            numbers = [float(end.replace("−", "-")) for end in (low, high)]
+            assert numbers == sorted(numbers)
+            assert bool(unsure) == (numbers[0] <= 0 <= numbers[1])
 
 
 def test_the_radio_and_new_devices_have_their_parts(visitor: Visitor) -> None:

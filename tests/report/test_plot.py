@@ -1,5 +1,6 @@
 """Pictures show what a run has, no panel is empty or flat, and a tier has one colour."""
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.lines import Line2D
 import covey
 from covey.algorithms import FedAvg, HierFAVG, Local
 from covey.links.meter import Traffic
+from covey.report.compare import lines
 from covey.report.plot import (
     COLOURS,
     _spent,
@@ -46,13 +48,13 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def labels(axes: Axes) -> list[str]:
-    """What the legend of a panel names."""
-    return [str(label) for label in axes.get_legend_handles_labels()[1]]
+    """What the legend of a panel names, without the figures of models."""
+    return [re.sub(r" [\d.]+$", "", str(label)) for label in axes.get_legend_handles_labels()[1]]
 
 
 def curve(axes: Axes, label: str) -> Line2D:
     """The line of that name."""
-    return next(line for line in axes.lines if line.get_label() == label)
+    return next(line for line in axes.lines if str(line.get_label()).startswith(label))
 
 
 def device(
@@ -200,12 +202,41 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
     if count == 1000:
         assert [area.y1 for area in areas] == pytest.approx([gains.max(), 0])
         assert [area.y0 for area in areas] == pytest.approx([0, gains.min()])
-        assert [area.width for area in areas] == [better - 1, worse - 1]
+        assert [area.width for area in areas] == [better, worse]
     assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (
         count == 10
     )  # names, where there is room
     draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
     assert size(tmp_path / "devices.png") == (1320, 504)
+
+
+@pytest.mark.parametrize("count", [90, 3000])
+def test_one_device_that_loses_is_seen(count: int, tmp_path: Path) -> None:
+    scores = [device(k, "global", 0.5) for k in range(count)]
+    scores += [device(k, "personal", 0.25 if k == 5 else 0.5) for k in range(count)]
+    draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
+    picture = imread(tmp_path / "devices.png")[80:, 660:1180]  # without the legend
+    red = np.abs(picture - np.array(to_rgba("tab:red"))).max(-1) < 0.02
+    assert red.any(1).sum() > 100  # a bar, as high as the panel
+
+
+def test_a_model_stands_with_its_figure_in_the_chosen_round() -> None:
+    shares = {0.9: 0.3, 0.8: 0.7}  # the first round is the best on validation data
+    history = [
+        record(k, validation=validation, test=test, traffic=TRAFFIC)
+        for k, (validation, test) in enumerate(shares.items())
+    ]
+    axes = run_figure([history]).axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["global 30.0"]
+    ring = next(line for line in axes.lines if line.get_markerfacecolor() == "white")
+    assert (*ring.get_xdata(), *ring.get_ydata()) == (1, pytest.approx(30))
+    axes = run_figure([history], protocol="paper").axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["global 70.0"]
+    (line,) = lines({"FedAvg": [history]})
+    assert (line.reported, line.ring, line.end) == pytest.approx((30, 0, 70))
+    (line,) = lines({"FedAvg": [history, history]})
+    assert line.reported == pytest.approx(30)
+    assert line.ring is None
 
 
 def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -> None:

@@ -4,12 +4,16 @@ import io
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from covey.cli import show
 from covey.links.meter import Traffic
-from covey.report.summary import Figure, summarise
+from covey.report.paired import interval
+from covey.report.summary import Figure, gains_over, summarise
+from covey.runs.devices import DeviceScore
+from covey.runs.headline import named
 from covey.runs.run import Round
 from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
@@ -177,3 +181,43 @@ def test_the_virtual_clock_of_two_seeds() -> None:
         figures, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
     )
     assert summarise([[record(0, validation=0.5, test=0.5)]]).radio is None
+
+
+def scores(model: str, shares: list[float], examples: list[int]) -> list[DeviceScore]:
+    """Devices with these accuracies, which are their losses and errors too."""
+    return [
+        DeviceScore(str(k), None, model, "test", n, 1, share, share, 1, share, share, True, share)
+        for k, (share, n) in enumerate(zip(shares, examples, strict=True))
+    ]
+
+
+OWN, BASE, EXAMPLES = [0.9, 0.5, 0.8, 1.0], [0.5, 0.75, 0.8, 0.75], [10, 4, 5, 8]
+
+
+def test_a_gain_over_all_examples_is_paired_over_devices() -> None:
+    seed = scores("personal", OWN, EXAMPLES) + scores("global", BASE, EXAMPLES)
+    (gain,) = gains_over([seed], [seed], named("accuracy"), "personal", "global")
+    weights = np.array(EXAMPLES) / sum(EXAMPLES)
+    differences = 100 * (np.array(OWN) - BASE)
+    total = float(weights @ differences)
+    assert gain.all == pytest.approx(total)  # the difference of the two figures of the table
+    left = (total - weights * differences) / (1 - weights)  # without each device
+    half = 3.1824 * np.sqrt(3 / 4 * ((left - left.mean()) ** 2).sum())  # of the jackknife
+    assert (gain.low, gain.high) == pytest.approx((total - half, total + half), abs=2e-3 * half)
+    assert gain.difference.endswith(", not distinguishable)")
+    even = scores("personal", OWN, [5] * 4) + scores("global", BASE, [5] * 4)
+    (gain,) = gains_over([even], [even], named("accuracy"), "personal", "global")
+    assert (gain.low, gain.high) == pytest.approx(interval(differences))
+    (gain,) = gains_over([even], [even], named("rmse"), "personal", "global")
+    assert gain.all == pytest.approx(100 * (1 - np.linalg.norm(OWN) / np.linalg.norm(BASE)))
+
+
+def test_a_gain_of_several_seeds_is_paired_over_seeds() -> None:
+    seeds = []
+    for step in (0.1, 0.2, 0.4):
+        own = scores("personal", [0.5 + step, 0.6 + step], [3, 3])
+        seeds.append(own + scores("global", [0.5, 0.6], [3, 3]))
+    (gain,) = gains_over(seeds, seeds, named("accuracy"), "personal", "global", "FedAvg")
+    assert (gain.other, gain.over, gain.devices) == ("FedAvg global", "seeds", 6)
+    assert (gain.low, gain.high) == pytest.approx(interval([10, 20, 40]))
+    assert gain.difference == "+23.3 points (95 % over seeds: -14.6 to +61.3, not distinguishable)"

@@ -129,6 +129,16 @@ function deviation(values) {
   return Math.sqrt(sum(values.map((value) => (value - middle) ** 2)) / (values.length - 1));
 }
 
+/** Student's 95 % interval of a mean; null of fewer than two values. */
+function studentInterval(values) {
+  const df = values.length - 1;
+  if (df < 1) return null;
+  const series = [1.959964, 2.37228, 2.8226, 2.55586, 1.58895]; // of t in 1/df
+  const t = [12.7062, 4.3027][df - 1] ?? sum(series.map((factor, k) => factor / df ** k));
+  const half = (t * deviation(values)) / Math.sqrt(values.length);
+  return [mean(values) - half, mean(values) + half];
+}
+
 /** The min and max of the known values; [0, 1] of none. */
 function extent(values) {
   let low = Infinity;

@@ -330,6 +330,34 @@ class Run {
     return this.metric.gain(value, base);
   }
 
+  /** The 95 % interval of a gain, paired over seeds or, of one, over devices; null if unknown. */
+  gainInterval(model, other, base) {
+    const mates = this.scored.map((seed) =>
+      other.scored.find((each) => each.number === seed.number));
+    if (mates.length === 1 && mates[0]) {
+      return this.deviceInterval(this.first, model, mates[0], base);
+    }
+    const gains = this.scored.map((seed, i) =>
+      this.gain(seed.fact(model, "value"), mates[i]?.fact(base, "value")));
+    return studentInterval(gains.filter(isKnown));
+  }
+
+  /** Over devices: by the jackknife of the gain over all examples, as covey/report/summary.py. */
+  deviceInterval(seed, model, mate, base) {
+    const isPaired = seed.hasNodes && seed.facts.population === mate.facts.population &&
+      mate.sums(base);
+    if (!isPaired || this.metric !== this.base || this.facts.sample) return null;
+    const tally = (span) => [...seed.chosenTally(model, span), ...mate.chosenTally(base, span)];
+    const gain = ([total, count, others, counted]) =>
+      this.gain(this.metric.of(total, count), this.metric.of(others, counted));
+    const all = tally(seed.everybody);
+    const without = range(seed.devices).map((device) => tally([device, device + 1]))
+      .filter(([, count]) => count)
+      .map((own) => gain(all.map((total, i) => total - own[i])));
+    const shares = without.map((each) => gain(all) - (without.length - 1) * (each - mean(without)));
+    return studentInterval(shares);
+  }
+
   gainText(gain) {
     return isKnown(gain) ? `${this.metric.signed(gain)} ${this.metric.gainUnit}`.trim() : EMPTY;
   }

@@ -78,21 +78,30 @@ function lessText(metric) {
 function comparisons(run, value) {
   const gains = [];
   const { main, global } = run.first;
-  if (global && main !== global) {
-    gains.push([run.gain(value, run.figure(global).mean), "the run's global model"]);
-  }
-  for (const rival of rivals()) {
-    gains.push([run.gain(value, rival.run.figure(rival.model).mean), rival.name]);
-  }
-  const known = gains.filter(([gain]) => isKnown(gain));
-  return known.map(([gain, name], i) => {
+  if (global && main !== global) gains.push([run, global, "the run's global model"]);
+  for (const rival of rivals()) gains.push([rival.run, rival.model, rival.name]);
+  const known = gains
+    .map(([other, model, name]) =>
+      [run.gain(value, other.figure(model).mean), name, run.gainInterval(main, other, model)])
+    .filter(([gain]) => isKnown(gain));
+  const first = known.findIndex(([, , ends]) => ends);
+  return known.map(([gain, name, ends], i) => {
     const before = i === 0 ? ": " : i === known.length - 1 ? " and " : ", ";
     const { gainUnit, better } = run.metric;
     const isSaid = (i > 0 && gainUnit === "points") || !gainUnit;
     const unit = isSaid ? "" : ` ${gainUnit}`;
     const shown = run.metric.signed(better * gain);
-    return [before, h("b", {}, shown), `${unit} against ${name}`];
+    const over = i > first ? "" : `95 % over ${run.scored.length > 1 ? "seeds" : "devices"}: `;
+    const sure = ends ? ` (${over}${intervalText(run.metric, ends)})` : "";
+    return [before, h("b", {}, shown), `${unit} against ${name}${sure}`];
   });
+}
+
+/** The interval of a gain, and whether it tells two models apart. */
+function intervalText(metric, ends) {
+  const [low, high] = ends.map((end) => metric.better * end).sort((a, b) => a - b);
+  const unsure = low <= 0 && high >= 0 ? ", not distinguishable" : "";
+  return `${metric.signed(low)} to ${metric.signed(high)}${unsure}`;
 }
 
 function trafficText(run) {
