@@ -1,7 +1,7 @@
 """Pictures of a report for the docs: `python -m tools.report_pictures REPORT.html docs`.
 
-It needs playwright (the extra `browser`), Chromium and Pillow. It writes report-top.png, which the README
-shows, report-desktop.png, report-dark.png and report-phone.png.
+It needs playwright (the extra `browser`), Chromium and Pillow. It writes report-top.png
+(the README's), report-desktop.png, report-dark.png and report-phone.png.
 """
 
 from __future__ import annotations
