@@ -294,13 +294,13 @@ def main() -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} cores, fp32: {reach[0]:.0f} GFLOP/s, {reach[1]:.1f} GB/s"
     )
     print(
-        f"seconds per round, the fastest of {asked.repeats}; limit = max(FLOPs, bytes) at these rates"
+        f"seconds per round, the fastest of {asked.repeats}; at torch's rate = max(FLOPs, bytes) at these"
     )
     records = []
     for name in asked.works:
         records.append(record := measure(WORKS[name], asked.repeats, reach))
         shown = ", ".join(f"{s:.3f} on {t}" for t, s in record["loop"].items())
-        rest = f"limit {record['limit']:.4f} ({record['share']:.0%} of it reached)"
+        rest = f"at torch's rate {record['limit']:.4f} ({record['share']:.0%} of that)"
         print(
             f"{name:7} loop {shown} threads; covey {record['covey']:.4f}: {record['times']:.1f}x; {rest}",
             flush=True,

@@ -1,5 +1,5 @@
 """The demo's experiment over five seeds, beside Local, FedAvg and FineTune: a table, and the
-README's picture.
+picture of docs/index.md.
 
     python examples/compare.py [compare.png]
 
@@ -150,10 +150,12 @@ def picture(data: dict[str, Any], path: Path) -> None:
     axes.tick_params(colors=SOFT, labelsize=9.5)
     axes.grid(axis="y", color="#e8ebee", lw=0.8)
     bars(figure.add_axes((0.888, 0.24, 0.1, 0.65)), data)
-    megabytes = [float(np.mean(data[f"{method} MB"])) for method in ("sFedHP", "FedAvg")]
-    text = (
-        f"MB through the server: sFedHP {megabytes[0]:.0f},\nFedAvg and FineTune {megabytes[1]:.0f}"
-    )
+    sent = {
+        key: [float(np.mean(data[f"{method} {key}"])) for method in ("sFedHP", "FedAvg")]
+        for key in ("device MB", "MB")
+    }
+    text = "MB on all links: sFedHP {:,.0f}, FedAvg {:.0f}\n".format(*sent["device MB"])
+    text += "at the server: sFedHP {:.0f}, FedAvg {:.0f}".format(*sent["MB"])
     figure.text(0.775, 0.115, text, fontsize=10.5, color=INK, linespacing=1.4)
     titles = (
         (0.012, "a model at every tier (seed 0)"),

@@ -3,6 +3,7 @@ docs/write-an-algorithm.md.
 """
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,32 @@ def test_a_program_of_the_pages_runs(name: str, capsys: pytest.CaptureFixture[st
     assert "round" in capsys.readouterr().out
 
 
-def test_the_shortest_file_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_table_and_the_file_of_the_readme_are_those_of_the_example(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "compressors"
     text = (ROOT / "README.md").read_text()
-    (file := tmp_path / "file.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1])
-    start(load(file, ["rounds=1"]), tmp_path / "out", Console(), [])
+    block = re.search(r"```toml\n(.*?)```", text, re.S)[1]
+    assert len(block.splitlines()) == 8
+    assert (example / "compressors.toml").read_text().endswith(f"\n{block}")
+    lines = (example / "compressors.csv").read_text().splitlines()
+    assert "\n".join(["```", *lines[:4], "```"]) in text
+    config = load(example / "compressors.toml", ["rounds=1"])
+    start(config, tmp_path / "out", Console(), [])
     assert (tmp_path / "out" / "plot.png").exists()
+
+
+def test_the_table_of_the_example_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ROOT / "examples" / "compressors" / "make.py"
+    written: list[str] = []
+    monkeypatch.setattr(Path, "write_text", lambda _, text: written.append(text))
+    runpy.run_path(str(script), run_name="__main__")
+    assert written == [script.with_name("compressors.csv").read_text()]
 
 
 def test_the_pages_have_programs() -> None:
     pages = {name.partition("-")[0] for name in BLOCKS}
     assert pages >= {
         "README.md",
+        "data.md",
         "idea.md",
         "index.md",
         "measure.md",

@@ -1,7 +1,7 @@
 """Pictures of a report for the docs: `python -m tools.report_pictures REPORT.html docs`.
 
-It needs playwright (the extra `browser`), Chromium and Pillow. It writes report-desktop.png,
-report-dark.png and report-phone.png.
+It needs playwright (the extra `browser`), Chromium and Pillow. It writes report-top.png
+(the README's), report-desktop.png, report-dark.png and report-phone.png.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Shot:
 
 
 SHOTS = (
+    Shot("top", 1280, "light", "metric", "header", "#runs"),
     Shot("desktop", 1280, "light", "metric", "header", "#tree"),
     Shot("dark", 1280, "dark", "gain", "#tree", "#devices"),
     Shot("phone", 390, "light", "metric", "header", "#curves"),
