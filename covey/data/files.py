@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.data import named_partitions, partition
-from covey.data.encoding import Encoding, encoding
+from covey.data.encoding import ColumnFacts, Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, several, targets
 from covey.data.partition import SPLIT, Numbers, Split
@@ -175,20 +175,19 @@ def table_shards(
         x = token_ids(torch.from_numpy(table.x))
         count = max(int(x.max()) + 1, 1)
     else:
-        how = encoding(
-            table,
-            parts[0].index,
-            missing=columns.missing,
-            categorical=columns.categorical,
-            listed=columns.features is not None,
-        )
+        facts = None
+        if table.features or normalise == "standard":
+            facts = _facts(table, parts[0])
+            how = encoding(facts, columns)
         if how is not None:
             table = how.applied(table)
             notes += how.indicator_notes()
         notes += table.notes
-        scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
-        if how is not None:
-            scale = how.unscaled(scale)
+        if facts is not None and normalise == "standard":
+            scale = facts.scaling(how)
+        else:
+            scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
+            scale = scale if how is None else how.unscaled(scale)
         x = _inputs(table, scale)
     names = Names(homes.devices, homes.edges, goal.names, table.features, labels=goal.labels)
     return Shards(
@@ -207,6 +206,19 @@ def table_shards(
     )
 
 
+def _facts(table: Table, train: Part) -> ColumnFacts:
+    """The facts of all training rows, from those of each device, as a deployed tree has them.
+
+    A row that several devices have counts once.
+    """
+    index = train.index.numpy()
+    once = np.zeros(len(index), dtype=bool)
+    once[np.unique(index, return_index=True)[1]] = True
+    cuts = train.offset[1:-1].numpy()
+    own = zip(np.split(index, cuts), np.split(once, cuts), strict=True)
+    return ColumnFacts.merged([ColumnFacts.of(table, rows[first]) for rows, first in own])
+
+
 def device_file(
     path: Path,
     *,
@@ -219,44 +231,39 @@ def device_file(
     tokens: int | None = None,
     encoding: Encoding | None = None,
     decimal: str = ".",
+    missing: Missing = "error",
     split: Split = SPLIT,
     seed: int = 0,
+    number: int = 0,
 ) -> Shards:
     """The shards of one new device, from its file.
 
     Features, classes, scaling and encoding are those of the data that the run was trained on.
     `classes` are the names or the number of classes, None for regression. `yes_no` says that
     several label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the
-    `shape` of one example.
+    `shape` of one example. `missing` counts where the encoding fills no gaps. `number` is that of
+    the device whose rows are cut so.
     """
-    columns = Columns.of_labels(label, features=_tuple(features) or None, decimal=decimal, text=())
+    columns = Columns.of_labels(
+        label, features=_tuple(features) or None, decimal=decimal, text=(), missing=missing
+    )
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
-        columns = replace(
-            columns,
-            features=encoding.features,
-            text=encoding.text,
-            missing=encoding.missing,
-        )
-    faults = Faults()
-    table = read(path, columns, faults)
-    check_alone(table, columns, path)
-    faults.hints.clear()  # the run has decided what becomes of words and gaps
-    faults.refuse("correct or remove them")
-    table, notes = with_values(table, columns)
+        missing = missing if encoding.missing == "error" else encoding.missing
+        columns = replace(columns, features=encoding.features, text=encoding.text, missing=missing)
+    numbered = isinstance(classes, int)
+    if isinstance(classes, int):
+        classes = [str(label) for label in range(classes)]
+    regression = classes is None and not yes_no
+    cut = {"split": split, "seed": seed, "number": number}
+    table, goal, parts, notes = device_rows(path, columns, classes, regression, **cut)
     if encoding is not None:
         table = encoding.applied(table)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
-    numbered = isinstance(classes, int)
-    if isinstance(classes, int):
-        classes = [str(number) for number in range(classes)]
-    goal = _goal(table, classes, faults, regression=classes is None and not yes_no)
-    homes = _Homes([np.arange(len(table))], (stem(path),))
-    parts = _parts(table, homes, split=split, seed=seed)
-    names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
+    names = Names((stem(path),), classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
         names = replace(names, classes=())
     if tokens is None:
@@ -278,6 +285,25 @@ def device_file(
     )
 
 
+def device_rows(
+    path: Path, columns: Columns, classes: Sequence[str] | None, regression: bool, **cut: Any
+) -> tuple[Table, Targets, tuple[Part, Part, Part], tuple[str, ...]]:
+    """The rows of one device's file, their targets and parts, and notes of what was left out.
+
+    `cut` has the split, the seed and the number of the device.
+    """
+    faults = Faults()
+    table = read(path, columns, faults)
+    check_alone(table, columns, path)
+    if columns.text is not None:
+        faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
+    table, notes = with_values(table, columns)
+    goal = _goal(table, classes, faults, regression=regression)
+    homes = _Homes([np.arange(len(table))], (stem(path),), first=cut.pop("number"))
+    return table, goal, _parts(table, homes, **cut), notes
+
+
 def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]:
     """The rows that have what they need, and a note that counts the others.
 
@@ -285,6 +311,11 @@ def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]
     """
     if columns.missing == "error":
         return table, ()
+    if columns.missing != "drop" and not table.features and np.isnan(table.x).any():
+        raise DataError(
+            f'missing = "{columns.missing}" needs columns with names, which an array x has not; '
+            'fill its NaN, or set missing to "drop".'
+        )
     lacking = _lacking(table, columns)
     lost = np.zeros(len(table), dtype=bool)
     for rows in lacking.values():
@@ -508,6 +539,7 @@ class _Homes:
     devices: tuple[str, ...]
     edges: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    first: int = 0  # the number of the first device
 
 
 def _homes(table: Table) -> _Homes:
@@ -556,7 +588,7 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
     The table says so, or each device's rows are cut.
     """
     if table.part is None:
-        return partition.split(homes.rows, split=split, seed=seed)
+        return partition.split(homes.rows, split=split, seed=seed, first=homes.first)
     part = np.array(table.part)
     train, validation, test = ([rows[part[rows] == name] for rows in homes.rows] for name in SPLITS)
     if not any(map(len, train)):
