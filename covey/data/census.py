@@ -66,8 +66,7 @@ class DeviceFacts:
             check_words(told["x"], columns)
         if classes is None:
             labels = 0
-            moments = Moments.of(goal.y[:, None].numpy(), rows.numpy())
-            told["y"] = ColumnFacts(len(rows), (), moments, {})
+            told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows.numpy()), {})
         counts = {name: len(part.index) for name, part in zip(SPLITS, parts, strict=True)}
         facts = DeviceFacts(table.x.shape[1:], counts, labels, cut["number"], told)
         return DeviceFacts.from_dict(facts.as_dict(), str(path))  # or the server would refuse it
@@ -108,7 +107,7 @@ def _told(columns: Mapping[str, ColumnFacts]) -> dict[str, Any]:
 def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFacts]:
     """What `_told` gave; an error where it is something else."""
     try:
-        return {role: _facts(told[role], {"x": shape, "y": (1,)}[role]) for role in told}
+        return {role: _facts(told[role], {"x": shape, "y": ()}[role]) for role in told}
     except (KeyError, TypeError, ValueError, AttributeError):
         limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
         what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"

@@ -63,7 +63,7 @@ class ColumnFacts:
             if sorted(part.names) != sorted(names):
                 have = f"device {device} has the columns {some(part.names)}, and device 0"
                 raise DataError(f"{have} {some(names)}; list features, and describe them again.")
-            order: Any = [part.names.index(name) for name in names] or slice(None)
+            order: Any = [part.names.index(name) for name in names] or ...
             moments.append(Moments(*(values[order] for values in vars(part.moments).values())))
             for name, counts in part.words.items():
                 words.setdefault(name, Counter()).update(counts)
@@ -242,15 +242,8 @@ def check_words(facts: ColumnFacts, columns: Columns, *, empty: bool = False) ->
         remedy = f"leave them out by exclude = {list(reasons)}"
         if columns.features is not None:
             remedy = f"take {some(list(reasons))} out of features"
-        raise DataError(
-            "\n".join(
-                [
-                    f"{len(reasons)} of {len(facts.names)} columns cannot be used; {remedy}, "
-                    "or change them as said:",
-                    *lines,
-                ]
-            )
-        )
+        told = f"{len(reasons)} of {len(facts.names)} columns cannot be used; {remedy}, or change"
+        raise DataError("\n".join([f"{told} them as said:", *lines]))
 
 
 def named_columns(examples: Any, how: Encoding) -> Table:

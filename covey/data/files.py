@@ -177,7 +177,8 @@ def table_shards(
     else:
         facts = None
         if table.features or normalise == "standard":
-            facts = _facts(table, parts[0])
+            own = [ColumnFacts.of(table, rows) for rows in _by_device(parts[0])]
+            facts = ColumnFacts.merged(own)
             how = encoding(facts, columns)
         if how is not None:
             table = how.applied(table)
@@ -206,17 +207,17 @@ def table_shards(
     )
 
 
-def _facts(table: Table, train: Part) -> ColumnFacts:
-    """The facts of all training rows, from those of each device, as a deployed tree has them.
+def _by_device(train: Part) -> list[Numbers]:
+    """The training rows of each device, to be measured as a deployed tree does: one by one.
 
-    A row that several devices have counts once.
+    A row that several devices have is of the first of them.
     """
     index = train.index.numpy()
-    once = np.zeros(len(index), dtype=bool)
-    once[np.unique(index, return_index=True)[1]] = True
+    first = np.zeros(len(index), dtype=bool)
+    first[np.unique(index, return_index=True)[1]] = True
     cuts = train.offset[1:-1].numpy()
-    own = zip(np.split(index, cuts), np.split(once, cuts), strict=True)
-    return ColumnFacts.merged([ColumnFacts.of(table, rows[first]) for rows, first in own])
+    pieces = zip(np.split(index, cuts), np.split(first, cuts), strict=True)
+    return [rows[own] for rows, own in pieces]
 
 
 def device_file(
@@ -412,10 +413,7 @@ def is_folder(path: Path) -> bool:
     """Whether there is a folder; a DataError for a path that no system would take."""
     try:
         return path.is_dir()
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a name too long, or with a byte that no name has
+    except (OSError, ValueError) as error:  # a name too long, or with a byte that no name has
         raise DataError(
             f"path = {shown(str(path))} cannot be looked up: {error!s:.100}."
         ) from error
@@ -438,10 +436,7 @@ def table_columns(columns: Columns, *, dealt: bool) -> Columns:
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [
         name
-        for name, usual in (
-            (columns.edge, Columns.edge),
-            (columns.part, Columns.part),
-        )
+        for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part))
         if name != usual
     ]
     if not dealt or columns.device != Columns.device:
