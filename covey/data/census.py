@@ -57,7 +57,7 @@ class DeviceFacts:
         Words that seem to be names or dates are refused, unless they are called categorical.
         """
         check_options(columns, classes, regression=classes is None)
-        table, goal, parts, _ = device_rows(path, columns, classes, classes is None, **cut)
+        table, goal, _, parts, _ = device_rows(path, columns, classes, classes is None, **cut)
         rows = parts[0].index
         labels = len(set(goal.y[rows].tolist()))
         told = {}

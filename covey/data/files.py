@@ -258,13 +258,13 @@ def device_file(
         classes = [str(label) for label in range(classes)]
     regression = classes is None and not yes_no
     cut = {"split": split, "seed": seed, "number": number}
-    table, goal, parts, notes = device_rows(path, columns, classes, regression, **cut)
+    table, goal, homes, parts, notes = device_rows(path, columns, classes, regression, **cut)
     if encoding is not None:
         table = encoding.applied(table)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
-    names = Names((stem(path),), classes=goal.names, features=tuple(features), labels=goal.labels)
+    names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
         names = replace(names, classes=())
     if tokens is None:
@@ -288,8 +288,8 @@ def device_file(
 
 def device_rows(
     path: Path, columns: Columns, classes: Sequence[str] | None, regression: bool, **cut: Any
-) -> tuple[Table, Targets, tuple[Part, Part, Part], tuple[str, ...]]:
-    """The rows of one device's file, their targets and parts, and notes of what was left out.
+) -> tuple[Table, Targets, _Homes, tuple[Part, Part, Part], tuple[str, ...]]:
+    """The rows of a device's file, their targets, homes and parts, and notes of rows left out.
 
     `cut` has the split, the seed and the number of the device.
     """
@@ -302,7 +302,7 @@ def device_rows(
     table, notes = with_values(table, columns)
     goal = _goal(table, classes, faults, regression=regression)
     homes = _Homes([np.arange(len(table))], (stem(path),), first=cut.pop("number"))
-    return table, goal, _parts(table, homes, **cut), notes
+    return table, goal, homes, _parts(table, homes, **cut), notes
 
 
 def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]:

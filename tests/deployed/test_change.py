@@ -504,7 +504,12 @@ def test_a_change_keeps_the_scaling_of_the_run(
     pumps: Pumps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[deploy_change._Both] = []
-    monkeypatch.setattr(deploy_change, "_changed", lambda both, *_: seen.append(both) or 2)
+
+    def changed_now(both: deploy_change._Both, *_: Any) -> int:
+        seen.append(both)
+        return 2
+
+    monkeypatch.setattr(deploy_change, "_changed", changed_now)
     state = pumps.folder / "state" / "server"
     (state / "run").mkdir(parents=True)
     Disk(state / "server" / "node.sqlite").close()
