@@ -176,10 +176,11 @@ def describe(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The device's own file.")],
     changes: Changes = None,
 ) -> None:
-    """Print what a device tells of its data: how many examples, inputs and labels it has.
+    """Print what a device tells of its data: counts, and what each column has in training rows.
 
-    The data themselves stay where they are. An operator collects the descriptions of all devices in
-    a folder, for the table of data named census.
+    That is the count, mean and summed squares of numbers, and every word with its count; look at
+    them before you send them. The rows stay where they are. An operator collects the descriptions
+    of all devices in a folder, for the table of data named census.
 
     Examples:
 

@@ -17,7 +17,7 @@ from covey.cli import config as config_file
 from covey.cli import node_config
 from covey.cli.deploy import AUTHORITY, Changes, TreeFile, scripts
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import is_census
+from covey.cli.device_data import CENSUS_FILE, is_census
 from covey.cli.folder import Folder
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.server_folder import RUN
@@ -101,7 +101,11 @@ def change(
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     extras.cryptography()
-    both = _Both(_present(server), Deployment.of(load_and_note(console, file, changes or [])))
+    config = load_and_note(console, file, changes or [])
+    if is_census(config):  # models go on with the scaling and the words they were trained on
+        columns = str((server / CENSUS_FILE).absolute())
+        config = config.model_copy(update={"data": config.data | {"columns": columns}})
+    both = _Both(_present(server), Deployment.of(config))
     _check_data(both)
     state = _state(both, server)
     with Folder(state / RUN).lock():  # or the server is running

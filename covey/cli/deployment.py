@@ -88,9 +88,9 @@ class Deployment:
         config = self.config
         out: dict[str, str] = {}
         if is_census(config):
-            order = config.data.get("order", ())
-            out[CENSUS_FILE] = census_text(read_census(Path(config.data["path"]), order))
-            data = config.data | {"path": CENSUS_FILE, "order": []}
+            where = {key: config.data.get(key, "") for key in ("order", "columns")}
+            out[CENSUS_FILE] = census_text(*read_census(Path(config.data["path"]), **where))
+            data = config.data | {"path": CENSUS_FILE, "order": [], "columns": ""}
             config = config.model_copy(update={"data": data})
         out[plan_files.EXPERIMENT] = config.text()
         return out | self.modules()

@@ -8,13 +8,15 @@ from typing import Any
 from covey.cli import named
 from covey.cli.config import Config, expanded
 from covey.data import Shards
-from covey.data.census import DeviceFacts, device_shards, own_part
+from covey.data.census import DeviceFacts, number_of, own_part, read
+from covey.data.table_readers import stem
+from covey.data.tables import Columns
 from covey.deployed.plan import SOURCE, Process
 from covey.errors import ConfigError
 
 CENSUS = "census"
 CENSUS_FILE = "census.json"
-_FORM = ("label", "decimal", "split")
+_FORM = ("label", "decimal", "missing", "split")
 """Settings of a census that say how a device's own file is read."""
 
 
@@ -38,19 +40,19 @@ def with_names(config: Config, leaf: str) -> Config:
 
 
 def described(config: Config, file: Path) -> dict[str, Any]:
-    """What a device tells of its file: counts and shapes, and no example."""
+    """What a device tells of its file: counts, moments and words, and no example."""
     if not is_census(config):
         name = config.data.get("name")
         raise ConfigError(f'data.name = "{name}": only the devices of a "census" have own files.')
     settings = named.resolved("data", config.data)
-    shards = device_shards(
-        file,
-        features=settings["features"],
-        classes=_classes(settings),
-        seed=config.seed,
-        **_form(settings),
-    )
-    return DeviceFacts.of(shards).as_dict()
+    form = _form(settings)
+    split = form.pop("split")
+    features = tuple(settings["features"]) or None
+    columns = Columns(features=features, categorical=tuple(settings["categorical"]), **form)
+    number = number_of(stem(file), settings["order"]) or 0
+    cut = {"split": split, "seed": config.seed, "number": number}
+    facts = DeviceFacts.of(file, columns, settings["classes"], settings["normalise"], **cut)
+    return facts.as_dict()
 
 
 def check_files(config: Config, processes: list[Process]) -> None:
@@ -108,13 +110,9 @@ def own_data(config: Config, process: Process, described: Shards) -> dict[str, S
 def own_examples(config: Config, file: Path, described: Shards, device: int) -> Shards:
     """The examples of one device, from its own file."""
     settings = named.resolved("data", config.data)
-    return own_part(file, described, device, seed=config.seed, **_form(settings))
+    told = read(Path(settings["path"]).expanduser(), settings["order"])[0][device]
+    return own_part(file, described, device, told, seed=config.seed, **_form(settings))
 
 
 def _form(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in _FORM}
-
-
-def _classes(settings: dict[str, Any]) -> list[str] | None:
-    classes: list[str] | None = settings["classes"]
-    return classes

@@ -6,44 +6,74 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from covey.data.files import device_file
+from covey.data.encoding import ColumnFacts, check_words, encoding
+from covey.data.files import check_options, device_file, device_rows
 from covey.data.partition import SPLIT, Split
+from covey.data.scaling import Moments, Normalise, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
+from covey.data.tables import LARGEST, Columns, Missing
 from covey.errors import DataError, shown
 
-FORMAT = "covey-census-1"
+FORMAT = "covey-census-2"
 _EXAMPLES = 2**28  # of all devices: every node has a number for each of them
 _VALUES = 2**24  # of one example
+_COLUMNS = 2**12  # of an example without names that is scaled by column
+_WORDS = 2**12  # of one column
+_LETTERS = 2**8  # of a word, or of the name of a column
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceFacts:
-    """What one device tells: the shape of an example, how many it has, how many labels occur."""
+    """What one device tells: the shape of an example, how many it has, what each column has."""
 
     shape: tuple[int, ...]
     counts: Mapping[str, int]
     labels: int
     """How many classes its training examples have; 0 where targets are numbers."""
+    number: int
+    """That by which its rows are cut into parts, whatever its place in a tree is later."""
+    columns: Mapping[str, ColumnFacts]
+    """Of its training rows: "x" if they have named columns or are standardised, "y" of targets."""
 
     @staticmethod
-    def of(shards: Shards) -> DeviceFacts:
-        """The facts of a device's own data."""
-        counts = {split: int(shards.part(split).counts().sum()) for split in SPLITS}
-        labels = 0
-        if shards.classes is not None:
-            labels = int((shards.labels() > 0).sum())
-        return DeviceFacts(tuple(shards.x.shape[1:]), counts, labels)
+    def of(
+        path: Path,
+        columns: Columns,
+        classes: Sequence[str] | None,
+        normalise: Normalise,
+        **cut: Any,
+    ) -> DeviceFacts:
+        """The facts of a device's own file; `cut` has its split, seed and number.
+
+        Words that seem to be names or dates are refused, unless they are called categorical.
+        """
+        check_options(columns, classes, regression=classes is None)
+        table, goal, _, parts, _ = device_rows(path, columns, classes, classes is None, **cut)
+        rows = parts[0].index
+        labels = len(set(goal.y[rows].tolist()))
+        told = {}
+        if table.features or normalise == "standard":
+            told["x"] = ColumnFacts.of(table, rows.numpy())
+            check_words(told["x"], columns)
+        if classes is None:
+            labels = 0
+            told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows.numpy()), {})
+        counts = {name: len(part.index) for name, part in zip(SPLITS, parts, strict=True)}
+        facts = DeviceFacts(table.x.shape[1:], counts, labels, cut["number"], told)
+        return DeviceFacts.from_dict(facts.as_dict(), str(path))  # or the server would refuse it
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as JSON can hold them."""
-        return asdict(self)
+        return vars(self) | {"columns": _told(self.columns)}
 
     @staticmethod
     def from_dict(values: Any, source: str) -> DeviceFacts:
@@ -51,16 +81,66 @@ class DeviceFacts:
         try:
             shape = tuple(values["shape"])
             counts = {split: values["counts"][split] for split in SPLITS}
-            labels = values["labels"]
+            numbers = (values["labels"], values["number"])
+            told = values["columns"]
         except (KeyError, TypeError) as error:
-            raise DataError(f"{source} is no description of a device: {error!r}.") from None
-        for number in (*shape, *counts.values(), labels):
+            what = f"{source} is no description of a device: {error!r}"
+            raise DataError(f"{what}; describe the device's file again.") from None
+        for number in (*shape, *counts.values(), *numbers):
             if type(number) is not int or not 0 <= number <= _EXAMPLES:
                 what = f"{shown(number)} is no number of examples, inputs or labels"
                 raise DataError(f"{source}: {what}; describe the device's file again.")
         if math.prod(shape) > _VALUES:
             raise DataError(f"{source}: an example of {math.prod(shape)} values is too large.")
-        return DeviceFacts(shape, counts, labels)
+        return DeviceFacts(shape, counts, *numbers, _heard(told, shape, source))
+
+
+def _told(columns: Mapping[str, ColumnFacts]) -> dict[str, Any]:
+    """Facts of columns as JSON can hold them."""
+    out = {}
+    for role, facts in columns.items():
+        moments = {name: values.flatten().tolist() for name, values in vars(facts.moments).items()}
+        out[role] = vars(facts) | {"moments": moments}
+    return out
+
+
+def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFacts]:
+    """What `_told` gave; an error where it is something else."""
+    try:
+        return {role: _facts(told[role], {"x": shape, "y": ()}[role]) for role in told}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
+        what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"
+        raise DataError(f"{what}; leave some out, or describe the device's file again.") from None
+
+
+def _facts(values: Any, shape: tuple[int, ...]) -> ColumnFacts:
+    """The facts of the columns of examples of this shape; some error where they are none."""
+    rows, names, words = values["rows"], tuple(values["names"]), values["words"]
+    moments = [values["moments"][name] for name in ("count", "mean", "squares")]
+    most = (rows, LARGEST, rows * (2 * LARGEST) ** 2)
+    least = (0, -LARGEST, 0)
+    texts = [*names, *chain(*words.values())]
+    often = [number for counts in words.values() for number in counts.values()]
+    fine = (
+        all(type(number) is int and 0 <= number <= _EXAMPLES for number in (rows, *often))
+        and all(type(text) is str and len(text) <= _LETTERS for text in texts)
+        and len(set(names)) == len(names)
+        and len(names) in (0, math.prod(shape))
+        and all(len(column) == math.prod(shape) <= _COLUMNS for column in moments)
+        and all(
+            type(value) is float and low <= value <= high
+            for column, low, high in zip(moments, least, most, strict=True)
+            for value in column
+        )
+        and all(len(counts) <= _WORDS for counts in words.values())
+        and all(moments[0][names.index(name)] == 0 for name in words)
+        and all(sum(counts.values()) <= rows for counts in words.values())
+    )
+    if not fine:
+        raise ValueError
+    arrays = (np.array(column).reshape(shape) for column in moments)
+    return ColumnFacts(rows, names, Moments(*arrays), words)
 
 
 def census(
@@ -69,76 +149,88 @@ def census(
     features: Sequence[str] = (),
     classes: Sequence[str] | None = None,
     label: str = "label",
+    normalise: Normalise = "standard",
+    missing: Missing = "error",
     decimal: str = ".",
+    categorical: Sequence[str] = (),
     split: Split = SPLIT,
     order: Sequence[str] = (),
+    columns: str = "",
     seed: int = 0,
 ) -> Shards:
     """Devices whose data stay on their own machines, for `covey deploy`.
 
     The path is a folder with one description per device, device0.json and so on, as `covey deploy
     describe` writes them, or one file with all of them. `features`, `classes` and `label` say what
-    the device's own file holds; without `classes`, labels are numbers to predict. Values are taken
-    as they are: scale them beforehand. With `order`, devices have these names instead of device0
-    and so on, and stand in this order. Nobody's examples are here, so that only a deployed tree
-    can train on them.
+    the device's own file holds; without `classes`, labels are numbers to predict. `normalise`,
+    `missing`, `categorical`, `decimal` and `split` are those of the data set files, and give the
+    same inputs: every node scales, fills gaps and encodes words by what the descriptions together
+    say of each column. `normalise` is "standard", "none", "unit" or "half". `columns` is the census
+    of a run that goes on, whose scaling and words stay.
+
+    With `order`, devices have these names instead of device0 and so on, and stand in this order.
+    Nobody's examples are here, so that only a deployed tree can train on them.
     """
-    devices = read(Path(path).expanduser(), order)
+    devices, told = read(Path(path).expanduser(), order, columns)
     examples = sum(sum(facts.counts.values()) for facts in devices)
     if examples > _EXAMPLES:
         raise DataError(f"{path}: {examples} examples, more than {_EXAMPLES}; describe fewer.")
-    if classes is None and any(facts.labels for facts in devices):
-        raise DataError(f"{path}: devices have classes, and data.classes is not given; name them.")
-    shapes = {facts.shape for facts in devices}
-    if len(shapes) > 1:
-        first, second, *_ = sorted(shapes)
-        raise DataError(f"{path}: examples of shape {first} and {second}; all must have one shape.")
-    kinds = 1
-    if classes is not None:
-        kinds = len(classes)
-        if max(facts.labels for facts in devices) > kinds:
-            raise DataError(f"{path}: a device has more labels than the {kinds} of data.classes.")
+    labels = max(facts.labels for facts in devices)
+    if labels > len(classes or ()):
+        raise DataError(f"{path}: a device has {labels} classes; name all of them in data.classes.")
+    names, shape = tuple(features), devices[0].shape
+    form = Columns(features=names or None, categorical=tuple(categorical), missing=missing)
+    how = None
+    if "x" in told:
+        names = told["x"].names or names
+        how = encoding(told["x"], form)
+    if features and names != form.features:
+        raise DataError(f"{path}: devices tell of {some(names)}, not of features; describe again.")
+    if normalise == "standard" and "x" in told:
+        scale = told["x"].scaling(how)
+    elif normalise in ("none", "unit", "half"):
+        scale = scaling(normalise, torch.zeros(0), torch.zeros(0))
+    else:
+        have = f'normalise = "{normalise}": {path} does not tell what this needs of each column'
+        raise DataError(f'{have}; choose "standard" and describe again, or "none".')
+    if how is not None:
+        names, shape = how.names, (len(how.names),)
     y: Tensor = torch.zeros(1)
     if classes is not None:
-        y = torch.arange(kinds)
+        y = torch.arange(len(classes))
     train, validation, test = (_part(devices, name) for name in SPLITS)
     return Shards(
-        torch.zeros(len(y), *devices[0].shape),
+        torch.zeros(len(y), *shape),
         y,
         train,
         validation,
         test,
-        classes=None if classes is None else kinds,
+        classes=None if classes is None else len(classes),
         name="census",
-        names=Names(classes=tuple(classes or ()), features=tuple(features)),
+        names=Names(classes=tuple(classes or ()), features=names),
+        scaling=scale,
+        encoding=how,
     )
 
 
-def own_part(
-    path: Path,
-    described: Shards,
-    device: int,
-    *,
-    label: str,
-    decimal: str,
-    split: Split,
-    seed: int,
-) -> Shards:
-    """A device's own examples from its file, in its place among all devices of a census."""
-    own = device_shards(
+def own_part(path: Path, described: Shards, device: int, told: DeviceFacts, **form: Any) -> Shards:
+    """A device's own examples from its file, in its place among all devices of a census.
+
+    `form` says how the file is read: label, decimal, missing, split and seed.
+    """
+    own = device_file(
         path,
         features=described.names.features,
         classes=described.names.classes or None,
-        label=label,
-        decimal=decimal,
-        split=split,
-        seed=seed,
+        scaling=described.scaling,
+        encoding=described.encoding,
+        number=told.number,
+        **form,
     )
-    facts = DeviceFacts.of(own)
-    told = {name: int(described.part(name).counts()[device]) for name in SPLITS}
-    if facts.shape != tuple(described.x.shape[1:]) or facts.counts != told:
-        have = f"examples of shape {facts.shape}, {facts.counts}"
-        want = f"the census has {tuple(described.x.shape[1:])}, {told}"
+    counts = {name: len(own.part(name).index) for name in SPLITS}
+    if own.x.shape[1:] != described.x.shape[1:] or counts != told.counts:
+        have = f"examples of shape {tuple(own.x.shape[1:])}, {counts}"
+        want = f"the census has {tuple(described.x.shape[1:])}, {told.counts}"
         raise DataError(f"{path}: {have}; {want}. Describe it again: covey deploy describe.")
     present = torch.zeros(described.devices, dtype=torch.bool)
     present[device] = True
@@ -146,67 +238,65 @@ def own_part(
     return replace(described, x=own.x, y=own.y, train=train, validation=validation, test=test)
 
 
-def device_shards(
-    path: Path,
-    *,
-    features: Sequence[str],
-    classes: Sequence[str] | None,
-    label: str,
-    decimal: str,
-    split: Split,
-    seed: int,
-) -> Shards:
-    """The examples of one device, from its file."""
-    return device_file(
-        path,
-        features=features,
-        classes=classes,
-        scaling=None,
-        label=label,
-        decimal=decimal,
-        split=split,
-        seed=seed,
-    )
+def read(
+    path: Path, order: Sequence[str] = (), columns: str = ""
+) -> tuple[list[DeviceFacts], dict[str, ColumnFacts]]:
+    """The facts of all devices, in the order of their numbers or of the names given.
 
-
-def read(path: Path, order: Sequence[str] = ()) -> list[DeviceFacts]:
-    """The facts of all devices, in the order of their numbers, or in that of the names given."""
+    Then those of their columns together, or of the columns of the census `columns`.
+    """
+    together = None
     try:
         if path.is_dir():
             texts = {file.stem: _json(file) for file in sorted(path.glob("*.json"))}
         else:
             texts = _json(path)["devices"]
+            together = _json(path)["columns"]
     except (OSError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise DataError(f"cannot read the census {path}: {error!r}.") from None
     if not texts:
         raise DataError(f"{path} has no device; put device0.json and so on there.")
-    if order:
-        return _ordered(path, texts, order)
-    numbers = {}
-    for name, values in texts.items():
-        number = re.fullmatch(r"[a-z-]+(\d{1,9})", name)
-        if number is None:
-            fix = "name files as device17.json, or give data.order, a list of names"
-            raise DataError(f"{path}: {name!r} is no device; {fix}.")
-        numbers[int(number[1])] = DeviceFacts.from_dict(values, f"{path}: {name}")
-    missing = sorted(set(range(max(numbers, default=0) + 1)) - set(numbers))
-    if missing:
-        raise DataError(f"{path} lacks the devices {some(missing)}; describe them too.")
-    return [numbers[number] for number in sorted(numbers)]
-
-
-def _ordered(path: Path, texts: Mapping[str, Any], order: Sequence[str]) -> list[DeviceFacts]:
-    """The facts of the devices that are named, in this order; others are no part of the tree."""
-    missing = sorted(set(order) - set(texts))
+    names = order or _numbered(path, texts)
+    missing = sorted(set(names) - set(texts))
     if missing:
         raise DataError(f"{path} lacks the devices {', '.join(missing[:5])}; describe them too.")
-    return [DeviceFacts.from_dict(texts[name], f"{path}: {name}") for name in order]
+    devices = [DeviceFacts.from_dict(texts[name], f"{path}: {name}") for name in names]
+    shapes = {facts.shape for facts in devices}
+    if len(shapes) > 1:
+        first, second, *_ = sorted(shapes)
+        raise DataError(f"{path}: examples of shape {first} and {second}; all must have one shape.")
+    if columns:
+        return devices, read(Path(columns))[1]
+    if together is not None:
+        return devices, _heard(together, devices[0].shape, str(path))
+    if any(facts.columns.keys() != devices[0].columns.keys() for facts in devices):
+        raise DataError(f"{path}: not all devices tell of columns; describe them alike.")
+    merged = {role: [facts.columns[role] for facts in devices] for role in devices[0].columns}
+    return devices, {role: ColumnFacts.merged(parts) for role, parts in merged.items()}
 
 
-def text(devices: Sequence[DeviceFacts]) -> str:
-    """One file with the facts of all devices."""
-    facts = {f"device{number}": one.as_dict() for number, one in enumerate(devices)}
-    return json.dumps({"format": FORMAT, "devices": facts}, indent=1) + "\n"
+def number_of(name: str, order: Sequence[str] = ()) -> int | None:
+    """The number of a device: its place in the order, or that in its name; None without any."""
+    if name in order:
+        return order.index(name)
+    number = re.fullmatch(r"[a-z-]+(\d{1,9})", name)
+    return None if number is None else int(number[1])
+
+
+def _numbered(path: Path, texts: Mapping[str, Any]) -> list[str]:
+    """The names of all devices, in the order of the numbers in them."""
+    numbers = {number_of(name): name for name in texts}
+    if None in numbers:
+        fix = "name files as device17.json, or give data.order, a list of names"
+        raise DataError(f"{path}: {numbers[None]!r} is no device; {fix}.")
+    return [numbers.get(number, f"device{number}") for number in range(len(texts))]
+
+
+def text(devices: Sequence[DeviceFacts], columns: Mapping[str, ColumnFacts]) -> str:
+    """One file for every node; of columns it has only what all devices together give."""
+    bare = [replace(facts, columns={}) for facts in devices]
+    facts = {f"device{number}": one.as_dict() for number, one in enumerate(bare)}
+    return json.dumps({"format": FORMAT, "devices": facts, "columns": _told(columns)}, indent=1)
 
 
 def _json(path: Path) -> Any:

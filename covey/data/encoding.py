@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from covey.data.scaling import Scaling
+from covey.data.scaling import Floats, Moments, Scaling
 from covey.data.shards import some
-from covey.data.tables import Missing, Table, complaint, is_missing, is_number, number
+from covey.data.tables import Columns, Missing, Table, complaint, is_missing, is_number, number
 from covey.errors import DataError
 
 MOST_WORDS = 50  # of a column that is not named in `categorical`
@@ -30,8 +29,65 @@ _TIME = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 
-Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnFacts:
+    """What the training rows of a device, or of all devices, have in each column.
+
+    Encoding and scaling follow from it.
+    """
+
+    rows: int
+    names: tuple[str, ...]  # empty where columns have no names
+    moments: Moments
+    words: Mapping[str, Mapping[str, int]]  # how often each occurs, by column of words
+
+    @staticmethod
+    def of(table: Table, rows: Numbers) -> ColumnFacts:
+        """The facts of some rows of a table."""
+        words = {
+            name: Counter(cells[row] for row in rows.tolist() if not is_missing(cells[row]))
+            for name, cells in table.words.items()
+        }
+        return ColumnFacts(len(rows), table.features, Moments.of(table.x, rows), words)
+
+    @staticmethod
+    def merged(parts: Sequence[ColumnFacts]) -> ColumnFacts:
+        """The facts of all rows together, with the columns in the order of the first part."""
+        names = parts[0].names
+        moments = []
+        words: dict[str, Counter[str]] = {}
+        for device, part in enumerate(parts):
+            if sorted(part.names) != sorted(names):
+                have = f"device {device} has the columns {some(part.names)}, and device 0"
+                raise DataError(f"{have} {some(names)}; list features, and describe them again.")
+            order: Any = [part.names.index(name) for name in names] or ...
+            moments.append(Moments(*(values[order] for values in vars(part.moments).values())))
+            for name, counts in part.words.items():
+                words.setdefault(name, Counter()).update(counts)
+        rows = sum(part.rows for part in parts)
+        all_moments = Moments.merged(moments)
+        mixed = [name for name in words if all_moments.count[names.index(name)]]
+        if mixed:
+            have = f"column {mixed[0]!r} has words on some devices, and numbers on others"
+            raise DataError(f"{have}; name it in categorical, and describe them again.")
+        return ColumnFacts(rows, names, all_moments, words)
+
+    def present(self, name: str) -> int:
+        """How many rows have a value in a column."""
+        if name in self.words:
+            return sum(self.words[name].values())
+        return int(self.moments.count[self.names.index(name)])
+
+    def scaling(self, how: Encoding | None) -> Scaling:
+        """The standard scaling of the inputs that an encoding makes of these columns."""
+        scale = self.moments.scaling(self.rows)
+        if how is None:
+            return scale
+        column = [at for at, one in enumerate(how.columns) for _ in one.names]
+        return how.unscaled(Scaling(scale.kind, scale.shift[column], scale.factor[column]))
 
 
 @dataclass(frozen=True)
@@ -160,69 +216,34 @@ class Encoding:
         )
 
 
-def encoding(
-    table: Table,
-    train: Tensor,
-    *,
-    missing: Missing,
-    categorical: Sequence[str] = (),
-    listed: bool = False,
-) -> Encoding | None:
-    """The encoding of a table, measured on its training rows.
+def encoding(facts: ColumnFacts, columns: Columns) -> Encoding | None:
+    """The encoding of columns, by the facts of all devices' training rows.
 
-    None where every column is a number and gaps are not filled. `listed` says that the user has
-    listed the features.
+    None where every column is a number and gaps are not filled.
     """
-    filled = missing in ("mean", "indicator")
-    if not table.words and not filled:
+    filled = columns.missing in ("mean", "indicator")
+    if not facts.names or not (facts.words or filled):
         return None
-    if not table.features:
-        if np.isnan(table.x).any():
-            raise DataError(
-                f'missing = "{missing}" needs columns with names, which an array x has not; '
-                'fill its NaN, or set missing to "drop".'
-            )
-        return None
-    rows: Numbers = np.unique(train.numpy())
-    _check_columns(table, rows, categorical, listed=listed)
-    return Encoding(tuple(_measured(table, name, rows, missing) for name in table.features))
+    check_words(facts, columns, empty=True)
+    return Encoding(tuple(_measured(facts, name, columns.missing) for name in facts.names))
 
 
-def _check_columns(
-    table: Table, rows: Numbers, categorical: Sequence[str], *, listed: bool
-) -> None:
-    """Refuse columns without a value in training, and words that one-hot inputs would not help."""
+def check_words(facts: ColumnFacts, columns: Columns, *, empty: bool = False) -> None:
+    """Refuse words that one-hot inputs would not help, and columns without a value if `empty`."""
     reasons = {}
-    for name in table.features:
-        present = _present(table, name, rows)
-        if not len(present):
-            reasons[name] = "has no value in any training row"
-        elif name in table.words and name not in categorical:
-            reasons[name] = _doubt([str(cell) for cell in present])
+    for name in facts.names:
+        if not facts.present(name):
+            reasons[name] = "has no value in any training row" if empty else ""
+        elif name in facts.words and name not in columns.categorical:
+            reasons[name] = _doubt(facts.words[name])
     reasons = {name: reason for name, reason in reasons.items() if reason}
     if reasons:
         lines = [f"  column {name!r} {reason}" for name, reason in reasons.items()]
         remedy = f"leave them out by exclude = {list(reasons)}"
-        if listed:
+        if columns.features is not None:
             remedy = f"take {some(list(reasons))} out of features"
-        raise DataError(
-            "\n".join(
-                [
-                    f"{len(reasons)} of {len(table.features)} columns cannot be used; {remedy}, "
-                    "or change them as said:",
-                    *lines,
-                ]
-            )
-        )
-
-
-def _present(table: Table, name: str, rows: Numbers) -> Floats | list[str]:
-    """The values of a column in some rows, without gaps."""
-    if name in table.words:
-        cells = [table.words[name][row] for row in rows.tolist()]
-        return [cell for cell in cells if not is_missing(cell)]
-    values: Floats = table.x[rows, table.features.index(name)]
-    return values[~np.isnan(values)]
+        told = f"{len(reasons)} of {len(facts.names)} columns cannot be used; {remedy}, or change"
+        raise DataError("\n".join([f"{told} them as said:", *lines]))
 
 
 def named_columns(examples: Any, how: Encoding) -> Table:
@@ -263,39 +284,34 @@ def _number(name: str, row: int, cell: str) -> float:
     return number(cell)
 
 
-def _measured(table: Table, name: str, rows: Numbers, missing: Missing) -> ColumnEncoding:
+def _measured(facts: ColumnFacts, name: str, missing: Missing) -> ColumnEncoding:
     """The encoding of one column."""
-    present = _present(table, name, rows)
+    present = facts.present(name)
     words = None
-    if name in table.words:
-        words = tuple(sorted({str(cell) for cell in present}))
-        values = _one_hot(present, words)
-    else:
-        values = np.asarray(present)[:, None]
+    means: tuple[float, ...] = (float(facts.moments.mean[facts.names.index(name)]),)
+    if name in facts.words:
+        words = tuple(sorted(facts.words[name]))
+        means = tuple(facts.words[name][word] / present for word in words)
     if missing not in ("mean", "indicator"):
         return ColumnEncoding(name, words)
-    flagged = missing == "indicator" and len(values) < len(rows)
-    return ColumnEncoding(name, words, tuple(values.mean(axis=0).tolist()), flagged)
+    return ColumnEncoding(name, words, means, missing == "indicator" and present < facts.rows)
 
 
-def _doubt(cells: Sequence[str]) -> str:
-    """Why one-hot inputs of these words would not help; empty where they may."""
-    words = Counter(cells)
-    if _most(cells, _TIME):
+def _doubt(words: Mapping[str, int]) -> str:
+    """Why one-hot inputs of words that occur so often would not help; empty where they may."""
+    rows = sum(words.values())
+    times = [word for word in words if _TIME.fullmatch(word)]
+    if 2 * sum(words[word] for word in times) > rows:
         return (
-            f"has dates or times, such as {cells[0]}: "
+            f"has dates or times, such as {times[0]}: "
             "make numbers of them, such as the hour, the weekday or the days since a start"
         )
-    have = f"has {len(words)} different words in {len(cells)} training rows ({some(list(words))})"
+    have = f"has {len(words)} different words in {rows} training rows ({some(list(words))})"
     if len(words) > MOST_WORDS:
         return f"{have}, more than {MOST_WORDS}: name it in categorical for a column per word"
-    if len(cells) >= _ENOUGH_ROWS and 2 * len(words) > len(cells):
+    if rows >= _ENOUGH_ROWS and 2 * len(words) > rows:
         return f"{have}, so it seems to be a name: if not, name it in categorical"
     return ""
-
-
-def _most(cells: Sequence[str], pattern: re.Pattern[str]) -> bool:
-    return 2 * sum(pattern.fullmatch(cell) is not None for cell in cells) > len(cells)
 
 
 def _one_hot(cells: Floats | Sequence[str], words: Sequence[str]) -> Floats:

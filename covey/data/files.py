@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.data import named_partitions, partition
-from covey.data.encoding import Encoding, encoding
+from covey.data.encoding import ColumnFacts, Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, doubt, several, targets
 from covey.data.partition import SPLIT, Numbers, Split
@@ -182,20 +182,20 @@ def table_shards(
         x = token_ids(torch.from_numpy(table.x))
         count = max(int(x.max()) + 1, 1)
     else:
-        how = encoding(
-            table,
-            parts[0].index,
-            missing=columns.missing,
-            categorical=columns.categorical,
-            listed=columns.features is not None,
-        )
+        facts = None
+        if table.features or normalise == "standard":
+            own = [ColumnFacts.of(table, rows) for rows in _by_device(parts[0])]
+            facts = ColumnFacts.merged(own)
+            how = encoding(facts, columns)
         if how is not None:
             table = how.applied(table)
             notes += how.indicator_notes()
         notes += table.notes
-        scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
-        if how is not None:
-            scale = how.unscaled(scale)
+        if facts is not None and normalise == "standard":
+            scale = facts.scaling(how)
+        else:
+            scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
+            scale = scale if how is None else how.unscaled(scale)
         x = _inputs(table, scale)
     names = Names(homes.devices, homes.edges, goal.names, table.features, labels=goal.labels)
     return Shards(
@@ -215,6 +215,19 @@ def table_shards(
     )
 
 
+def _by_device(train: Part) -> list[Numbers]:
+    """The training rows of each device, to be measured as a deployed tree does: one by one.
+
+    A row that several devices have is of the first of them.
+    """
+    index = train.index.numpy()
+    first = np.zeros(len(index), dtype=bool)
+    first[np.unique(index, return_index=True)[1]] = True
+    cuts = train.offset[1:-1].numpy()
+    pieces = zip(np.split(index, cuts), np.split(first, cuts), strict=True)
+    return [rows[own] for rows, own in pieces]
+
+
 def device_file(
     path: Path,
     *,
@@ -228,8 +241,10 @@ def device_file(
     tokens: int | None = None,
     encoding: Encoding | None = None,
     decimal: str = ".",
+    missing: Missing = "error",
     split: Split = SPLIT,
     seed: int = 0,
+    number: int = 0,
 ) -> Shards:
     """The shards of one new device, from its file.
 
@@ -237,40 +252,29 @@ def device_file(
     `classes` are the names or the number of classes, None for regression. `device` names a column
     that may name several devices; without it, the file is that of one. `yes_no` says that several
     label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the `shape` of
-    one example.
+    one example. `missing` counts where the encoding fills no gaps. `number` is that of the device
+    whose rows are cut so.
     """
-    columns = Columns.of_labels(label, features=_tuple(features) or None, decimal=decimal, text=())
+    columns = Columns.of_labels(
+        label, features=_tuple(features) or None, decimal=decimal, text=(), missing=missing
+    )
     columns = replace(columns, device=device or columns.device)
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
-        columns = replace(
-            columns,
-            features=encoding.features,
-            text=encoding.text,
-            missing=encoding.missing,
-        )
-    faults = Faults()
-    table = read(path, columns, faults)
-    several_devices = device is not None and len(set(table.device or ())) > 1
-    if not several_devices:
-        check_alone(table, columns, path)
-    faults.hints.clear()  # the run has decided what becomes of words and gaps
-    faults.refuse("correct or remove them")
-    table, notes = with_values(table, columns)
+        missing = missing if encoding.missing == "error" else encoding.missing
+        columns = replace(columns, features=encoding.features, text=encoding.text, missing=missing)
+    numbered = isinstance(classes, int)
+    if isinstance(classes, int):
+        classes = [str(label) for label in range(classes)]
+    regression = classes is None and not yes_no
+    cut = {"split": split, "seed": seed, "number": number, "several": device is not None}
+    table, goal, homes, parts, notes = device_rows(path, columns, classes, regression, **cut)
     if encoding is not None:
         table = encoding.applied(table)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
-    numbered = isinstance(classes, int)
-    if isinstance(classes, int):
-        classes = [str(number) for number in range(classes)]
-    goal = _goal(table, classes, faults, regression=classes is None and not yes_no)
-    homes = _Homes([np.arange(len(table))], (stem(path),))
-    if several_devices:
-        homes = _homes(replace(table, edge=None))
-    parts = _parts(table, homes, split=split, seed=seed)
     names = Names(homes.devices, classes=goal.names, features=tuple(features), labels=goal.labels)
     if numbered:
         names = replace(names, classes=())
@@ -293,6 +297,37 @@ def device_file(
     )
 
 
+def device_rows(
+    path: Path,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    regression: bool,
+    *,
+    split: Split,
+    seed: int,
+    number: int,
+    several: bool = False,
+) -> tuple[Table, Targets, _Homes, tuple[Part, Part, Part], tuple[str, ...]]:
+    """The rows of a device's file, their targets, homes and parts, and notes of rows left out.
+
+    `number` is that of the device. With `several`, the file may name more than one.
+    """
+    faults = Faults()
+    table = read(path, columns, faults)
+    several = several and len(set(table.device or ())) > 1
+    if not several:
+        check_alone(table, columns, path)
+    if columns.text is not None:
+        faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
+    table, notes = with_values(table, columns)
+    goal = _goal(table, classes, faults, regression=regression)
+    homes = _Homes([np.arange(len(table))], (stem(path),), first=number)
+    if several:
+        homes = _homes(replace(table, edge=None))
+    return table, goal, homes, _parts(table, homes, split=split, seed=seed), notes
+
+
 def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]:
     """The rows that have what they need, and a note that counts the others.
 
@@ -300,6 +335,11 @@ def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]
     """
     if columns.missing == "error":
         return table, ()
+    if columns.missing != "drop" and not table.features and np.isnan(table.x).any():
+        raise DataError(
+            f'missing = "{columns.missing}" needs columns with names, which an array x has not; '
+            'fill its NaN, or set missing to "drop".'
+        )
     lacking = _lacking(table, columns)
     lost = np.zeros(len(table), dtype=bool)
     for rows in lacking.values():
@@ -396,10 +436,7 @@ def is_folder(path: Path) -> bool:
     """Whether there is a folder; a DataError for a path that no system would take."""
     try:
         return path.is_dir()
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a name too long, or with a byte that no name has
+    except (OSError, ValueError) as error:  # a name too long, or with a byte that no name has
         raise DataError(
             f"path = {shown(str(path))} cannot be looked up: {error!s:.100}."
         ) from error
@@ -422,10 +459,7 @@ def table_columns(columns: Columns, *, dealt: bool) -> Columns:
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [
         name
-        for name, usual in (
-            (columns.edge, Columns.edge),
-            (columns.part, Columns.part),
-        )
+        for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part))
         if name != usual
     ]
     if not dealt or columns.device != Columns.device:
@@ -524,6 +558,7 @@ class _Homes:
     devices: tuple[str, ...]
     edges: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    first: int = 0  # the number of the first device
 
 
 def _homes(table: Table) -> _Homes:
@@ -572,7 +607,7 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
     The table says so, or each device's rows are cut.
     """
     if table.part is None:
-        return partition.split(homes.rows, split=split, seed=seed)
+        return partition.split(homes.rows, split=split, seed=seed, first=homes.first)
     part = np.array(table.part)
     train, validation, test = ([rows[part[rows] == name] for rows in homes.rows] for name in SPLITS)
     if not any(map(len, train)):

@@ -110,13 +110,13 @@ def dirichlet(
 
 
 def split(
-    pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0
+    pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0, first: int = 0
 ) -> tuple[Part, Part, Part]:
     """Train, validation and test parts of each device's examples.
 
     The examples are shuffled, and cut by the fractions of `split`. Test and validation get their
     rounded share, train the rest and at least one example. A device's cut depends on the seed and
-    its number alone, not on the other devices.
+    its number alone, not on the other devices; `first` is the number of the first.
 
     >>> [part.counts().tolist() for part in split([np.arange(20), np.arange(20, 24)])]
     [[12, 2], [3, 1], [5, 1]]
@@ -124,7 +124,7 @@ def split(
     check_split(split)
     cuts = [
         _cut(piece, split, generator(seed, Use.SPLIT, device))
-        for device, piece in enumerate(pieces)
+        for device, piece in enumerate(pieces, first)
     ]
     train, validation, test = ([cut[s] for cut in cuts] for s in range(3))
     return Part.of(train), Part.of(validation), Part.of(test)

@@ -7,10 +7,11 @@ training parts alone; "paper" is labelled, because it looks at test examples as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +23,10 @@ each channel; pixel: of each pixel, by (x - mean) / (std + 0.001) of pixels in [
 of each feature. The last three by training parts alone; paper: as pixel, but over all examples,
 test examples too, as pFedMe's public code has it."""
 
+Floats = npt.NDArray[np.float64]
+
 _EPS = 1e-3  # of pFedMe's public code
+_PIECE = 2**22  # values in float64 at a time: a whole data set might not fit into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,51 @@ class Scaling:
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of each column: how many values it has, their mean, and their squares around it, summed."""
+
+    count: Floats
+    mean: Floats
+    squares: Floats
+
+    @staticmethod
+    def of(values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> Moments:
+        """The moments of some of the values [n, ...]; NaN is none."""
+        pieces = []
+        step = max(1, _PIECE * len(values) // max(values.size, 1))
+        for start in range(0, max(len(rows), 1), step):
+            piece = values[rows[start : start + step]].astype(np.float64)
+            pieces.append(_together(1.0 - np.isnan(piece), piece, np.zeros_like(piece)))
+        return Moments.merged(pieces)
+
+    @staticmethod
+    def merged(parts: Sequence[Moments]) -> Moments:
+        """The moments of the values of all parts."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return _together(*map(np.stack, columns))
+
+    def scaling(self, rows: int) -> Scaling:
+        """The standard scaling of these columns, of which gaps in so many rows become means."""
+        deviation = torch.as_tensor(np.sqrt(self.squares / max(rows, 1)))
+        factor = torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation))
+        return Scaling("standard", torch.as_tensor(self.mean), factor)
+
+
+def _together(count: Floats, mean: Floats, squares: Floats) -> Moments:
+    """The moments of the union of sets that have these, [sets, ...].
+
+    They are taken around one of the means, so that equal values deviate by exactly 0.
+    """
+    total = count.sum(axis=0)
+    centre = np.where(count > 0, mean, np.inf).min(axis=0, initial=np.inf)
+    centre = np.where(total > 0, centre, 0)
+    away = np.where(count > 0, mean - centre, 0)
+    shift = (count * away).sum(axis=0) / np.maximum(total, 1)
+    around = squares.sum(axis=0) + (count * np.square(away - shift)).sum(axis=0)
+    return Moments(total, centre + shift, around)
 
 
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
@@ -73,45 +122,12 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     used = torch.unique(train)
     if kind == "paper":
         used = torch.arange(len(values))
-    mean, deviation = _moments(values, used, _axes(kind, values.ndim))
+    moments = Moments.of(values.numpy(), used.numpy())
+    if kind == "channel":  # one, unless examples are [channels, height, width]
+        shape = (values.shape[1] if values.ndim == 4 else 1, *[1] * (values.ndim - 2))
+        pixels = [moment.reshape(shape[0], -1).T for moment in vars(moments).values()]
+        moments = Moments(*(m.reshape(shape) for m in vars(_together(*pixels)).values()))
     if kind in ("pixel", "paper"):
-        return Scaling(kind, mean, 1 / (deviation + _EPS))
-    return Scaling(
-        kind,
-        mean,
-        torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation)),
-    )
-
-
-def _axes(kind: Normalise, ndim: int) -> tuple[int, ...]:
-    """The axes over which the moments are taken."""
-    if kind != "channel":
-        return (0,)
-    if ndim == 4:
-        return (0, 2, 3)
-    return tuple(range(ndim))  # one channel
-
-
-def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation in float64, computed in pieces.
-
-    A whole data set in float64 might not fit into memory.
-    """
-    array = values.numpy()
-    where = used.numpy()
-    shape = tuple(1 if axis in over else size for axis, size in enumerate(array.shape))
-    total = np.zeros(shape)
-    count = 0
-    square = np.zeros(shape)
-    if len(where):
-        centre = array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
-    else:
-        centre = np.zeros(shape)
-    for start in range(0, len(where), 4096):
-        piece = array[where[start : start + 4096]].astype(np.float64) - centre
-        total += piece.sum(axis=tuple(over), keepdims=True)
-        square += np.square(piece).sum(axis=tuple(over), keepdims=True)
-        count += piece.size // max(total.size, 1)
-    mean = total / max(count, 1)
-    deviation = np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0))
-    return torch.from_numpy((mean + centre)[0]), torch.from_numpy(deviation[0])
+        deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
+        return Scaling(kind, torch.as_tensor(moments.mean), torch.as_tensor(1 / (deviation + _EPS)))
+    return replace(moments.scaling(int(moments.count.max(initial=0))), kind=kind)

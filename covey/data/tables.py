@@ -19,7 +19,7 @@ import numpy.typing as npt
 from covey.data.shards import SPLITS
 from covey.errors import DataError, meant
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 _ROLES = ("label", "device", "edge", "part")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _NEARLY_NUMBER = re.compile(r"[+-]?[\d_]+([.,][\d_]+)?")
@@ -279,7 +279,7 @@ def complaint(cell: str) -> str:
 
 def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which floats a float32 cannot hold, NaN and infinity among them."""
-    fine: npt.NDArray[np.bool_] = np.abs(values) <= _LARGEST  # which NaN is not
+    fine: npt.NDArray[np.bool_] = np.abs(values) <= LARGEST  # which NaN is not
     return ~fine
 
 

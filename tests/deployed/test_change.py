@@ -19,6 +19,7 @@ from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.cli import deploy_change, node_config
 from covey.cli.config import load
 from covey.cli.deployment import Deployment
+from covey.data import census
 from covey.deployed import plan_files, plan_scripts
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.change import TreeChange, changed, check_followed, disk_change, moved
@@ -497,6 +498,34 @@ def test_the_command_refuses_where_an_edge_owes_an_order(
     assert refused.code == 2
     assert "north was away when the server ordered to hold rows" in refused.err.replace("\n", " ")
     assert not out.exists()
+
+
+def test_a_change_keeps_the_scaling_of_the_run(
+    pumps: Pumps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[deploy_change._Both] = []
+
+    def changed_now(both: deploy_change._Both, *_: Any) -> int:
+        seen.append(both)
+        return 2
+
+    monkeypatch.setattr(deploy_change, "_changed", changed_now)
+    state = pumps.folder / "state" / "server"
+    (state / "run").mkdir(parents=True)
+    Disk(state / "server" / "node.sqlite").close()
+    server = pumps.folder / "old" / "server"
+    file = pumps.file("new.toml", NEW, 4)
+    done = command("deploy", "change", file, "--server", server, "--out", pumps.folder / "new")
+    assert done.code == 0, done.err
+    old = json.loads((server / "census.json").read_text(encoding="utf-8"))
+    new = json.loads(seen[0].new.files()["census.json"])
+    assert new["columns"] == old["columns"]
+    assert new["devices"] != old["devices"]
+    (pumps.folder / "census.json").write_text(json.dumps(new), encoding="utf-8")
+    read_again = census(str(pumps.folder / "census.json"), classes=("hot", "ok"))
+    assert read_again.scaling is not None
+    assert seen[0].old.experiment.data.scaling is not None
+    assert read_again.scaling.factor.equal(seen[0].old.experiment.data.scaling.factor)
 
 
 FAR = (

@@ -13,8 +13,9 @@ import covey
 from covey.cli import node
 from covey.cli.config import Config, load
 from covey.cli.deployment import Deployment
-from covey.cli.device_data import own_data, own_examples, with_whole_paths
-from covey.data import Part, Shards, census
+from covey.cli.device_data import described, own_data, own_examples, with_whole_paths
+from covey.data import Shards, census, files
+from covey.data.census import read
 from covey.data.shards import SPLITS
 from covey.deployed.plan import Settings
 from covey.errors import ConfigError, DataError, ProgramError
@@ -62,7 +63,10 @@ def config(tmp_path: Path) -> Config:
     for device, count in enumerate((20, 30, 40)):
         draws = torch.Generator().manual_seed(device)
         rows = torch.randn(count, 2, generator=draws).tolist()
-        lines = [f"{heat},{speed},{'hot' if heat > speed else 'ok'}" for heat, speed in rows]
+        lines = [
+            f"{300 + 25 * heat},{speed / 1000},{'hot' if heat > speed else 'ok'}"
+            for heat, speed in rows
+        ]
         own = tmp_path / f"device{device}.csv"
         own.write_text("\n".join(["heat,speed,label", *lines]), encoding="utf-8")
         told = command("deploy", "describe", file, own)
@@ -81,37 +85,19 @@ def test_a_census_has_counts_and_no_examples(config: Config) -> None:
         list(covey.run(config.experiment(0)))
 
 
-def joined(parts: list[Shards]) -> Shards:
-    """All examples in one place, as only a simulation can have them."""
-    first = parts[0]
-    shift = torch.tensor([0, *(len(part.x) for part in parts)]).cumsum(0)
-
-    def pieces(split: str) -> Part:
-        return Part.of(
-            [(part.part(split).held(d) + shift[d]).numpy() for d, part in enumerate(parts)]
-        )
-
-    train, validation, test = map(pieces, SPLITS)
-    x = torch.cat([part.x for part in parts])
-    y = torch.cat([part.y for part in parts])
-    return Shards(x, y, train, validation, test, classes=2, name="census", names=first.names)
-
-
 def test_a_tree_trains_on_files_that_stay_with_their_devices(
     config: Config, tmp_path: Path
 ) -> None:
     experiment = config.experiment(0)
     settings = Settings(address=ADDRESS, data={"device": f"{tmp_path}/{{seat}}.csv"})
     members = {}
-    parts: list[Shards] = []
     for process in planned(experiment, tmp_path / "local", settings):
         own = own_data(config, process, experiment.data)
-        parts += own.values()
         members[process.name] = member(process, experiment, own)
     with serving(members):
         run = members["server"].run()
         list(members["server"].rounds(run))
-        simulated = covey.run(covey.Experiment(**vars(experiment) | {"data": joined(parts)}))
+        simulated = covey.run(covey.Experiment(**vars(experiment) | {"data": files(str(tmp_path))}))
         list(simulated)
         assert facts(run) == facts(simulated)
 
@@ -125,6 +111,9 @@ def test_the_plan_carries_the_census_and_no_file(config: Config, tmp_path: Path)
     assert own.data["path"] == str(out / "device1" / "census.json")
     assert own.experiment(0).data.train.counts().tolist() == config.experiment(0).data.train.counts().tolist()  # fmt: skip
     assert not list(out.rglob("*.csv"))
+    planned_facts, columns = read(out / "device1" / "census.json")
+    assert not any(facts.columns for facts in planned_facts)  # what others told stays at the server
+    assert columns["x"].rows == sum(facts.counts["train"] for facts in planned_facts)
 
 
 def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
@@ -187,12 +176,161 @@ def test_a_census_that_is_none_is_refused(config: Config, tmp_path: Path, name: 
 def test_a_description_cannot_take_all_memory(
     tmp_path: Path, facts: dict[str, object], words: str
 ) -> None:
-    told = {"shape": [2], "counts": {"train": 4, "validation": 1, "test": 1}, "labels": 2}
+    told = {"shape": [2], "counts": {"train": 4, "validation": 1, "test": 1}, "labels": 2, "number": 0, "columns": {}}  # fmt: skip
     (tmp_path / "device0.json").write_text(json.dumps(told | facts), encoding="utf-8")
     with pytest.raises(DataError, match=words):
         census(str(tmp_path), features=("heat", "speed"), classes=("hot", "ok"))
     with pytest.raises(DataError):
         census(str(tmp_path), features=("heat", "speed"))
+
+
+SITES = """
+[data]
+name = "census"
+path = "facts"
+label = "LABEL"
+missing = "MISSING"
+CLASSES
+
+[algorithm]
+name = "fedavg"
+
+[model]
+name = "linear"
+"""
+
+
+def sites(folder: Path, missing: str, label: str = "state") -> tuple[Config, Shards]:
+    """A census of three sites with words, gaps and three scales; and the simulator's data."""
+    (folder / "sites").mkdir()
+    (folder / "facts").mkdir()
+    classes = {"heat": "", "state": 'classes = ["hot", "ok"]'}[label]
+    text = SITES.replace("MISSING", missing).replace("LABEL", label).replace("CLASSES", classes)
+    file = folder / "tree.toml"
+    file.write_text(text, encoding="utf-8")
+    config = load(file)
+    for site in range(3):
+        draws = np.random.default_rng(site)
+        lines = ["heat,flow,since,kind,state"]
+        for heat, flow, since in draws.normal(size=(40 + site, 3)):
+            cells = [f"{300 + 25 * heat:.3f}", f"{flow / 1000:.6f}", f"{1.7e9 + 1e5 * since:.0f}"]
+            cells.append(draws.choice(["axial", "gear"] if site else ["gear", "screw"]))
+            if missing != "error":
+                gaps = draws.random(4) < 0.1
+                gaps[0] &= label != "heat"
+                cells = ["" if gap else cell for cell, gap in zip(cells, gaps, strict=True)]
+            lines.append(",".join([*cells, "hot" if heat > flow else "ok"]))
+        own = folder / "sites" / f"device{site}.csv"
+        own.write_text("\n".join(lines), encoding="utf-8")
+        told = json.dumps(described(config, own))
+        (folder / "facts" / f"device{site}.json").write_text(told, encoding="utf-8")
+    same = files(
+        str(folder / "sites"),
+        label=label,
+        missing=missing,  # type: ignore[arg-type]
+        regression=label == "heat",
+    )
+    return config, same
+
+
+@pytest.mark.parametrize("missing", ["error", "drop", "mean", "indicator"])
+def test_a_tree_has_the_inputs_of_the_simulator(tmp_path: Path, missing: str) -> None:
+    config, same = sites(tmp_path, missing)
+    whole = census(str(tmp_path / "facts"), classes=("hot", "ok"), missing=missing)  # type: ignore[arg-type]
+    assert whole.names.features == same.names.features
+    assert same.scaling is not None
+    assert whole.scaling is not None
+    assert whole.scaling.shift.equal(same.scaling.shift)
+    for device in range(3):
+        own = own_examples(config, tmp_path / "sites" / f"device{device}.csv", whole, device)
+        for split in SPLITS:
+            ours = own.part(split).held(device)
+            theirs = same.part(split).held(device)
+            assert own.x[ours].equal(same.x[theirs])
+            assert own.y[ours].equal(same.y[theirs])
+
+
+def test_targets_are_told_as_sums(tmp_path: Path) -> None:
+    _, same = sites(tmp_path, "mean", label="heat")
+    _, columns = read(tmp_path / "facts")
+    told = columns["y"].scaling(None)
+    targets = same.y[same.train.index].double()
+    assert told.shift.item() == pytest.approx(targets.mean().item(), rel=1e-12)
+    assert 1 / told.factor.item() == pytest.approx(targets.std(correction=0).item(), rel=1e-12)
+
+
+TOLD = {
+    "rows": 4,
+    "names": ["heat", "kind"],
+    "moments": {"count": [4.0, 0.0], "mean": [1.0, 0.0], "squares": [2.0, 0.0]},
+    "words": {"kind": {"gear": 3}},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 2**29},
+        {"rows": True},
+        {"names": ["heat"]},
+        {"names": ["heat", "heat"]},
+        {"names": ["heat", 3]},
+        {"names": ["heat", "k" * 257], "words": {}},
+        {"moments": {"count": [5.0, 0.0], "mean": [1.0, 0.0], "squares": [2.0, 0.0]}},
+        {"moments": {"count": [4.0, 0.0], "mean": [float("nan"), 0.0], "squares": [2.0, 0.0]}},
+        {"moments": {"count": [4.0, 0.0], "mean": [1e39, 0.0], "squares": [2.0, 0.0]}},
+        {"moments": {"count": [4.0, 0.0], "mean": [1.0, 0.0], "squares": [-1.0, 0.0]}},
+        {"moments": {"count": [4.0, 0.0], "mean": [1.0, 0.0], "squares": [float("inf"), 0.0]}},
+        {"moments": {"count": [4.0], "mean": [1.0], "squares": [2.0]}},
+        {"moments": []},
+        {"words": {"kind": {"gear": 5}}},
+        {"words": {"kind": {"gear": 0.5}}},
+        {"words": {"kind": {"g" * 257: 1}}},
+        {"words": {"kind": ["gear"]}},
+        {"words": {"speed": {"gear": 3}}},
+        {"words": {"heat": {"gear": 3}}},
+        {"rows": 2**13, "words": {"kind": {str(word): 1 for word in range(2**12 + 1)}}},
+    ],
+)
+def test_facts_of_columns_that_are_none_are_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    told = {"shape": [2], "counts": {"train": 4, "validation": 1, "test": 1}, "labels": 2, "number": 0}  # fmt: skip
+    file = tmp_path / "device0.json"
+    file.write_text(json.dumps(told | {"columns": {"x": TOLD}}), encoding="utf-8")
+    assert census(str(tmp_path), classes=("hot", "ok")).names.features == ("heat", "kind=gear")
+    file.write_text(json.dumps(told | {"columns": {"x": TOLD | change}}), encoding="utf-8")
+    with pytest.raises(DataError, match="its columns are no counts"):
+        census(str(tmp_path), classes=("hot", "ok"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ["heat", "form"], "words": {}}, "device 1 has the columns heat, form"),
+        ({"moments": {**TOLD["moments"], "count": [4.0, 1.0]}, "words": {}}, "'kind' has words on"),  # type: ignore[dict-item]
+        ({"names": ["kind", "heat"], "words": {}}, "'kind' has words on some"),
+    ],
+    ids=["names", "numbers", "order"],
+)
+def test_devices_tell_of_the_same_columns(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    told = {"shape": [2], "counts": {"train": 4, "validation": 1, "test": 1}, "labels": 2, "number": 0}  # fmt: skip
+    for device, columns in enumerate((TOLD, TOLD | change)):
+        text = json.dumps(told | {"columns": {"x": columns}})
+        (tmp_path / f"device{device}.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        census(str(tmp_path), classes=("hot", "ok"))
+
+
+def test_names_do_not_leave_a_device(tmp_path: Path) -> None:
+    config, _ = sites(tmp_path, "mean")
+    rows = [f"{row},patient {row},ok" for row in range(40)]
+    file = tmp_path / "device0.csv"
+    file.write_text("\n".join(["heat,who,state", *rows]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"'who' .*seems to be a name"):
+        described(config, file)
 
 
 def test_the_simulator_refuses_examples_that_it_cannot_have(config: Config, tmp_path: Path) -> None:
@@ -205,7 +343,10 @@ def test_the_simulator_refuses_examples_that_it_cannot_have(config: Config, tmp_
 
 def test_a_description_has_no_example(config: Config, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "facts" / "device0.json").read_text(encoding="utf-8"))
-    assert set(told) == {"shape", "counts", "labels"}
+    assert set(told) == {"shape", "counts", "labels", "number", "columns"}
+    assert set(told["columns"]) == {"x"}
+    assert set(told["columns"]["x"]) == {"rows", "names", "moments", "words"}
+    assert set(told["columns"]["x"]["moments"]) == {"count", "mean", "squares"}
     assert sum(told["counts"].values()) == 20
 
 
