@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from covey.data import Scaling
 from covey.data.extras import needed
+from covey.data.units import Form, in_units
 from covey.runs import checkpoint
 
 Facts = dict[str, Any]
@@ -34,37 +35,18 @@ KEY = "covey"
 """Under this name every format keeps the facts, as one JSON text."""
 
 
-class Scaled(nn.Module):
-    """A network whose inputs are in the units of the data: (x - shift) * factor goes into it."""
-
-    shift: Tensor
-    factor: Tensor
-
-    def __init__(self, network: nn.Module, scaling: Scaling, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("shift", scaling.shift.to(dtype))
-        self.register_buffer("factor", scaling.factor.to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.network((x - self.shift) * self.factor)
-        return out
-
-
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is exported: a network, the scaling of its inputs, and what a file says of both."""
+    """What is exported: a network, the form of its data, and what a file says of both."""
 
     network: nn.Module
-    scaling: Scaling | None
+    form: Form
     dtype: torch.dtype
     facts: Facts
 
     def whole(self) -> nn.Module:
-        """The network with the scaling of its inputs before it."""
-        if self.scaling is None or self.scaling.kind == "none":
-            return self.network
-        return Scaled(self.network, self.scaling, self.dtype).eval()
+        """The network in the units of the data."""
+        return in_units(self.network, self.form)
 
 
 @dataclass(frozen=True)
@@ -91,11 +73,13 @@ def _read_safetensors(model: Model, path: Path) -> Predict:
     for value in network.state_dict().values():
         value.zero_()
     network.load_state_dict(state)
-    saved = facts["scaling"]
-    if saved is None:
-        return network
-    shift, factor = (torch.tensor(saved[key], dtype=model.dtype) for key in ("shift", "factor"))
-    return lambda x: network((x - shift) * factor)
+    scaling, target = (Scaling.read(facts[key]) for key in ("scaling", "target"))
+
+    def predict(x: Tensor) -> Tensor:
+        y: Tensor = network(x if scaling is None else scaling(x))
+        return y if target is None else target.undone(y).to(y.dtype)
+
+    return predict
 
 
 def _write_torchscript(model: Model, example: Tensor, path: Path) -> None:

@@ -190,6 +190,9 @@ def table_shards(
         if how is not None:
             scale = how.unscaled(scale)
         x = _inputs(table, scale)
+    target = None
+    if goal.classes is None and not goal.yes_no and normalise != "none":
+        target = scaling("standard", goal.y, parts[0].index)
     names = Names(homes.devices, homes.edges, goal.names, table.features, labels=goal.labels)
     return Shards(
         x,
@@ -204,6 +207,7 @@ def table_shards(
         encoding=how,
         notes=notes,
         yes_no=goal.yes_no,
+        target=target,
     )
 
 
@@ -218,13 +222,14 @@ def device_file(
     yes_no: bool = False,
     tokens: int | None = None,
     encoding: Encoding | None = None,
+    target: Scaling | None = None,
     decimal: str = ".",
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
     """The shards of one new device, from its file.
 
-    Features, classes, scaling and encoding are those of the data that the run was trained on.
+    Features, classes, scalings and encoding are those of the data that the run was trained on.
     `classes` are the names or the number of classes, None for regression. `yes_no` says that
     several label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the
     `shape` of one example.
@@ -275,6 +280,7 @@ def device_file(
         encoding=encoding,
         notes=notes + table.notes,
         yes_no=goal.yes_no,
+        target=target,
     )
 
 

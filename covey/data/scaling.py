@@ -6,9 +6,9 @@ training parts alone; "paper" is labelled, because it looks at test examples as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -45,6 +45,26 @@ class Scaling:
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
+
+    def undone(self, x: Tensor) -> Tensor:
+        """The measured values of scaled ones, float64."""
+        return x.double() / self.factor.double() + self.shift.double()
+
+    def on(self, device: torch.device) -> Scaling:
+        """The same, for values there."""
+        return Scaling(self.kind, self.shift.to(device), self.factor.to(device))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"kind": self.kind, "shift": self.shift.tolist(), "factor": self.factor.tolist()}
+
+    @staticmethod
+    def read(facts: Mapping[str, Any] | None) -> Scaling | None:
+        """What `as_dict` wrote; None of None."""
+        if facts is None:
+            return None
+        shift, factor = (torch.tensor(facts[key], dtype=torch.float64) for key in ("shift", "factor"))
+        return Scaling(facts["kind"], shift, factor)
 
 
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
@@ -114,4 +134,4 @@ def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor,
         count += piece.size // max(total.size, 1)
     mean = total / max(count, 1)
     deviation = np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0))
-    return torch.from_numpy((mean + centre)[0]), torch.from_numpy(deviation[0])
+    return torch.as_tensor((mean + centre)[0]), torch.as_tensor(deviation[0])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey import native
 from covey.data import html
-from covey.data.scaling import Scaling
+from covey.data.scaling import Scaling, scaling
 from covey.errors import ConfigError, DataError, ProgramError, meant, shown
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class Shards:
     notes: tuple[str, ...] = ()  # what was left out or moved when the data was read
     yes_no: bool = False
     """Whether targets are yes-or-no labels, several per example; the loss is then bce."""
+    target: Scaling | None = None
+    """How training scales y, which itself is in the user's units; None where it does not."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -419,7 +421,11 @@ class Shards:
         if self.tokens is not None:
             dtype = torch.float32
         y = torch.tensor(values, dtype=dtype)[self.y]
-        return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
+        target = None
+        if self.scaling is not None and self.scaling.kind == "standard" and not self.partial:
+            target = scaling("standard", y, self.train.index)
+        names = replace(self.names, classes=())
+        return replace(self, y=y, classes=None, names=names, target=target)
 
     def paper(self) -> Shards:
         """The same examples by the papers' protocol.
@@ -468,6 +474,9 @@ def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
     yield "y", shards.y
     for split in SPLITS:
         yield f"{split}.index", shards.part(split).index
+    if shards.target is not None:
+        yield "target.shift", shards.target.shift
+        yield "target.factor", shards.target.factor
         yield f"{split}.offset", shards.part(split).offset
 
 

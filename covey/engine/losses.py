@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from covey.data import NO_TARGET, Shards
-from covey.engine.named_losses import NAMED, named_loss
+from covey.data import NO_TARGET, Scaling, Shards
+from covey.engine.named_losses import NAMED, Huber, named_loss
 from covey.errors import ConfigError, meant, shown
 from covey.origin import FAULTS, told
 
@@ -50,6 +50,21 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
     if loss in NAMED and loss not in _LOSSES:
         return named_loss({"name": loss}, shards)
     return loss
+
+
+def trained_loss(loss: Loss, target: Scaling | None) -> Loss:
+    """The loss of scaled outputs and targets, whose minimum is that of a loss in their units."""
+    if isinstance(loss, Huber) and target is not None:
+        return Huber(loss.delta * float(target.factor))
+    return loss
+
+
+def scales_targets(loss: Loss, shards: Shards) -> bool:
+    """Whether a loss may be taken of scaled targets, if it is of numbers in any unit.
+
+    Huber's has one `delta` for all numbers of an example. A function may need the units.
+    """
+    return loss == "squared_error" or (isinstance(loss, Huber) and shards.y.ndim == 1)
 
 
 def loss_function(loss: Loss) -> LossFunction:
