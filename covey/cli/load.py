@@ -295,8 +295,8 @@ class Loaded:
 
         It is the device's own model, its edge's or the global one. It takes examples in the units
         of the data, and so are the numbers that it predicts; with `scaled`, it is the bare network,
-        whose inputs are scaled already. BatchNorm layers have the device's own statistics. Without a device they are those of all devices together, or of
-        `pooled`, numbers of devices.
+        whose inputs are scaled already. BatchNorm layers have the device's own statistics. Without
+        a device they are those of all devices together, or of `pooled`, numbers of devices.
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)

@@ -72,6 +72,10 @@ def files(
     = "squared_error"` asks for `regression` by itself. With `tokens`, features are token ids, whole
     numbers from 0 on that are not scaled.
 
+    Features are scaled as `normalise` says, "standard" for mean 0 and deviation 1 over all devices'
+    training rows. Targets stay as they are, and `target` says how training standardises them;
+    "none" scales neither.
+
     `label` may list several columns. If all hold 0 and 1, they are yes-or-no labels, and the loss
     of an experiment is "bce" by default. Else they are numbers to predict.
 

@@ -63,7 +63,9 @@ class Scaling:
         """What `as_dict` wrote; None of None."""
         if facts is None:
             return None
-        shift, factor = (torch.tensor(facts[key], dtype=torch.float64) for key in ("shift", "factor"))
+        shift, factor = (
+            torch.tensor(facts[key], dtype=torch.float64) for key in ("shift", "factor")
+        )
         return Scaling(facts["kind"], shift, factor)
 
 

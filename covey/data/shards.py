@@ -474,10 +474,10 @@ def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
     yield "y", shards.y
     for split in SPLITS:
         yield f"{split}.index", shards.part(split).index
+        yield f"{split}.offset", shards.part(split).offset
     if shards.target is not None:
         yield "target.shift", shards.target.shift
         yield "target.factor", shards.target.factor
-        yield f"{split}.offset", shards.part(split).offset
 
 
 def _check_parts(shards: Shards) -> None:

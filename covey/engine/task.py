@@ -269,7 +269,7 @@ class Task:
         return self.gradients.losses(outputs, y)
 
     def in_units(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, targets and their `losses` in the units of the data, where training has others."""
+        """Outputs, targets and their losses in the units of the data; training may have others."""
         if self.target is not None:
             outputs = self.target.undone(outputs)
             y = self.target.undone(y)
