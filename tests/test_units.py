@@ -182,14 +182,11 @@ def test_delta_of_huber_is_in_the_units_of_the_targets(prices: Path) -> None:
     assert shards.target is not None
     scale = float(shards.target.factor)
     run = ended(Experiment(FedAvg(), shards, net(), Tree.flat(4), loss=Huber(delta), **settings))
-    by_hand = data.own_parts(
-        **{
-            split: [
-                (shards.x[at], shards.target(shards.y[at].double())) for at in held(shards, split)
-            ]
-            for split in ("train", "validation", "test")
-        }
-    )
+    parts: Any = {}
+    for split in ("train", "validation", "test"):
+        pieces = [shards.part(split).held(device) for device in range(4)]
+        parts[split] = [(shards.x[at], shards.target(shards.y[at].double())) for at in pieces]
+    by_hand = data.own_parts(**parts)
     other = Experiment(
         FedAvg(), by_hand, net(), Tree.flat(4), loss=Huber(delta * scale), **settings
     )
@@ -199,10 +196,6 @@ def test_delta_of_huber_is_in_the_units_of_the_targets(prices: Path) -> None:
     expected = Huber(delta)(outputs, shards.y[test].double()).mean()
     score = run.history[-1].models["global"].scores["test"]
     assert score.loss == pytest.approx(float(expected.detach()))
-
-
-def held(shards: data.Shards, split: str) -> list[Tensor]:
-    return [shards.part(split).held(device) for device in range(shards.devices)]
 
 
 def test_whose_targets_stay_as_they_are(prices: Path) -> None:
