@@ -48,13 +48,6 @@ class DivergedError(CoveyError):
     """Training produced a number that is not finite; the last good state remains."""
 
 
-SHORTER_STEPS = (
-    "Lower the step sizes or the penalties: `covey advise FILE --write` puts fitting ones into the "
-    "experiment file."
-)
-"""What to do where training diverges."""
-
-
 class DecodeError(CoveyError, ValueError):
     """Bytes that are not a message."""
 

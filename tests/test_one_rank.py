@@ -46,7 +46,7 @@ def test_a_rank_reports_and_hands_out_in_the_units_of_the_data(rank: Ranks) -> N
     runs = [ended(wanted), ended(wanted, "sharded")]
     assert runs[0].history[-1].models == runs[1].history[-1].models
     held = shards.test.index
-    outputs = runs[1].module()(shards.scaling.undone(shards.x[held]))[:, 0]
+    outputs = runs[1].module()(shards.scaling.undone(shards.x[held].double()))[:, 0]
     squared = (outputs - shards.y[held]).double().square().mean()
     score = runs[1].history[-1].models["global"].scores["test"]
     assert score.rmse == pytest.approx(float(squared.sqrt().detach()), rel=1e-5)

@@ -32,7 +32,7 @@ def ended(experiment: Experiment, runtime: Any = "simulator") -> covey.Run:
 def raw(shards: data.Shards, rows: Tensor) -> Tensor:
     """Rows in the units of the table, float64."""
     assert shards.scaling is not None
-    return shards.scaling.undone(shards.x[rows])
+    return shards.scaling.undone(shards.x[rows].double())
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -83,7 +83,13 @@ def test_words_and_gaps_are_in_the_first_layer(tmp_path: Path) -> None:
     torch.testing.assert_close(module(columns), expected)
     inputs = torch.tensor(
         [
-            [float(heat or "nan"), 0.0, float(wear), float(kind == "x"), float(kind == "y")]
+            [
+                float(heat or "nan"),
+                float(not heat),
+                float(wear),
+                float(kind == "x"),
+                float(kind == "y"),
+            ]
             for _, _, heat, wear, kind in cells
         ],
         dtype=torch.float64,

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -310,8 +310,9 @@ def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
         )
     under = nodes.devices_under(run, node)
     network = run.module(read.model, device, pooled=under, scaled=True)
-    model = Model(merge(network.cpu()).eval(), run, run.experiment.dtype, {})
-    return replace(model, facts=_facts(run, node, read, inside=format.name != "safetensors"))
+    network = merge(network.cpu()).eval()
+    facts = _facts(run, node, read, inside=format.name != "safetensors")
+    return Model(network, run.in_units(network), run.experiment.dtype, facts)
 
 
 def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str, Any]:
@@ -359,7 +360,7 @@ def _examples(run: Loaded) -> Tensor:
     if run.experiment.data.tokens is not None:
         return x.contiguous()
     if run.scaling is not None and run.scaling.kind != "none":
-        x = run.scaling.undone(x)
+        x = run.scaling.undone(x.double())
     return x.to(run.experiment.dtype).contiguous()
 
 

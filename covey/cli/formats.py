@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from covey.data import Scaling
 from covey.data.extras import needed
-from covey.data.units import Form, in_units
 from covey.runs import checkpoint
 
 Facts = dict[str, Any]
@@ -37,16 +36,12 @@ KEY = "covey"
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is exported: a network, the form of its data, and what a file says of both."""
+    """What is exported: a network, the whole in the units of the data, and what a file says."""
 
     network: nn.Module
-    form: Form
+    whole: nn.Module
     dtype: torch.dtype
     facts: Facts
-
-    def whole(self) -> nn.Module:
-        """The network in the units of the data."""
-        return in_units(self.network, self.form)
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,14 @@ def _read_safetensors(model: Model, path: Path) -> Predict:
 
     def predict(x: Tensor) -> Tensor:
         y: Tensor = network(x if scaling is None else scaling(x))
-        return y if target is None else target.undone(y).to(y.dtype)
+        return y if target is None else target.undone(y)
 
     return predict
 
 
 def _write_torchscript(model: Model, example: Tensor, path: Path) -> None:
     with _quiet():
-        traced = torch.jit.trace(model.whole(), example, check_trace=False)
+        traced = torch.jit.trace(model.whole, example, check_trace=False)
         torch.jit.save(traced, path, _extra_files={KEY: json.dumps(model.facts)})
 
 
@@ -96,7 +91,7 @@ def _read_torchscript(model: Model, path: Path) -> Predict:
 
 def _write_exported(model: Model, example: Tensor, path: Path) -> None:
     with _quiet():
-        program = torch.export.export(model.whole(), (example,), dynamic_shapes=_any_batch())
+        program = torch.export.export(model.whole, (example,), dynamic_shapes=_any_batch())
         torch.export.save(program, path, extra_files={KEY: json.dumps(model.facts)})
 
 
@@ -111,7 +106,7 @@ def _write_onnx(model: Model, example: Tensor, path: Path) -> None:
     needed("onnxscript", extra="onnx", to="write an ONNX file")
     with _quiet():
         program = torch.onnx.export(
-            model.whole(),
+            model.whole,
             (example,),
             input_names=["x"],
             output_names=["y"],

@@ -307,7 +307,12 @@ class Loaded:
         elif device is None:
             devices = range(len(self.device_names))
         network = self._space.fill(row, read.statistics_of(devices, self._space))
-        return network if scaled else in_units(network, self._form)
+        return network if scaled else self.in_units(network)
+
+    def in_units(self, network: nn.Module) -> nn.Module:
+        """A network of the run that takes and answers values in the units of the data."""
+        form = self._form
+        return in_units(network, form.scaling, form.encoding, form.target, form.names.features)
 
     def probabilities(
         self,
@@ -553,16 +558,12 @@ class Loaded:
         if self._own_way:
             outputs = self._predicted(x, self._number(device, read), read)
             if outputs is not None:
-                return self._in_units(outputs)
+                return outputs if self.target is None else self.target.undone(outputs)
         module = self.module(read.model, device, which, pooled=pooled, scaled=True).eval()
         with torch.no_grad():
             pieces = [module(piece) for piece in torch.split(x, _CHUNK)]
-        return self._in_units(torch.cat(pieces))
-
-    def _in_units(self, outputs: Tensor) -> Tensor:
-        if self.target is None:
-            return outputs
-        return self.target.undone(outputs).to(outputs.dtype)
+        outputs = torch.cat(pieces)
+        return outputs if self.target is None else self.target.undone(outputs)
 
     def _predicted(self, x: Tensor, device: int, read: Snapshot) -> Tensor | None:
         """The outputs of an algorithm that predicts in its own way.

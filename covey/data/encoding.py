@@ -140,23 +140,12 @@ class Encoding:
         factor[binary] = 1
         return Scaling(scaling.kind, shift, factor)
 
-    def gaps(self) -> tuple[Floats, Numbers, npt.NDArray[np.bool_]]:
-        """By input: what a gap becomes, the input whose gap it knows of, and if it flags that one.
-
-        >>> columns = ColumnEncoding("heat", means=(2.0,), flagged=True), ColumnEncoding("wear")
-        >>> [part.tolist() for part in Encoding(columns).gaps()]
-        [[2.0, 0.0, nan], [0, 0, 2], [False, True, False]]
-        """
-        fill: list[float] = []
-        source: list[int] = []
-        flag: list[bool] = []
-        for column in self.columns:
-            first = len(fill)
-            values = len(column.names) - column.flagged
-            source += [*range(first, first + values), *[first] * column.flagged]
-            fill += [*(column.means or [np.nan] * values), *[0.0] * column.flagged]
-            flag += [*[False] * values, *[True] * column.flagged]
-        return np.array(fill), np.array(source), np.array(flag)
+    @property
+    def fill(self) -> list[float]:
+        """What a gap in a column of inputs becomes."""
+        return [
+            mean for column in self.columns for mean in (*column.means, *[0.0] * column.flagged)
+        ]
 
     def as_dict(self) -> list[dict[str, Any]]:
         """As JSON can hold it."""

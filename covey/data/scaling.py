@@ -47,8 +47,8 @@ class Scaling:
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
 
     def undone(self, x: Tensor) -> Tensor:
-        """The measured values of scaled ones, float64."""
-        return x.double() / self.factor.double() + self.shift.double()
+        """The measured values of scaled ones, in their type."""
+        return x / self.factor.to(x.dtype) + self.shift.to(x.dtype)
 
     def on(self, device: torch.device) -> Scaling:
         """The same, for values there."""

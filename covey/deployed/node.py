@@ -38,7 +38,6 @@ from covey.deployed.transport import (
     digest,
 )
 from covey.errors import (
-    SHORTER_STEPS,
     CheckpointError,
     CoveyError,
     DecodeError,
@@ -501,7 +500,7 @@ class Node(Station):
             raise DivergedError(
                 f"round {self._play.round + 1}: the answer of {key.program} of {self.place} is "
                 "not finite as its link sends it; the state of the round before remains. "
-                f"{SHORTER_STEPS}"
+                "Lower the step sizes or the penalties: `covey advise FILE --write` finds them."
             )
         return packed
 

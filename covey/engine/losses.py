@@ -52,13 +52,6 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
     return loss
 
 
-def trained_loss(loss: Loss, target: Scaling | None) -> Loss:
-    """The loss of scaled outputs and targets, whose minimum is that of a loss in their units."""
-    if isinstance(loss, Huber) and target is not None:
-        return Huber(loss.delta * float(target.factor))
-    return loss
-
-
 def scales_targets(loss: Loss, shards: Shards) -> bool:
     """Whether a loss may be taken of scaled targets, if it is of numbers in any unit.
 
@@ -67,8 +60,10 @@ def scales_targets(loss: Loss, shards: Shards) -> bool:
     return loss == "squared_error" or (isinstance(loss, Huber) and shards.y.ndim == 1)
 
 
-def loss_function(loss: Loss) -> LossFunction:
-    """The function of a loss, one number per example."""
+def loss_function(loss: Loss, target: Scaling | None = None) -> LossFunction:
+    """The function of a loss, one number per example; `target` scales outputs and targets."""
+    if isinstance(loss, Huber) and target is not None:
+        return Huber(loss.delta * float(target.factor))
     if isinstance(loss, Mapping):
         raise ConfigError(f"loss = {dict(loss)}: resolve it for the data first.")
     if isinstance(loss, type):

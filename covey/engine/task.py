@@ -22,14 +22,7 @@ from covey.engine.forward import graph_pass, module_pass
 from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph, site_count
 from covey.engine.layout import ParameterLayout, placed_copy
-from covey.engine.losses import (
-    Loss,
-    cross_entropy,
-    loss_function,
-    losses_of,
-    resolved_loss,
-    trained_loss,
-)
+from covey.engine.losses import Loss, cross_entropy, loss_function, losses_of, resolved_loss
 from covey.engine.metrics import MetricSpec, Targets, metrics_of
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.optimiser import PLAIN, Optimiser
@@ -116,7 +109,7 @@ class Task:
             self.space,
             self.forward,
             self.stack,
-            loss_function(trained_loss(loss, shards.target)),
+            loss_function(loss, shards.target),
             self.classifies,
             self.precision,
             self.sites,
@@ -271,8 +264,8 @@ class Task:
     def in_units(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs, targets and their losses in the units of the data; training may have others."""
         if self.target is not None:
-            outputs = self.target.undone(outputs)
-            y = self.target.undone(y)
+            outputs = self.target.undone(outputs.double())
+            y = self.target.undone(y.double())
         return outputs, y, losses_of(self._in_units, outputs, y)
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:

@@ -313,7 +313,10 @@ class Seed:
             first, stop = self.runtime.tree.span(snapshot.tier, torch.tensor([node]))
             statistics = snapshot.statistics_of(range(int(first), int(stop)), space)
         network = space.fill(row, statistics)
-        return network if scaled else in_units(network, self.experiment.data)
+        data = self.experiment.data
+        if scaled:
+            return network
+        return in_units(network, data.scaling, data.encoding, data.target, data.names.features)
 
     def devices(self, most: int | None = None) -> list[DeviceScore]:
         """How every device does with every model, in its chosen round and in the last scored.

@@ -23,7 +23,7 @@ from torch import Tensor
 from covey import draws, native
 from covey.data.shards import some
 from covey.engine.task import Batches, Task
-from covey.errors import SHORTER_STEPS, DivergedError, ProgramError
+from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
@@ -755,7 +755,8 @@ class BaseRuntime(Runtime):
         return DivergedError(
             f"round {self._play.round + 1}: {text} of {tier} {nodes} is no longer finite "
             f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
-            f"the state of the round before remains. {SHORTER_STEPS}"
+            "the state of the round before remains. Lower the step sizes or the penalties: "
+            "`covey advise FILE --write` finds and writes them."
         )
 
 
