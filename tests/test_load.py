@@ -189,7 +189,9 @@ def test_the_module_is_a_plain_one(pumps: Loaded) -> None:
     x = scaling(torch.from_numpy(array)).float()
     for model in ("personal", "edge"):
         with torch.no_grad():
-            outputs = pumps.module(model, "pump-07")(x)
+            outputs = pumps.module(model, "pump-07", scaled=True)(x)
+            as_measured = pumps.module(model, "pump-07")(torch.from_numpy(array))
+        assert torch.equal(as_measured, outputs)
         shares = torch.softmax(outputs.double(), 1)
         np.testing.assert_allclose(
             pumps.probabilities(array, device="pump-07", model=model), shares.numpy()

@@ -9,10 +9,13 @@ import pytest
 import torch.distributed as dist
 
 import covey
+from covey import Experiment, Tree
+from covey.algorithms import FedAvg
 from covey.runtimes import ranks
 from covey.runtimes.launch import Launch
 from covey.runtimes.ranks import Ranks
 from tests.laws.cases import PLAIN, differences, experiment, state, whole
+from tests.test_units import PUMPS, ended
 
 
 @pytest.fixture
@@ -33,3 +36,17 @@ def test_rows_of_one_rank_travel_and_come_back(name: str, rank: Ranks) -> None:
         pass
     assert rank.messages > 3 * 3, "a round meets, gathers and exchanges facts"
     assert not differences(state(whole(name)), state(run))
+
+
+def test_a_rank_reports_and_hands_out_in_the_units_of_the_data(rank: Ranks) -> None:
+    shards = covey.data.files(str(PUMPS), label="temperature", exclude=["label"])
+    assert shards.target is not None
+    assert shards.scaling is not None
+    wanted = Experiment(FedAvg(), shards, covey.models.linear(5, 1), Tree.flat(16), rounds=2)
+    runs = [ended(wanted), ended(wanted, "sharded")]
+    assert runs[0].history[-1].models == runs[1].history[-1].models
+    held = shards.test.index
+    outputs = runs[1].module()(shards.scaling.undone(shards.x[held].double()))[:, 0]
+    squared = (outputs - shards.y[held]).double().square().mean()
+    score = runs[1].history[-1].models["global"].scores["test"]
+    assert score.rmse == pytest.approx(float(squared.sqrt().detach()), rel=1e-5)

@@ -283,7 +283,7 @@ def test_a_file_that_names_the_loss_predicts_whole_numbers(folder: Path) -> None
     heads = next(line for line in out.splitlines() if line.startswith("model")).split()
     assert heads[:8] == ["model", "kept", "by", "test", "RMSE", "(all)", "MAE", "R2"]
     assert " - " not in out
-    assert "(RMSE: median -" in out
+    assert "(RMSE: median " in out
     summary = json.loads((folder / "run" / "summary.json").read_text())
     figures = {model["model"]: model for model in summary["models"]}
     assert figures["global"]["rmse"]["mean"] > figures["global"]["mae"]["mean"] > 0

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from covey.data import Names, Scaling, Shards
 from covey.data.encoding import Encoding
 from covey.errors import ConfigError
@@ -23,7 +21,7 @@ class DataForm:
 
     `tokens` is the number of token ids, None where examples are numbers. `encoding` says how the
     columns of a table with words or gaps become inputs. `yes_no` says that targets are several
-    yes-or-no labels.
+    yes-or-no labels, `target` how training scaled those that are numbers.
     """
 
     name: str
@@ -34,6 +32,7 @@ class DataForm:
     tokens: int | None = None
     encoding: Encoding | None = None
     yes_no: bool = False
+    target: Scaling | None = None
 
     @staticmethod
     def of(shards: Shards) -> DataForm:
@@ -47,27 +46,21 @@ class DataForm:
             shards.tokens,
             shards.encoding,
             shards.yes_no,
+            shards.target,
         )
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        how = self.scaling
-        scaling = None
-        if how is not None:
-            scaling = {
-                "kind": how.kind,
-                "shift": how.shift.tolist(),
-                "factor": how.factor.tolist(),
-            }
         return {
             "name": self.name,
             "shape": list(self.shape),
             "classes": self.classes,
             "names": asdict(self.names),
-            "scaling": scaling,
+            "scaling": None if self.scaling is None else self.scaling.as_dict(),
             "tokens": self.tokens,
             "encoding": None if self.encoding is None else self.encoding.as_dict(),
             "yes_no": self.yes_no,
+            "target": None if self.target is None else self.target.as_dict(),
         }
 
     @staticmethod
@@ -76,12 +69,6 @@ class DataForm:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
-            how = facts["scaling"]
-            scaling = None
-            if how:
-                shift = torch.tensor(how["shift"], dtype=torch.float64)
-                factor = torch.tensor(how["factor"], dtype=torch.float64)
-                scaling = Scaling(how["kind"], shift, factor)
             encoding = None
             if facts.get("encoding"):
                 encoding = Encoding.read(facts["encoding"])
@@ -90,10 +77,11 @@ class DataForm:
                 tuple(facts["shape"]),
                 facts["classes"],
                 names,
-                scaling,
+                Scaling.read(facts["scaling"]),
                 facts.get("tokens"),
                 encoding,
                 facts.get("yes_no", False),
+                Scaling.read(facts.get("target")),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -309,24 +309,20 @@ def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
             "outputs, which no exported file holds; use covey predict, or --model global."
         )
     under = nodes.devices_under(run, node)
-    network = merge(run.module(read.model, device, pooled=under).cpu()).eval()
-    model = Model(network, run.scaling, run.experiment.dtype, {})
-    return replace(model, facts=_facts(run, node, read, inside=format.name != "safetensors"))
+    network = run.module(read.model, device, pooled=under, scaled=True)
+    network = merge(network.cpu()).eval()
+    facts = _facts(run, node, read, inside=format.name != "safetensors")
+    return Model(network, run.in_units(network), run.experiment.dtype, facts)
 
 
 def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str, Any]:
     """What a file says of its model; `inside`: it scales its inputs by itself."""
-    scaling = run.scaling
-    if inside or (scaling is not None and scaling.kind == "none"):
-        scaling = None
     stated = None
-    if scaling is not None:
-        stated = {
-            "rule": "(x - shift) * factor",
-            "kind": scaling.kind,
-            "shift": scaling.shift.tolist(),
-            "factor": scaling.factor.tolist(),
-        }
+    if run.scaling is not None and run.scaling.kind != "none" and not inside:
+        stated = {"rule": "(x - shift) * factor", **run.scaling.as_dict()}
+    target = None
+    if run.target is not None and not inside:
+        target = {"rule": "output / factor + shift", **run.target.as_dict()}
     return {
         "covey": covey.__version__,
         "algorithm": run.config.method(),
@@ -340,6 +336,7 @@ def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str
         "inputs": "scaled by `scaling`" if stated else "as measured",
         "scaling": stated,
         "outputs": "values" if run.classes is None else "logits",
+        "target": target,
         "classes": run.class_names,
         "features": list(run.names.features),
     } | _statistics(run, node, read)
@@ -363,7 +360,7 @@ def _examples(run: Loaded) -> Tensor:
     if run.experiment.data.tokens is not None:
         return x.contiguous()
     if run.scaling is not None and run.scaling.kind != "none":
-        x = x.double() / run.scaling.factor.double() + run.scaling.shift.double()
+        x = run.scaling.undone(x.double())
     return x.to(run.experiment.dtype).contiguous()
 
 

@@ -34,37 +34,14 @@ KEY = "covey"
 """Under this name every format keeps the facts, as one JSON text."""
 
 
-class Scaled(nn.Module):
-    """A network whose inputs are in the units of the data: (x - shift) * factor goes into it."""
-
-    shift: Tensor
-    factor: Tensor
-
-    def __init__(self, network: nn.Module, scaling: Scaling, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("shift", scaling.shift.to(dtype))
-        self.register_buffer("factor", scaling.factor.to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.network((x - self.shift) * self.factor)
-        return out
-
-
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is exported: a network, the scaling of its inputs, and what a file says of both."""
+    """What is exported: a network, the whole in the units of the data, and what a file says."""
 
     network: nn.Module
-    scaling: Scaling | None
+    whole: nn.Module
     dtype: torch.dtype
     facts: Facts
-
-    def whole(self) -> nn.Module:
-        """The network with the scaling of its inputs before it."""
-        if self.scaling is None or self.scaling.kind == "none":
-            return self.network
-        return Scaled(self.network, self.scaling, self.dtype).eval()
 
 
 @dataclass(frozen=True)
@@ -91,16 +68,18 @@ def _read_safetensors(model: Model, path: Path) -> Predict:
     for value in network.state_dict().values():
         value.zero_()
     network.load_state_dict(state)
-    saved = facts["scaling"]
-    if saved is None:
-        return network
-    shift, factor = (torch.tensor(saved[key], dtype=model.dtype) for key in ("shift", "factor"))
-    return lambda x: network((x - shift) * factor)
+    scaling, target = (Scaling.read(facts[key]) for key in ("scaling", "target"))
+
+    def predict(x: Tensor) -> Tensor:
+        y: Tensor = network(x if scaling is None else scaling(x))
+        return y if target is None else target.undone(y)
+
+    return predict
 
 
 def _write_torchscript(model: Model, example: Tensor, path: Path) -> None:
     with _quiet():
-        traced = torch.jit.trace(model.whole(), example, check_trace=False)
+        traced = torch.jit.trace(model.whole, example, check_trace=False)
         torch.jit.save(traced, path, _extra_files={KEY: json.dumps(model.facts)})
 
 
@@ -112,7 +91,7 @@ def _read_torchscript(model: Model, path: Path) -> Predict:
 
 def _write_exported(model: Model, example: Tensor, path: Path) -> None:
     with _quiet():
-        program = torch.export.export(model.whole(), (example,), dynamic_shapes=_any_batch())
+        program = torch.export.export(model.whole, (example,), dynamic_shapes=_any_batch())
         torch.export.save(program, path, extra_files={KEY: json.dumps(model.facts)})
 
 
@@ -127,7 +106,7 @@ def _write_onnx(model: Model, example: Tensor, path: Path) -> None:
     needed("onnxscript", extra="onnx", to="write an ONNX file")
     with _quiet():
         program = torch.onnx.export(
-            model.whole(),
+            model.whole,
             (example,),
             input_names=["x"],
             output_names=["y"],

@@ -27,6 +27,7 @@ from covey.data.files import token_ids
 from covey.data.frames import texts_of
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
+from covey.data.units import in_units
 from covey.data.windows import ids as token_numbers
 from covey.deployed import own_models
 from covey.engine.layout import ParameterLayout
@@ -248,6 +249,11 @@ class Loaded:
         return self._form.scaling
 
     @property
+    def target(self) -> Scaling | None:
+        """How training scaled the numbers to predict; None where it did not."""
+        return self._form.target
+
+    @property
     def encoding(self) -> Encoding | None:
         """How the columns of a table with words or gaps become inputs; None for numbers alone."""
         return self._form.encoding
@@ -284,12 +290,14 @@ class Loaded:
         which: Which = "chosen",
         *,
         pooled: Sequence[int] | None = None,
+        scaled: bool = False,
     ) -> nn.Module:
         """The module that a device uses, with the device's private layers.
 
-        It is the device's own model, its edge's or the global one. BatchNorm layers have the
-        device's own statistics. Without a device they are those of all devices together, or of
-        `pooled`, numbers of devices.
+        It is the device's own model, its edge's or the global one. It takes examples in the units
+        of the data, and so are the numbers that it predicts; with `scaled`, it is the bare network,
+        whose inputs are scaled already. BatchNorm layers have the device's own statistics. Without
+        a device they are those of all devices together, or of `pooled`, numbers of devices.
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
@@ -299,7 +307,13 @@ class Loaded:
             devices = pooled
         elif device is None:
             devices = range(len(self.device_names))
-        return self._space.fill(row, read.statistics_of(devices, self._space))
+        network = self._space.fill(row, read.statistics_of(devices, self._space))
+        return network if scaled else self.in_units(network)
+
+    def in_units(self, network: nn.Module) -> nn.Module:
+        """A network of the run that takes and answers values in the units of the data."""
+        form = self._form
+        return in_units(network, form.scaling, form.encoding, form.target, form.names.features)
 
     def probabilities(
         self,
@@ -580,10 +594,12 @@ class Loaded:
         if self._own_way:
             outputs = self._predicted(x, self._number(device, read), read)
             if outputs is not None:
-                return outputs
-        module = self.module(read.model, device, which, pooled=pooled).eval()
+                return outputs if self.target is None else self.target.undone(outputs)
+        module = self.module(read.model, device, which, pooled=pooled, scaled=True).eval()
         with torch.no_grad():
-            return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
+            pieces = [module(piece) for piece in torch.split(x, _CHUNK)]
+        outputs = torch.cat(pieces)
+        return outputs if self.target is None else self.target.undone(outputs)
 
     def _predicted(self, x: Tensor, device: int, read: Snapshot) -> Tensor | None:
         """The outputs of an algorithm that predicts in its own way.

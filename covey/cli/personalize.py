@@ -194,6 +194,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         yes_no=form.yes_no,
         tokens=form.tokens,
         encoding=form.encoding,
+        target=form.target,
         decimal=str(config.data.get("decimal", ".")),
         seed=seed,
     )

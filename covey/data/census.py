@@ -195,6 +195,9 @@ def census(
         raise DataError(f'{have}; choose "standard" and describe again, or "none".')
     if how is not None:
         names, shape = how.names, (len(how.names),)
+    target = None
+    if "y" in told and normalise != "none":
+        target = told["y"].scaling(None)
     y: Tensor = torch.zeros(1)
     if classes is not None:
         y = torch.arange(len(classes))
@@ -210,6 +213,7 @@ def census(
         names=Names(classes=tuple(classes or ()), features=names),
         scaling=scale,
         encoding=how,
+        target=target,
     )
 
 

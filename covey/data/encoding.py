@@ -196,6 +196,13 @@ class Encoding:
         factor[binary] = 1
         return Scaling(scaling.kind, shift, factor)
 
+    @property
+    def fill(self) -> list[float]:
+        """What a gap in a column of inputs becomes."""
+        return [
+            mean for column in self.columns for mean in (*column.means, *[0.0] * column.flagged)
+        ]
+
     def as_dict(self) -> list[dict[str, Any]]:
         """As JSON can hold it."""
         return [vars(column) for column in self.columns]

@@ -20,7 +20,15 @@ from covey.data.labels import Targets, classes_of, doubt, several, targets
 from covey.data.partition import SPLIT, Numbers, Split
 from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
-from covey.data.shards import SPLITS, Names, Part, Shards, some
+from covey.data.shards import (
+    SPLITS,
+    Names,
+    Part,
+    Shards,
+    rows_by_device,
+    some,
+    standard_targets,
+)
 from covey.data.table_readers import read, stem
 from covey.data.tables import (
     GAPS_HINT,
@@ -73,6 +81,10 @@ def files(
     50 whole numbers, or more than 10 with fewer than 20 rows each, are classes only where the loss
     of the experiment is named. With `tokens`, features are token ids, whole numbers from 0 on that
     are not scaled.
+
+    Features are scaled as `normalise` says, "standard" for mean 0 and deviation 1 over all devices'
+    training rows. Targets stay as they are, and `target` says how training standardises them;
+    "none" scales neither.
 
     `label` may list several columns. If all hold 0 and 1, they are yes-or-no labels, and the loss
     of an experiment is "bce" by default. Else they are numbers to predict.
@@ -184,7 +196,7 @@ def table_shards(
     else:
         facts = None
         if table.features or normalise == "standard":
-            own = [ColumnFacts.of(table, rows) for rows in _by_device(parts[0])]
+            own = [ColumnFacts.of(table, rows) for rows in rows_by_device(parts[0])]
             facts = ColumnFacts.merged(own)
             how = encoding(facts, columns)
         if how is not None:
@@ -197,6 +209,9 @@ def table_shards(
             scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
             scale = scale if how is None else how.unscaled(scale)
         x = _inputs(table, scale)
+    target = None
+    if goal.classes is None and not goal.yes_no and normalise != "none":
+        target = standard_targets(goal.y, parts[0])
     names = Names(homes.devices, homes.edges, goal.names, table.features, labels=goal.labels)
     return Shards(
         x,
@@ -212,20 +227,8 @@ def table_shards(
         notes=notes,
         yes_no=goal.yes_no,
         doubt=unclear,
+        target=target,
     )
-
-
-def _by_device(train: Part) -> list[Numbers]:
-    """The training rows of each device, to be measured as a deployed tree does: one by one.
-
-    A row that several devices have is of the first of them.
-    """
-    index = train.index.numpy()
-    first = np.zeros(len(index), dtype=bool)
-    first[np.unique(index, return_index=True)[1]] = True
-    cuts = train.offset[1:-1].numpy()
-    pieces = zip(np.split(index, cuts), np.split(first, cuts), strict=True)
-    return [rows[own] for rows, own in pieces]
 
 
 def device_file(
@@ -240,6 +243,7 @@ def device_file(
     yes_no: bool = False,
     tokens: int | None = None,
     encoding: Encoding | None = None,
+    target: Scaling | None = None,
     decimal: str = ".",
     missing: Missing = "error",
     split: Split = SPLIT,
@@ -248,7 +252,7 @@ def device_file(
 ) -> Shards:
     """The shards of one new device, from its file.
 
-    Features, classes, scaling and encoding are those of the data that the run was trained on.
+    Features, classes, scalings and encoding are those of the data that the run was trained on.
     `classes` are the names or the number of classes, None for regression. `device` names a column
     that may name several devices; without it, the file is that of one. `yes_no` says that several
     label columns hold 0 and 1. An `.npz` file's x is taken as it is, or brought into the `shape` of
@@ -294,6 +298,7 @@ def device_file(
         encoding=encoding,
         notes=notes + table.notes,
         yes_no=goal.yes_no,
+        target=target,
     )
 
 

@@ -6,7 +6,7 @@ training parts alone; "paper" is labelled, because it looks at test examples as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -49,6 +49,28 @@ class Scaling:
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
+
+    def undone(self, x: Tensor) -> Tensor:
+        """The measured values of scaled ones, in their type."""
+        return x / self.factor.to(x.dtype) + self.shift.to(x.dtype)
+
+    def on(self, device: torch.device) -> Scaling:
+        """The same, for values there."""
+        return Scaling(self.kind, self.shift.to(device), self.factor.to(device))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"kind": self.kind, "shift": self.shift.tolist(), "factor": self.factor.tolist()}
+
+    @staticmethod
+    def read(facts: Mapping[str, Any] | None) -> Scaling | None:
+        """What `as_dict` wrote; None of None."""
+        if facts is None:
+            return None
+        shift, factor = (
+            torch.tensor(facts[key], dtype=torch.float64) for key in ("shift", "factor")
+        )
+        return Scaling(facts["kind"], shift, factor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey import native
 from covey.data import html
-from covey.data.scaling import Scaling
+from covey.data.scaling import Moments, Scaling
 from covey.errors import ConfigError, DataError, ProgramError, meant, shown
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class Shards:
     yes_no: bool = False
     """Whether targets are yes-or-no labels, several per example; the loss is then bce."""
     doubt: str = ""  # what to ask where classes may be numbers to predict, and no loss is named
+    target: Scaling | None = None
+    """How training scales y, which itself is in the user's units; None where it does not."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -420,7 +422,11 @@ class Shards:
         if self.tokens is not None:
             dtype = torch.float32
         y = torch.tensor(values, dtype=dtype)[self.y]
-        return replace(self, y=y, classes=None, names=replace(self.names, classes=()), doubt="")
+        target = None
+        if self.scaling is not None and self.scaling.kind == "standard" and not self.partial:
+            target = standard_targets(y, self.train)
+        names = replace(self.names, classes=())
+        return replace(self, y=y, classes=None, names=names, doubt="", target=target)
 
     def paper(self) -> Shards:
         """The same examples by the papers' protocol.
@@ -470,6 +476,9 @@ def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
     for split in SPLITS:
         yield f"{split}.index", shards.part(split).index
         yield f"{split}.offset", shards.part(split).offset
+    if shards.target is not None:
+        yield "target.shift", shards.target.shift
+        yield "target.factor", shards.target.factor
 
 
 def _check_parts(shards: Shards) -> None:
@@ -689,3 +698,22 @@ def some(numbers: Sequence[Any]) -> str:
     '0, 1, 2, 3, 4, ...'
     """
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def rows_by_device(train: Part) -> list[npt.NDArray[np.int64]]:
+    """The training rows of each device, to be measured as a deployed tree does: one by one.
+
+    A row that several devices have is of the first of them.
+    """
+    index = train.index.numpy()
+    first = np.zeros(len(index), dtype=bool)
+    first[np.unique(index, return_index=True)[1]] = True
+    cuts = train.offset[1:-1].numpy()
+    pieces = zip(np.split(index, cuts), np.split(first, cuts), strict=True)
+    return [rows[own] for rows, own in pieces]
+
+
+def standard_targets(y: Tensor, train: Part) -> Scaling:
+    """The standard scaling of targets, by the devices' training rows."""
+    moments = [Moments.of(y.numpy(), rows) for rows in rows_by_device(train)]
+    return Moments.merged(moments).scaling(len(train.index.unique()))

@@ -500,7 +500,7 @@ class Node(Station):
             raise DivergedError(
                 f"round {self._play.round + 1}: the answer of {key.program} of {self.place} is "
                 "not finite as its link sends it; the state of the round before remains. "
-                "Lower the step sizes or the penalties."
+                "Lower the step sizes or the penalties: `covey advise FILE --write` finds them."
             )
         return packed
 

@@ -172,7 +172,10 @@ class Examples:
         self.x = shards.x.to(device)
         if shards.tokens is None:
             self.x = self.x.to(dtype)
-        self.y = shards.y.to(device)
+        y = shards.y
+        if shards.target is not None:
+            y = shards.target(y.double())
+        self.y = y.to(device)
         if shards.classes is None:
             self.y = self.y.to(dtype)
         self.index: dict[str, Tensor] = {}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from covey.data import NO_TARGET, Shards
-from covey.engine.named_losses import NAMED, named_loss
+from covey.data import NO_TARGET, Scaling, Shards
+from covey.engine.named_losses import NAMED, Huber, named_loss
 from covey.errors import ConfigError, DataError, meant, shown
 from covey.origin import FAULTS, told
 
@@ -54,8 +54,18 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
     return loss
 
 
-def loss_function(loss: Loss) -> LossFunction:
-    """The function of a loss, one number per example."""
+def scales_targets(loss: Loss, shards: Shards) -> bool:
+    """Whether a loss may be taken of scaled targets, if it is of numbers in any unit.
+
+    Huber's has one `delta` for all numbers of an example. A function may need the units.
+    """
+    return loss == "squared_error" or (isinstance(loss, Huber) and shards.y.ndim == 1)
+
+
+def loss_function(loss: Loss, target: Scaling | None = None) -> LossFunction:
+    """The function of a loss, one number per example; `target` scales outputs and targets."""
+    if isinstance(loss, Huber) and target is not None:
+        return Huber(loss.delta * float(target.factor))
     if isinstance(loss, Mapping):
         raise ConfigError(f"loss = {dict(loss)}: resolve it for the data first.")
     if isinstance(loss, type):

@@ -71,7 +71,7 @@ def evaluate(
 
 def _kernel_scores(task: Task, x: Rows) -> bool:
     """Whether the native kernel scores such rows."""
-    if isinstance(task.native, str):
+    if isinstance(task.native, str) or task.target is not None:
         return False
     if x.dtype != task.dtype or not native.serves(x):
         return False
@@ -171,9 +171,9 @@ def _by_torch(
         assert weight is not None
         where = _where(rows, n, task.device)
         outputs = predict(batch, where)
-        losses = task.losses(outputs, batch.y) * weight
-        loss[where] += losses.double().sum(1)
-        outputs, y, _ = by_target(outputs, batch.y)
+        outputs, y, losses = task.in_units(outputs, batch.y)
+        loss[where] += (losses * weight).double().sum(1)
+        outputs, y, _ = by_target(outputs, y)
         if task.classifies:
             predicted = outputs.argmax(-1)
             matches = (predicted == y) * weight

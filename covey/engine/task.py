@@ -22,7 +22,7 @@ from covey.engine.forward import graph_pass, module_pass
 from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph, site_count
 from covey.engine.layout import ParameterLayout, placed_copy
-from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
+from covey.engine.losses import Loss, cross_entropy, loss_function, losses_of, resolved_loss
 from covey.engine.metrics import MetricSpec, Targets, metrics_of
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.optimiser import PLAIN, Optimiser
@@ -95,7 +95,10 @@ class Task:
         self.forward = passes
         self.x = self.examples.x
         self.y = self.examples.y
-        function = loss_function(loss)
+        self.target = shards.target
+        if self.target is not None:
+            self.target = self.target.on(self.device)
+        self._in_units = loss_function(loss)
         self.stack = _stack(self.space, loss, shards, self.forward.graph)
         fused = not isinstance(self.stack, str)
         self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
@@ -106,7 +109,7 @@ class Task:
             self.space,
             self.forward,
             self.stack,
-            function,
+            loss_function(loss, shards.target),
             self.classifies,
             self.precision,
             self.sites,
@@ -257,6 +260,13 @@ class Task:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
         return self.gradients.losses(outputs, y)
+
+    def in_units(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs, targets and their losses in the units of the data; training may have others."""
+        if self.target is not None:
+            outputs = self.target.undone(outputs.double())
+            y = self.target.undone(y.double())
+        return outputs, y, losses_of(self._in_units, outputs, y)
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""

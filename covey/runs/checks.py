@@ -18,7 +18,7 @@ from covey.data.shards import some
 from covey.engine import held, norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
-from covey.engine.losses import check_loss_name
+from covey.engine.losses import check_loss_name, scales_targets
 from covey.engine.metrics import (
     Confusion,
     Metric,
@@ -257,6 +257,8 @@ def _check_loss(experiment: Experiment) -> None:
     if loss == "squared_error" or isinstance(loss, Huber):
         _set(experiment, "data", experiment.data.numbers())
     data = experiment.data
+    if data.target is not None and not scales_targets(loss, data):
+        _set(experiment, "data", replace(data, target=None))
     if loss == "cross_entropy" and data.classes is None and data.y.ndim == 1:
         raise ConfigError(
             "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for "

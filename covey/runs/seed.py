@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import Shards
+from covey.data.units import in_units
 from covey.engine.calibration import Calibration
 from covey.engine.metrics import is_figure
 from covey.engine.task import Task
@@ -284,11 +285,20 @@ class Seed:
                 beside.append(name)
         return Version(tier, label, round, w, tuple(beside))
 
-    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
+    def module(
+        self,
+        model: str = "global",
+        node: int = 0,
+        which: Which = "last",
+        *,
+        scaled: bool = False,
+    ) -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
-        As they are now or were in the round chosen for the model. BatchNorm layers have the
-        statistics of the device or, at other nodes, of the examples of all devices under the node.
+        As they are now or were in the round chosen for the model. It takes examples in the units of
+        the data, and so are the numbers that it predicts; with `scaled`, it is the bare network,
+        whose inputs are scaled already. BatchNorm layers have the statistics of the device or, at
+        other nodes, of the examples of all devices under the node.
         """
         snapshot = self.snapshot(model, which)
         ids = snapshot.ids
@@ -298,11 +308,15 @@ class Seed:
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
         row = rows[int(position[0, 0])]
         space = self.runtime.task.space
-        if snapshot.statistics is None:
-            return space.fill(row)
-        first, stop = self.runtime.tree.span(snapshot.tier, torch.tensor([node]))
-        devices = range(int(first), int(stop))
-        return space.fill(row, snapshot.statistics_of(devices, space))
+        statistics = None
+        if snapshot.statistics is not None:
+            first, stop = self.runtime.tree.span(snapshot.tier, torch.tensor([node]))
+            statistics = snapshot.statistics_of(range(int(first), int(stop)), space)
+        network = space.fill(row, statistics)
+        data = self.experiment.data
+        if scaled:
+            return network
+        return in_units(network, data.scaling, data.encoding, data.target, data.names.features)
 
     def devices(self, most: int | None = None) -> list[DeviceScore]:
         """How every device does with every model, in its chosen round and in the last scored.

@@ -755,7 +755,8 @@ class BaseRuntime(Runtime):
         return DivergedError(
             f"round {self._play.round + 1}: {text} of {tier} {nodes} is no longer finite "
             f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
-            "the state of the round before remains. Lower the step sizes or the penalties."
+            "the state of the round before remains. Lower the step sizes or the penalties: "
+            "`covey advise FILE --write` finds and writes them."
         )
 
 

@@ -42,15 +42,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 def mean_of(module: Any) -> torch.Tensor:
-    mean: torch.Tensor = module[1].running_mean
+    mean: torch.Tensor = module.network[1].running_mean
     return mean
 
 
 def test_a_device_predicts_with_its_own_statistics(run: Loaded) -> None:
     module = run.module("personal", "pump-03").eval()
-    assert run.scaling is not None
-    inputs = run.scaling(torch.tensor(PUMP)).float()
-    expected = torch.softmax(module(inputs).double(), 1)
+    expected = torch.softmax(module(torch.tensor(PUMP)).double(), 1)
     given = run.probabilities(PUMP, device="pump-03", model="personal")
     assert torch.allclose(torch.from_numpy(given), expected, atol=1e-6)
     other = mean_of(run.module("global", "pump-04"))

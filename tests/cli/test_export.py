@@ -135,7 +135,17 @@ def test_the_programs_of_the_page_predict_as_the_run(
     exec(compile(text, "docs/use.md", "exec"), {})
     (predicted,) = pumps.predict(np.array(PUMP[1:], dtype=np.float32), device="pump-03")
     assert capsys.readouterr().out.strip() == predicted
-    assert len(FRAGMENTS) == 3
+
+
+def test_the_page_uses_a_module_as_the_run_predicts(
+    pumps: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *others, text = FRAGMENTS
+    assert len(others) == 3
+    monkeypatch.setattr(covey, "load", lambda folder: pumps)
+    exec(compile(text, "docs/use.md", "exec"), {})
+    (predicted,) = pumps.predict(np.array(PUMP[1:], dtype=np.float32), device="pump-03")
+    assert capsys.readouterr().out.strip() == predicted
 
 
 PLAIN = """

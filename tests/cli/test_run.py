@@ -408,6 +408,7 @@ def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:
     assert ended.code == 3
     assert ended.err.startswith("diverged: round ")
     assert "Lower the step sizes" in ended.err
+    assert "`covey advise FILE --write`" in ended.err
     saved = checkpoint.read(folder / "checkpoint.safetensors")
     assert saved.tensors["server"].isfinite().all()
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == saved.facts["round"]
