@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from covey import native
 from covey.data import own_parts
 from covey.engine.descend import descend
 from covey.engine.objective import Objective
@@ -126,3 +127,28 @@ def test_what_diverges_is_not_finite_and_does_not_raise() -> None:
         it, rows(it, 1), it.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2)))
     )
     assert not torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("steps", [100, 500])
+@pytest.mark.parametrize("lam", [0.0, 0.01])
+@pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
+def test_many_steps_in_float32_lose_no_more_than_one_rounding_a_step(
+    steps: int, lam: float
+) -> None:
+    """As exact as a plain loop in float32: sums over a batch round once, and no decay adds up."""
+    model = nn.Sequential(nn.Linear(30, 16), nn.Tanh(), nn.Linear(16, 3))
+    short, exact = task(model, torch.float32), task(model)
+    start = rows(short, 1) / 5
+
+    def error(out: Tensor) -> float:
+        difference = out.double() - factored(exact, start.double(), *at(exact, start.double()))
+        return float(difference.abs().max(1).values.median())
+
+    def at(task: Task, start: Tensor) -> tuple[Batch, Objective]:
+        return task.draw(7, IDS, 15)[0], Objective(steps, 0.2, prox=(lam, start))
+
+    batch, terms = at(short, start)
+    plain = start
+    for _ in range(steps):
+        plain = plain - 0.2 * (short.gradient(plain, batch) + lam * (plain - start))
+    assert error(factored(short, start, batch, terms)) < 2 * error(plain)

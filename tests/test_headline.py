@@ -150,7 +150,7 @@ def _scale(head: str) -> float:
     return 100.0 if head.endswith("%") else 1.0
 
 
-def test_a_trial_of_an_earlier_version_has_an_accuracy_or_a_loss() -> None:
+def test_a_trial_names_its_metric_unless_it_failed() -> None:
     assert metric_of({"score": -0.5, "metric": "-loss"}) == "-loss"
     assert metric_of({"error": "diverged"}) == ""
 

@@ -29,9 +29,9 @@ MetricSpec = str | MetricFunction
 
 AUC_BINS = 1001
 AUC_LIMIT = 1e5
-AUC_CENTRE = 2.0
-"""The bins of AUC are of asinh(log odds / 2) up to log odds of 1e5: .05 wide at 0, then wider in
-proportion, so that no scale of the outputs fills a single bin."""
+AUC_CENTRE = 1e-3
+"""The bins of AUC are of asinh(1000 log odds) up to log odds of 1e5: 4e-5 wide at 0, then 4 % of
+their distance from it. Log odds are those beyond a guess, so that 0 is where training begins."""
 ECE_BINS = 15
 _MOST_CLASSES = 200
 
@@ -258,6 +258,7 @@ class AUC:
         odds = odds.scatter(-1, label, highest - others)
         actual = F.one_hot(y, self.targets.size).bool()
         first = self.targets.size - self._classes
+        odds = odds + math.log(max(self.targets.size - 1, 1))  # 0 where all classes are as likely
         return odds[..., first : self.targets.size], actual[..., first:]
 
     def value(self, sums: Tensor) -> Tensor:

@@ -207,6 +207,7 @@ HERE void NAME(product)(int64_t rows, int64_t width, int64_t depth, const REAL *
 /* ---- a device: its scratch memory, and one step ---- */
 
 #define DEPTH 64       /* rows of a weight that stay in the first cache while all examples meet them */
+#define LONG 100       /* factored steps from which on their rounding is kept small */
 #define BLOCK 2400     /* values of a weight between its two visits in an update */
 
 typedef struct {
@@ -224,6 +225,7 @@ typedef struct {
     LAYER layers[MOST_LAYERS];
     int64_t lowest;    /* the lowest layer that moves */
     int64_t batch, wide; /* examples; inputs in whole vectors */
+    int apart;         /* whether examples are summed before they meet the weights: one rounding a step, not one for each */
     REAL *x;           /* [batch, wide] */
     REAL *scaled;      /* errors times -lr, [batch, widest] */
     REAL *turned;      /* a weight transposed */
@@ -360,15 +362,17 @@ HERE void NAME(update_weight)(const DEVICE *d, const LAYER *l, const TERMS *t, c
             continue;
         }
         const REAL *before = NAME(move_block)(d, t, at, count, r);
-        REAL *to = r->to + at;
+        REAL *to = r->to + at, *sum = d->apart ? memset(d->before, 0, (size_t)count * sizeof(REAL)) : to;
         int64_t inner = l->in - l->edge - top;
         inner = inner < 0 ? 0 : inner < rows ? inner : rows;
-        if (inner) NAME(product)(inner, l->out, d->batch, x + top, 1, xs, scaled, l->wide, to, l->out);
+        if (inner) NAME(product)(inner, l->out, d->batch, x + top, 1, xs, scaled, l->wide, sum, l->out);
         for (int64_t i = inner; i < rows; i++) {
-            memcpy(d->rim, to + i * l->out, (size_t)l->out * sizeof(REAL));
+            memcpy(d->rim, sum + i * l->out, (size_t)l->out * sizeof(REAL));
             NAME(product)(1, l->wide, d->batch, x + top + i, 1, xs, scaled, l->wide, d->rim, l->wide);
-            memcpy(to + i * l->out, d->rim, (size_t)l->out * sizeof(REAL));
+            memcpy(sum + i * l->out, d->rim, (size_t)l->out * sizeof(REAL));
         }
+        if (d->apart)
+            for (int64_t k = 0; k < count; k++) to[k] += sum[k];
         NAME(settle)(d, t, at, count, before, r->mask, to);
     }
 }
@@ -383,9 +387,10 @@ HERE void NAME(update_bias)(const DEVICE *d, const LAYER *l, const TERMS *t, con
     REAL *to = r->to + l->bias;
     for (int64_t j = 0; j < l->out; j += LANES) {
         const int64_t some = l->out - j < LANES ? l->out - j : LANES;
-        VEC sum = NAME(load_some)(to + j, some);
+        const VEC moved = NAME(load_some)(to + j, some);
+        VEC sum = d->apart ? ALL(0) : moved;
         for (int64_t b = 0; b < d->batch; b++) sum += LOAD(scaled + b * l->wide + j);
-        NAME(store_some)(to + j, sum, some);
+        NAME(store_some)(to + j, d->apart ? moved + sum : sum, some);
     }
     NAME(settle)(d, t, l->bias, l->out, before, r->mask, to);
 }
@@ -687,6 +692,8 @@ HERE int NAME(factored_steps)(DEVICE *d, int64_t n, ROW *r)
         NAME(times_weight)(d, l, d->x, d->wide, r->anchor + l->weight, d->pull);
     }
     NAME(inner_products)(d);
+    d->apart = w->steps[n] >= LONG;
+    const REAL lost = (REAL)(w->lr[n] * ((w->anchor ? w->lam[n] : 0) + w->decay)); /* 1 - keep, whose rounding adds up */
     TERMS whole = t; /* of all steps together */
     whole.keep = 1, whole.pull = 0;
     ROW others = *r;
@@ -700,13 +707,20 @@ HERE int NAME(factored_steps)(DEVICE *d, int64_t n, ROW *r)
         NAME(loss)(d, w->examples + at);
         NAME(backward)(d, 0, others.from);
         for (int64_t k = 0; k < w->layers; k++) NAME(update)(d, d->layers + k, &t, &others, k > 0);
+        others.from = others.to;
+        if (d->apart) {
+            for (int64_t k = 0; k < size; k += LANES)
+                STORE(d->span + k, LOAD(d->span + k) - (lost * LOAD(d->span + k) + t.lr * LOAD(l->errors + k)));
+            whole.keep -= lost * whole.keep, whole.pull += t.pull - lost * whole.pull;
+            continue;
+        }
         for (int64_t k = 0; k < size; k += LANES)
             STORE(d->span + k, t.keep * LOAD(d->span + k) - t.lr * LOAD(l->errors + k));
         whole.keep = t.keep * whole.keep, whole.pull = t.keep * whole.pull + t.pull;
-        others.from = others.to;
     }
     whole.kind = t.kind == NOTHING || t.kind == BOTH ? t.kind : whole.pull < (REAL)0.5 ? NEAR : FAR;
     NAME(update_weight)(d, l, &whole, r, d->x, d->wide, d->span);
+    d->apart = 0;
     return 0;
 }
 
