@@ -131,7 +131,7 @@ def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_
 def test_no_figures_of_another_machine_end_a_run() -> None:
     """Negative sums of squares have no root, and a report may hold any number."""
     for squared in (-1.0, -math.inf, math.inf, math.nan, 1e290):
-        assert Errors.of([1.0, squared, 1.0, 1.0], 2.0, 1).mae == 0.5
+        assert Errors.of([1.0, squared, 1.0, 0.0, 0.0, 1.0, 0.0], 2.0, 1).mae == 0.5
         figures = torch.tensor([[-1.0, squared, 4.0, 1.0, squared, squared]], dtype=torch.float64)
         sums = {"test": NodeFigures(1, torch.tensor([0]), figures)}
         (line,) = table({"m": (0, sums)}, {}, ["0"], [None], classifies=False)

@@ -72,7 +72,7 @@ def test_a_receiver_is_scored_with_the_model_it_would_receive() -> None:
     scores = {(row.model, row.device): row for row in run.devices() if row.part == "test"}
     for device in (1, 4):
         held = data.test.held(device)
-        right = (module(data.x[held]).argmax(1) == data.y[held]).float().mean()
+        right = (module(data.x[held].float()).argmax(1) == data.y[held]).float().mean()
         for model in ("global", "personal"):
             assert scores[model, str(device)].accuracy == pytest.approx(float(right))
         assert not scores["personal", str(device)].holds

@@ -252,7 +252,7 @@ def personalize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a personal model for a device that was not in training, or for each of several.
+    """Train personal models for devices that were not in training.
 
     A file whose column of devices names several gives each a model of its own. Takes a few steps of
     the algorithm's own inner problem. It starts from the global model or, where the run has edge

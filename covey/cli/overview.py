@@ -53,7 +53,7 @@ _COMMANDS = {
     },
     USE: {
         "predict": "Predict new examples with the models of a run.",
-        "personalize": "Train a personal model for a device that was not in training.",
+        "personalize": "Train personal models for devices that were not in training.",
         "export": "Export a model of a run, for use without covey.",
     },
     PREPARE: {

@@ -272,8 +272,16 @@ def device_file(
     if isinstance(classes, int):
         classes = [str(label) for label in range(classes)]
     regression = classes is None and not yes_no
-    cut = {"split": split, "seed": seed, "number": number, "several": device is not None}
-    table, goal, homes, parts, notes = device_rows(path, columns, classes, regression, **cut)
+    table, goal, homes, parts, notes = device_rows(
+        path,
+        columns,
+        classes,
+        regression,
+        split=split,
+        seed=seed,
+        number=number,
+        several=device is not None,
+    )
     if encoding is not None:
         table = encoding.applied(table)
     if shape is not None:

@@ -716,4 +716,4 @@ def rows_by_device(train: Part) -> list[npt.NDArray[np.int64]]:
 def standard_targets(y: Tensor, train: Part) -> Scaling:
     """The standard scaling of targets, by the devices' training rows."""
     moments = [Moments.of(y.numpy(), rows) for rows in rows_by_device(train)]
-    return Moments.merged(moments).scaling(len(train.index.unique()))
+    return Moments.merged(moments).scaling(len(torch.unique(train.index)))
