@@ -154,9 +154,10 @@ def picture(data: dict[str, Any], path: Path) -> None:
         key: [float(np.mean(data[f"{method} {key}"])) for method in ("sFedHP", "FedAvg")]
         for key in ("device MB", "MB")
     }
-    text = "MB on all links: sFedHP {:,.0f}, FedAvg {:.0f}\n".format(*sent["device MB"])
-    text += "at the server: sFedHP {:.0f}, FedAvg {:.0f}".format(*sent["MB"])
-    figure.text(0.775, 0.115, text, fontsize=10.5, color=INK, linespacing=1.4)
+    text = "MB, sFedHP and FedAvg\n"
+    text += "all links: {:,.0f} and {:.0f}\n".format(*sent["device MB"])
+    text += "at the server: {:.0f} and {:.0f}".format(*sent["MB"])
+    figure.text(0.775, 0.09, text, fontsize=10.5, color=INK, linespacing=1.4)
     titles = (
         (0.012, "a model at every tier (seed 0)"),
         (0.37, "test accuracy in %, five seeds"),
