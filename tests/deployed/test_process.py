@@ -301,28 +301,35 @@ def _is_the_simulator(tmp_path: Path, *words: str) -> Result:
 
 
 def _records(folder: Path) -> list[dict[str, object]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in _lines(folder / "metrics.jsonl")]
     for record in records:
         del record["spent"], record["seconds"]
     return records
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 @SLOW
 def test_five_random_kills_change_nothing(tmp_path: Path) -> None:
     """Any process, at any time; also the server, and the same one twice."""
     out = tmp_path / "local"
-    started = spawn("deploy", "local", *LOCAL, "rounds=60", "--out", out)
+    started = spawn("deploy", "local", *LOCAL, "rounds=150", "--out", out)
+    metrics = out / "server" / "state" / "run" / "metrics.jsonl"
     draw = random.Random(8)
-    _until_rounds(out)
     killed = Counter[str]()
+    rounds = 0
+    until = time.monotonic() + 300
     for _ in range(5):
+        while not metrics.exists() or len(_lines(metrics)) <= rounds:
+            assert time.monotonic() < until, f"no round after {killed}"
+            time.sleep(0.1)
+        time.sleep(draw.uniform(0, 0.5))
         name = draw.choice(["server", "edge0", "edge1", "device0-1", "device2-3"])
+        rounds = len(_lines(metrics))
         os.kill(_pid(out, name), signal.SIGKILL)
         killed[name] += 1
-        time.sleep(draw.uniform(0.5, 4))
-        while len(_alive(out)) < 5:
-            time.sleep(0.1)
     said, error = started.communicate(timeout=300)
     assert started.returncode == 0, error
     for name, count in killed.items():
