@@ -203,9 +203,10 @@ def local(
 ) -> None:
     """Run a whole tree on this machine, as real processes with certificates made on the spot.
 
-    All processes end after the last round, on Ctrl-C, or when one of them fails. The same command
-    goes on then. The server's folder OUT/server/state/run is that of `covey run`; every device has
-    its models in OUT/device0/state/device0.
+    A process that is killed is started again, up to 5 times. All processes end after the last
+    round, on Ctrl-C, or when one of them fails for good. The same command goes on then. The
+    server's folder OUT/server/state/run is that of `covey run`; every device has its models in
+    OUT/device0/state/device0.
 
     Examples:
 
@@ -225,6 +226,7 @@ def local(
     if as_json:
         facts = summary([load_run(folder)]).as_dict()
         names = [process.name for process in deployment.processes]
-        print(json.dumps({"folder": str(folder), "processes": names, **facts}))
+        again = {"started_again": tree.started_again}
+        print(json.dumps({"folder": str(folder), "processes": names, **again, **facts}))
         return
-    show_end(console, folder, out, deployment.processes[-1])
+    show_end(console, tree)

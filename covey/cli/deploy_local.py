@@ -8,8 +8,9 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class LocalTree:
     insecure: bool
     command: str
     """What the user types to go on."""
+    started_again: Counter[str] = field(default_factory=Counter)
+    """How often a process was killed or has failed, and was started again."""
 
     @property
     def folder(self) -> Path:
@@ -169,6 +172,7 @@ class LocalTree:
             console.print(escape(text))
 
         tree = LocalProcesses(self.out, names, insecure=self.insecure, say=say)
+        self.started_again = tree.started_again
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -307,10 +311,16 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def show_end(console: Console, folder: Path, out: Path, process: Process) -> None:
-    """The table of a run, where everything lies, and what to do next; `process` is of a device."""
+def show_end(console: Console, tree: LocalTree) -> None:
+    """The table of a run, where everything lies, and what to do next."""
+    folder = tree.folder
+    out = tree.out
     loaded = load_run(folder)
     show.table(console, summary([loaded]))
+    if tree.started_again:
+        counts = ", ".join(f"{name} {count}" for name, count in tree.started_again.items())
+        console.print(escape(f"started again: {counts}"))
+    process = tree.deployment.processes[-1]  # of a device
     device = out / process.name / "state" / process.seats[0].name
     pictures = "plot.png, devices.png"
     if loaded.config.compare:

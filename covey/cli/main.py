@@ -475,7 +475,7 @@ def _more(kind: Kind, entry: Listed) -> dict[str, str]:
     tiers = "any"
     if len(names) > 1 and not make.any_depth:
         tiers = ", ".join(names)
-    return {"tiers": tiers, "leaves the device": make.sends} | package
+    return {"tiers": tiers, "leaves the device in training": make.sends} | package
 
 
 def _diagnose(config: Config) -> dict[str, Any]:
