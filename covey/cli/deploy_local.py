@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from covey.cli import show
 from covey.cli.config import Config
 from covey.cli.config import load as load_config
@@ -29,6 +26,7 @@ from covey.cli.own_code import write_modules
 from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted, stoppable
+from covey.cli.terminal import Console
 from covey.deployed import plan_files
 from covey.deployed.local import GRACE, LocalProcesses, ProcessFailed, on_this_machine
 from covey.deployed.own_models import FOLDER as MODELS
@@ -133,10 +131,10 @@ class LocalTree:
             return False
         lacks = self._lacks()
         if lacks is not None:
-            console.print(escape(f"note: {self.folder} lacks {lacks}; the tree completes it"))
+            console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
-        console.print(escape(f"note: {self.out} has run all rounds before; {more}"))
+        console.print(f"note: {self.out} has run all rounds before; {more}")
         return True
 
     def _lacks(self) -> str | None:
@@ -161,12 +159,10 @@ class LocalTree:
     def _start(self, console: Console, names: list[str]) -> None:
         """Start all processes, show the rounds, and stop them."""
         look = shlex.join(["covey", "ctl", "status", "--plan", str(self.out)])
-        console.print(
-            escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
-        )
+        console.print(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
 
         def say(text: str) -> None:
-            console.print(escape(text))
+            console.print(text)
 
         tree = LocalProcesses(self.out, names, insecure=self.insecure, say=say)
         records = NewRecords(self.folder / "metrics.jsonl")
@@ -329,4 +325,4 @@ def show_end(console: Console, folder: Path, out: Path, process: Process) -> Non
         others = 'the same command with \'compare=["local", "finetune"]\''
         lines.append(f"compare with devices alone and fine-tuned FedAvg: {others}")
     for line in lines:
-        console.print(escape(line))
+        console.print(line)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 import covey
 from covey.cli import recover
 from covey.cli.assemble import Experiments
@@ -17,6 +15,7 @@ from covey.cli.folder import Folder, create, unused
 from covey.cli.outcome import go_on, write_commands, write_outcome
 from covey.cli.seeds import Histories, Seeds, Start, folders_of
 from covey.cli.stop import Interrupted, Stop, stoppable
+from covey.cli.terminal import Console
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.report.summary import Summary, summarise

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from covey.cli import seeds
 from covey.cli.config import Config
 from covey.cli.folder import Folder
@@ -21,6 +19,7 @@ from covey.cli.own_code import own_modules, write_modules
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
 from covey.cli.stop import Interrupted
+from covey.cli.terminal import Console
 from covey.deployed.missed import Missing
 from covey.deployed.server_run import ending, replay_facts
 from covey.errors import CheckpointError

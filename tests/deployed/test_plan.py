@@ -218,9 +218,7 @@ def test_what_names_no_machine_is_refused(key: str, machine: str, said: str) -> 
         plan(machine={key: machine})
 
 
-@pytest.mark.parametrize(
-    "host", ["-oProxyCommand=x", "$(touch x)", "a;b", "a`b`", "a\nb", "", "a|b"]
-)
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "$(id)", "a;b", "a`b`", "a\nb", "", "a|b"])
 def test_an_address_is_named_as_a_machine_is(host: str) -> None:
     """It stands in the commands of ssh that a plan writes."""
     for address in (host, f"{host}:8443", f"[{host}]:8443"):
