@@ -22,7 +22,7 @@ from covey.cli.execute import resume
 from covey.cli.folder import Folder
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
-from covey.cli.own_code import write_modules
+from covey.cli.own_code import write_config, write_modules
 from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted, stoppable
@@ -75,7 +75,7 @@ class LocalTree:
         """Run the other algorithms in the simulator, beside the run of the tree."""
         folder = Folder(self.folder)
         ran_on = (self.folder / "environment.json").read_text(encoding="utf-8")
-        folder.write("config.toml", compared.text())
+        write_config(folder, compared)
         resume(self.folder, [], console, sys.argv)
         folder.write("environment.json", ran_on)
         write_after_run(self.folder, Console(quiet=True))

@@ -21,7 +21,7 @@ from covey.cli.formats import FORMATS, Format, Model
 from covey.cli.load import MOST_PERSONAL, Loaded, load
 from covey.cli.nodes import Node
 from covey.cli.options import AsJson
-from covey.cli.results import OfSeed, RunFolder
+from covey.cli.results import OfSeed, RunFolder, Trust
 from covey.cli.terminal import Console
 from covey.data.extras import needed
 from covey.errors import ConfigError, CoveyError, ModelError, meant
@@ -72,6 +72,7 @@ def export_command(
         ),
     ] = None,
     seed: OfSeed = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a model of a run, for use without covey.
@@ -91,7 +92,7 @@ def export_command(
       covey export runs/demo-sfedhp-1 --node all
     """
     format = format_of(to)
-    loaded = load(run, seed=seed)
+    loaded = load(run, seed=seed, trust=trust)
     if node == ALL:
         written = export_all(loaded, format, model, out)
     else:

@@ -250,6 +250,7 @@ def personalize(
         int | None,
         typer.Option(help="Which of the run's seeds. Default: the first."),
     ] = None,
+    trust: results.Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a personal model for a device that was not in training, or for each of several.
@@ -265,7 +266,7 @@ def personalize(
 
       covey personalize runs/own-data-permfl-1 --data pump-17.csv --edge harbour algorithm.steps=50
     """
-    done = personal.personalize(run, file, edge, out, changes or [], seed)
+    done = personal.personalize(run, file, edge, out, changes or [], seed, trust=trust)
     facts = [one.as_dict() for one in done]
     if as_json:
         print(json.dumps(facts if len(facts) > 1 else facts[0]))

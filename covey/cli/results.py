@@ -27,6 +27,10 @@ from covey.runs.headline import Headline, asked_for, for_devices, headline
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that a folder of another user or machine names."),
+]
 OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
 
 
@@ -104,6 +108,7 @@ def predict(
         Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
     ] = None,
     seed: OfSeed = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict new examples with the models of a run.
@@ -123,7 +128,7 @@ def predict(
 
       covey predict runs/own-data-permfl-1 --data new.csv --unknown global
     """
-    loaded = load(run, seed=seed)
+    loaded = load(run, seed=seed, trust=trust)
     faults = Faults()
     table = _examples(loaded, file, faults)
     for note in table.notes:
@@ -164,7 +169,7 @@ def _show_devices(
     for seed, line in tested:
         by_device.setdefault((seed, line.device), {})[line.model] = line
     models = seeds[0].models()
-    own = seeds[0].snapshot().model
+    own = seeds[0].most_personal()
     metric = _metric(seeds[0], [line for _, line in tested], wanted)
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for _, line in tested)

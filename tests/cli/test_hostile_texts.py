@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ MARKUP = ["[/red]", "[bold]x\x1b[31m:heart:"]
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result]]:
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run whose devices and classes have such names, and what it printed."""
     folder = tmp_path_factory.mktemp("names")
     with open(folder / "d.csv", "w", newline="") as file:
@@ -43,7 +42,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Resu
         'name = "x"\nrounds = 2\nmetrics = ["confusion"]\nmodel = { name = "linear" }\n'
         f'algorithm = {{ name = "ditto" }}\ndata = {{ name = "files", path = "{folder}/d.csv" }}\n'
     )
-    yield folder, covey("run", folder / "x.toml", "--out", folder / "run")
+    return folder, covey("run", folder / "x.toml", "--out", folder / "run")
 
 
 def cells(text: str) -> list[str]:
@@ -107,7 +106,11 @@ def test_a_folder_may_be_called_as_a_style_is(
     """The name of a folder ended a finished run: rich took it for a style that nothing opened."""
     monkeypatch.chdir(tmp_path)
     shown = name.replace("\x1b", "")
-    for words in (["run", *SMALL, "rounds=1", "--out", name], ["report", name], ["runs", Path(name).parent]):
+    for words in (
+        ["run", *SMALL, "rounds=1", "--out", name],
+        ["report", name],
+        ["runs", Path(name).parent],
+    ):
         ended = covey(*words)
         assert ended.code == 0, ended.err
         assert Path(shown).name in ended.out
