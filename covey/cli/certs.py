@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli.options import AsJson
+from covey.cli.terminal import Console
 from covey.deployed.certificates import (
     AUTHORITY_DAYS,
     DAYS,
@@ -199,4 +198,4 @@ def _tell_all(folder: Path) -> str:
 
 
 def _say(line: str) -> None:
-    Console(soft_wrap=True, highlight=False).print(escape(line))
+    Console().print(line)

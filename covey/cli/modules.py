@@ -63,6 +63,16 @@ def is_own(section: str, name: object) -> bool:
     return section in _KINDS and isinstance(name, str) and ":" in name
 
 
+def is_own_name(text: str) -> bool:
+    """Whether a text has the form of a name of the user's own, wherever it stands.
+
+    >>> is_own_name("acme.nets:Net"), is_own_name("http://a"), is_own_name("a:1")
+    (True, False, False)
+    """
+    where, _, attribute = text.partition(":")
+    return all(part.isidentifier() for part in (*where.split("."), attribute))
+
+
 def look_beside(file: Path) -> None:
     """Look for modules in this file's folder too, after all others."""
     folder = os.path.abspath(file.parent)
@@ -77,7 +87,7 @@ def find(section: str, name: str, *, setting: str | None = None) -> Callable[...
     """
     where, _, attribute = name.partition(":")
     setting = setting or f"{section}.name = {name!r}"
-    if not all(part.isidentifier() for part in (*where.split("."), attribute)):
+    if not is_own_name(name):
         example = "nets:Net for the class Net in nets.py"
         raise ConfigError(f"{setting}: write it as {FORM}, for instance {example}.")
     module = _import(where, setting)

@@ -44,7 +44,8 @@ def batch(data: bytes, name: str) -> dict[str, Any]:
 
 
 # What pickle itself writes of dictionaries of lists, text, bytes, numbers and arrays. There are no
-# sets, and nothing that copies what is on the stack.
+# sets. GET puts the same thing on the stack again, so that lists of lists may be far larger than
+# their file: who reads one must not multiply it out.
 _OPERATIONS = {
     *(
         "PROTO",

@@ -157,8 +157,6 @@ def read(
     facts = saved.facts
     round = facts["round"]
     w = saved.tensors["server"]
-    if type(round) is not int or round < 0:
-        raise ValueError(f"it stands at round {round!r}")
     _check_row(w, like)
     if len(records) != round:
         raise ValueError(f"{len(records)} records of {round} rounds")

@@ -218,6 +218,14 @@ def test_what_names_no_machine_is_refused(key: str, machine: str, said: str) -> 
         plan(machine={key: machine})
 
 
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "$(id)", "a;b", "a`b`", "a\nb", "", "a|b"])
+def test_an_address_is_named_as_a_machine_is(host: str) -> None:
+    """It stands in the commands of ssh that a plan writes."""
+    for address in (host, f"{host}:8443", f"[{host}]:8443"):
+        with pytest.raises(ConfigError, match=r"deploy\.address\.edge1 = .*give a host and a port"):
+            processes_of(TREE, Settings(address=ADDRESS | {"edge1": address}))
+
+
 def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
     settings = Settings(address={"server": "localhost"}, machine={"device": "m"})
     with pytest.raises(ConfigError, match="it is on the machine of server"):
