@@ -39,6 +39,9 @@ _SUMMED = {
 """The columns in front of the checksum that it is of, with the last column."""
 
 
+Data = bytes | memoryview | str
+
+
 class Connection(sqlite3.Connection):
     """A connection that counts what it has put into the log, about."""
 
@@ -46,19 +49,14 @@ class Connection(sqlite3.Connection):
     written: int = 0
 
 
-def _checksum(values: Sequence[Any], data: bytes | memoryview | str | None) -> int:
+def _checksum(values: Sequence[Any], data: Data | None) -> int:
     """Of the last column of a row, and of values in front of it."""
     if isinstance(data, str):
         data = data.encode()
     return zlib.crc32(data or b"", zlib.crc32(json.dumps(list(values)).encode()))
 
 
-def check(
-    connection: Connection,
-    table: str,
-    values: Sequence[Any],
-    data: bytes | memoryview | str,
-) -> None:
+def check(connection: Connection, table: str, values: Sequence[Any], data: Data) -> None:
     """Refuse data that are not what was written; `values` are those in front, and the checksum."""
     *own, written = values
     if _checksum(own, data) == written:
@@ -70,19 +68,14 @@ def check(
     )
 
 
-def _check_row(connection: Connection, table: str, row: int, data: bytes | memoryview) -> None:
+def _check_row(connection: Connection, table: str, row: int, data: Data) -> None:
     """Refuse the last column of the row of this number where it is not what was written."""
     columns = ", ".join(_SUMMED[table])
     selected = connection.execute(f"SELECT {columns}, sum FROM {table} WHERE rowid = ?", [row])
     check(connection, table, selected.fetchone(), data)
 
 
-def insert(
-    connection: Connection,
-    table: str,
-    values: Sequence[Any],
-    data: bytes | memoryview | str | None,
-) -> None:
+def insert(connection: Connection, table: str, values: Sequence[Any], data: Data | None) -> None:
     """Insert or replace a row whose last column is `data`, and the one before it its checksum.
 
     Any other column is in `values`.
@@ -123,11 +116,11 @@ def read(connection: Connection, table: str, row: int, out: memoryview) -> None:
     _check_row(connection, table, row, out)
 
 
-def whole(connection: Connection, table: str, row: int, size: int) -> bytes:
-    """The last column of the row of this number, which has so many bytes."""
+def whole(connection: Connection, table: str, row: int) -> bytes:
+    """The last column of the row of this number."""
     pieces = BytesIO()
     with connection.blobopen(table, _LAST[table], row, readonly=True) as blob:
-        for _ in range(0, size, _PIECE):
+        for _ in range(0, len(blob), _PIECE):
             pieces.write(blob.read(_PIECE))
     data = pieces.getvalue()  # without a copy
     _check_row(connection, table, row, data)
@@ -140,18 +133,10 @@ def move(connection: Connection, table: str, row: int, values: Sequence[Any]) ->
     Its checksum is the last of them: it stays what it was, whatever has become of the data.
     """
     last = _LAST[table]
-    selected = connection.execute(f"SELECT length({last}) FROM {table} WHERE rowid = ?", [row])
-    (size,) = selected.fetchone()
-    if size is None or size <= _PIECE:
-        selected = connection.execute(f"SELECT {last} FROM {table} WHERE rowid = ?", [row])
-        (data,) = selected.fetchone()
-        _replace(connection, table, [*values, data], "?", size or 0)
-    else:
+    with connection.blobopen(table, last, row, readonly=True) as source:
+        size = len(source)
         new = _replace(connection, table, [*values, size], "zeroblob(?)", size)
-        with (
-            connection.blobopen(table, last, row, readonly=True) as source,
-            connection.blobopen(table, last, new) as target,
-        ):
+        with connection.blobopen(table, last, new) as target:
             for _ in range(0, size, _PIECE):
                 target.write(source.read(_PIECE))
     connection.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
@@ -162,7 +147,7 @@ class LogMover:
 
     The file is synchronised to the disk then, for which no answer should wait. The log begins anew
     only if nothing was written meanwhile. In a tree at full speed that never happens. So a log that
-    has become long is emptied while nobody may write: most of it was moved just before.
+    is longer than the file is emptied while nobody may write: most of it was moved just before.
     """
 
     def __init__(self, path: Path, alone: AbstractContextManager[Any]) -> None:
@@ -187,7 +172,8 @@ class LogMover:
             closing(sqlite3.connect(self._path)) as connection,
         ):
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            if self._path.with_name(f"{self._path.name}-wal").stat().st_size > 2 * LOG:
+            log = self._path.with_name(f"{self._path.name}-wal").stat().st_size
+            if log > max(2 * LOG, self._path.stat().st_size):
                 with self._alone:
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

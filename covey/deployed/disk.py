@@ -258,6 +258,14 @@ class Disk:
             return None
         return selected[0]
 
+    def _whole(self, table: str, where: str, values: Sequence[Any]) -> bytes | None:
+        """The long value of the row that a condition selects; None where it selects none."""
+        with self._reading() as connection:
+            selected = self._first(f"SELECT rowid FROM {table} WHERE {where}", values)
+            if selected is None:
+                return None
+            return whole(connection, table, selected[0])
+
     def shrink(self) -> None:
         """Let go of the pages of the file that are held in memory."""
         self._query("PRAGMA shrink_memory")
@@ -380,13 +388,7 @@ class Disk:
 
     def answer(self, key: AskKey) -> bytes | None:
         """The answer to this ask, where it was the last one of its lane; else None."""
-        text = "SELECT rowid, length(data) FROM answers WHERE lane = ? AND key = ?"
-        with self._reading() as connection:
-            selected = self._first(text, [key.lane, str(key)])
-            if selected is None:
-                return None
-            number, size = selected
-            return whole(connection, "answers", number, size)
+        return self._whole("answers", "lane = ? AND key = ?", [key.lane, str(key)])
 
     def trained(self, key: AskKey) -> bool:
         """Whether this training has ended here in a round that is not good yet."""
@@ -443,16 +445,11 @@ class Disk:
 
     def journalled_of(self, key: AskKey, seat: Seat) -> bytes:
         """What one child answered to an ask that was journalled."""
-        text = "SELECT rowid, length(data) FROM journal WHERE key = ? AND seat = ?"
-        with self._reading() as connection:
-            selected = self._first(text, [str(key), seat])
-            if selected is None:
-                fix = "restore the disk, or start a new run"
-                raise CheckpointError(
-                    f"{self.path}: the journal has no answer of {seat} to {key}; {fix}."
-                )
-            number, size = selected
-            return whole(connection, "journal", number, size)
+        data = self._whole("journal", "key = ? AND seat = ?", [str(key), seat])
+        if data is None:
+            text = f"{self.path}: the journal has no answer of {seat} to {key}"
+            raise CheckpointError(f"{text}; restore the disk, or start a new run.")
+        return data
 
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
@@ -461,11 +458,8 @@ class Disk:
 
     def received(self, seat: Seat) -> int:
         """The number of the last change that a child has told; 0: none."""
-        selected = self._first("SELECT number FROM received WHERE seat = ?", [seat])
-        if selected is None:
-            return 0
-        number: int = selected[0]
-        return number
+        (number,) = self._first("SELECT number FROM received WHERE seat = ?", [seat]) or (0,)
+        return int(number)
 
     def behind(self, seat: Seat, last_key: str | None, heard: int = 0) -> str | None:
         """Why a child's disk with this last key lacks what the child has told; None: it does not.
@@ -558,13 +552,7 @@ class Disk:
     @property
     def state(self) -> bytes | None:
         """Where the run stood after the last good round; None before the first."""
-        text = "SELECT rowid, length(value) FROM facts WHERE name = 'run state'"
-        with self._reading() as connection:
-            selected = self._first(text)
-            if selected is None:
-                return None
-            number, size = selected
-            return whole(connection, "facts", number, size)
+        return self._whole("facts", "name = ?", ["run state"])
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
         """(round, lane, path, tier, number, status) of all who did not answer in good rounds.
@@ -578,12 +566,12 @@ class Disk:
             out.append((round, lane, int(path), tier, number, _status(status)))
         return out
 
-    def records(self) -> list[str]:
-        """The records of all rounds that were written, in order."""
+    def records(self, first: int = 0, count: int = -1) -> list[str]:
+        """The records of written rounds, in order: `count` from `first` on, or all of them."""
+        text = "SELECT round, sum, record FROM records WHERE round >= ? ORDER BY round LIMIT ?"
         out = []
         with self._reading() as connection:
-            selected = connection.execute("SELECT round, sum, record FROM records ORDER BY round")
-            for *values, record in selected:
+            for *values, record in connection.execute(text, [first, count]).fetchall():
                 check(connection, "records", values, record)
                 out.append(record)
         return out

@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -26,6 +26,7 @@ from covey.deployed.door import Door
 from covey.deployed.events import EventLog
 from covey.deployed.memory import give_back_free
 from covey.deployed.node import Node
+from covey.deployed.own_models import DISK
 from covey.deployed.parked import parked_parts, share
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
@@ -45,8 +46,6 @@ from covey.runs.record import Round
 from covey.runs.run import Run
 from covey.runs.status import LOCK
 from covey.runtimes.envelope import seal
-
-DISK = "node.sqlite"
 
 
 class Parent(Transport, Protocol):
@@ -168,10 +167,7 @@ class Member:
 
     @contextmanager
     def running(self, identity: Identity | None) -> Iterator[None]:
-        """With a control port and signals that drain; everything is closed at the end.
-
-        No other process runs on its disks meanwhile.
-        """
+        """With a control port and signals that drain; everything is closed at the end."""
         process = self.process
         with self._stack:
             try:
@@ -211,9 +207,11 @@ class Member:
             file = self._stack.enter_context(locked(state / LOCK, busy))
         except ConfigError as error:  # systemd tries again: the other process may end
             raise TransportError(str(error)) from None
-        file.truncate(0)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        print(f"process {os.getpid()} on {platform.node()}, since {now}", file=file, flush=True)
+        text = f"(process {os.getpid()} on {platform.node()}, since {now})\n"
+        with suppress(OSError):  # a full disk: the first ask says so
+            file.truncate(0)
+            os.write(file.fileno(), text.encode())
 
     def close(self) -> None:
         """Close disks and connections."""

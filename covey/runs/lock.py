@@ -50,19 +50,12 @@ def locked(path: Path, busy: str, seconds: float = 1.0) -> Iterator[IO[str]]:
         until = time.monotonic() + seconds
         while not try_lock(file):
             if time.monotonic() > until:
-                raise ConfigError(f"{busy}{_holder(file)}.")
+                with suppress(OSError):  # Windows does not let others read it
+                    file.seek(0)
+                    busy = " ".join([busy, *file.read(200).splitlines()])
+                raise ConfigError(f"{busy}.")
             time.sleep(_PAUSE)
         yield file
-
-
-def _holder(file: IO[str]) -> str:
-    """Who has a lock, from its file, in brackets; empty where it does not say."""
-    with suppress(OSError):  # Windows does not let others read it
-        file.seek(0)
-        text = file.read(200).strip()
-        if text:
-            return f" ({text})"
-    return ""
 
 
 def try_lock(file: IO[str]) -> bool:
