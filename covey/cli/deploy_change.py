@@ -24,8 +24,8 @@ from covey.deployed import extras, plan_files, plan_scripts
 from covey.deployed.certificates import AUTHORITY_KEY
 from covey.deployed.change import TreeChange, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
+from covey.deployed.own_models import DISK
 from covey.deployed.plan import Process
-from covey.deployed.process import DISK
 from covey.deployed.seats import names_of, seats_of
 from covey.errors import ConfigError
 from covey.runs.fingerprint import of as fingerprint_of

@@ -232,8 +232,8 @@ def _run(process: Process, deployed: _Deployed, identity: Identity | None) -> No
     modules = own_modules(deployed.config)
     network = GrpcNetwork(identity)
     member = Member(process, parts_of(deployed.experiment), network, log, progress, own)
+    make_folders(process)
     with log.library(), member.running(identity):
-        make_folders(process)
         # Files of an experiment that is refused must not replace those of the run.
         write = partial(write_forms, deployed.config, process, shards, modules)
         if process.parent is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from typing import Any, Literal
 from covey.deployed.extras import cryptography
 from covey.deployed.seats import is_name
 from covey.errors import ConfigError, TransportError, shown
-from covey.runs.lock import try_lock
+from covey.runs.lock import locked
 
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
@@ -47,7 +46,6 @@ _HAS_MODES = os.name == "posix"
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
 _LOCK = ".authority.lock"
 _PATIENCE = 30.0  # s that one command waits for another that signs or revokes
-_PAUSE = 0.02  # s between two attempts
 
 
 @dataclass(frozen=True)
@@ -727,17 +725,8 @@ def _remove(file: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """With the lock of an authority's folder, which one command at a time has."""
-    path = folder / _LOCK
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    with file:
-        until = time.monotonic() + _PATIENCE
-        while not try_lock(file):
-            if time.monotonic() > until:
-                raise ConfigError(f"another command changes {folder}; wait for its end.")
-            time.sleep(_PAUSE)
+    busy = f"another command changes {folder}; wait for its end"
+    with locked(folder / _LOCK, busy, _PATIENCE):
         yield
 
 

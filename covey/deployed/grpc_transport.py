@@ -745,7 +745,8 @@ class GrpcTransport:
         self._knocking[serial] += 1
         try:
             hello = await self._hello(context, self._most_of_hello(certificate))
-            self.doorkeeper.check(hello, certificate)
+            # First: the disk of a second process is always behind one that answers meanwhile.
+            self._held(self.doorkeeper.check(hello, certificate), hello.instance)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.doorkeeper.check(hello, certificate)
@@ -808,14 +809,18 @@ class GrpcTransport:
             signature = self._identity.sign(signed_text(hello))
         return Welcome(PROTOCOL, self.doorkeeper.fingerprint, certificate, signature)
 
+    def _held(self, seats: Mapping[str, Seat], instance: bytes) -> set[_Stream]:
+        """The streams of a process that hold some seats; refused where another process has one."""
+        held = {self._streams[seat] for seat in seats.values() if seat in self._streams}
+        for other in held:
+            if other.instance != instance:
+                text = f"{', '.join(set(other.seats) & set(seats))} is taken by {other.peer}"
+                raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
+        return held
+
     def _take_seats(self, stream: _Stream) -> None:
         """Give a process its seats, unless another process has one of them."""
-        held = {self._streams[seat] for seat in stream.seats.values() if seat in self._streams}
-        for other in held:
-            if other.instance != stream.instance:
-                text = f"{', '.join(set(other.seats) & set(stream.seats))} is taken by {other.peer}"
-                raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
-        for other in held:
+        for other in self._held(stream.seats, stream.instance):
             self._close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self._streams[seat] = stream

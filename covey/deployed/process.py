@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +26,7 @@ from covey.deployed.door import Door
 from covey.deployed.events import EventLog
 from covey.deployed.memory import give_back_free
 from covey.deployed.node import Node
+from covey.deployed.own_models import DISK
 from covey.deployed.parked import parked_parts, share
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
@@ -31,17 +35,17 @@ from covey.deployed.server_run import finish, server_run
 from covey.deployed.socket_bytes import counted
 from covey.deployed.transport import AskKey, Handler, Port, Seat, Transport
 from covey.deployed.tree_runtime import VERSIONS, TreeRuntime
-from covey.errors import TransportError
+from covey.errors import ConfigError, TransportError
 from covey.links.spec import wires
 from covey.runs import models
 from covey.runs.build import Parts, module_of, training_data
 from covey.runs.experiment import Experiment
 from covey.runs.fingerprint import program_fingerprint
+from covey.runs.lock import locked
 from covey.runs.record import Round
 from covey.runs.run import Run
+from covey.runs.status import LOCK
 from covey.runtimes.envelope import seal
-
-DISK = "node.sqlite"
 
 
 class Parent(Transport, Protocol):
@@ -167,6 +171,7 @@ class Member:
         process = self.process
         with self._stack:
             try:
+                self._lock_state()
                 control = Control(
                     self.progress,
                     host=process.control_host,
@@ -190,6 +195,24 @@ class Member:
             self.progress.end()
             self.log.info("ended")
 
+    def _lock_state(self) -> None:
+        """Lock the folder of the disks until this process ends, and say there who it is.
+
+        Two processes that take turns would each go on from rows that the other has replaced.
+        """
+        state = Path(self.process.state)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        busy = f"another process runs on the disks in {state}; end it, or give another state"
+        try:
+            file = self._stack.enter_context(locked(state / LOCK, busy))
+        except ConfigError as error:  # systemd tries again: the other process may end
+            raise TransportError(str(error)) from None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = f"(process {os.getpid()} on {platform.node()}, since {now})\n"
+        with suppress(OSError):  # a full disk: the first ask says so
+            file.truncate(0)
+            os.write(file.fileno(), text.encode())
+
     def close(self) -> None:
         """Close disks and connections."""
         self._stack.close()
@@ -197,9 +220,7 @@ class Member:
     def node(self, seat: NamedSeat) -> Node:
         """The node of a seat, with its disk, and with the way to its children."""
         process = self.process
-        state = Path(process.state)
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        disk = Disk(state / seat.name / DISK, process.durability)
+        disk = Disk(Path(process.state) / seat.name / DISK, process.durability)
         self._stack.callback(disk.close)
         self._disks[seat.name] = disk
         if seat.children:
