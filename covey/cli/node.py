@@ -230,8 +230,10 @@ def _identity(folder: Path, seats: list[str]) -> Identity:
 
 def _run(process: Process, deployed: _Deployed, identity: Identity | None, jump: int) -> None:
     """Start the process, and return when it has ended."""
-    if identity is None:
-        _check_loopback(process)
+    if identity is None:  # before anything is written
+        for address in (process.parent, process.listen):
+            if address is not None:
+                check_plain(address)
     else:
         identity = replace(identity, memory=Path(process.state) / _LAST_LIST)
     if process.aggregates:
@@ -258,13 +260,6 @@ def _run(process: Process, deployed: _Deployed, identity: Identity | None, jump:
             run = _begun(member)
             write()
             _rounds(member, run, folder)
-
-
-def _check_loopback(process: Process) -> None:
-    """Refuse addresses that other machines reach, before anything is written."""
-    for address in (process.parent, process.listen):
-        if address is not None:
-            check_plain(address)
 
 
 def _begun(member: Member) -> Run:

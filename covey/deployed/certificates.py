@@ -47,6 +47,7 @@ _HAS_MODES = os.name == "posix"
 """Whether the mode of a file says who may read it; elsewhere its folder does."""
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
 _LOCK = ".authority.lock"
+_COPY = f"copy {REVOKED} from the authority's folder"
 _PATIENCE = 30.0  # s that one command waits for another that signs or revokes
 _PAUSE = 0.02  # s between two attempts
 _READS = 25  # attempts to read a file that somebody may be copying
@@ -499,12 +500,11 @@ class Identity:
         try:
             listed = crypto.x509.load_pem_x509_crl(data)
         except ValueError:
-            fix = f"copy {REVOKED} from the authority's folder"
-            raise ConfigError(f"{file} is no list of revoked certificates in PEM; {fix}.") from None
+            what = "is no list of revoked certificates in PEM"
+            raise ConfigError(f"{file} {what}; {_COPY}.") from None
         public = _certificate(self.authority(), AUTHORITY).public_key()
         if not listed.is_signature_valid(public):
-            fix = f"copy {REVOKED} from the authority's folder"
-            raise ConfigError(f"{file} is not signed by {self.folder / AUTHORITY}; {fix}.")
+            raise ConfigError(f"{file} is not signed by {self.folder / AUTHORITY}; {_COPY}.")
         self._remember(crypto.x509, listed)
         return frozenset(entry.serial_number for entry in listed)
 
@@ -523,11 +523,10 @@ class Identity:
                 last = int(read)
         if number < last:
             what = f"{self.folder / REVOKED} is list {number}, and list {last} was read before"
-            fix = f"copy {REVOKED} from the authority's folder"
-            raise ConfigError(f"{what}: what was revoked since would count again; {fix}.")
+            raise ConfigError(f"{what}: what was revoked since would count again; {_COPY}.")
         if number > last:
             with suppress(ConfigError):  # on a full disk the new list counts all the same
-                _replace(self.memory, f"{number} {authority}\n".encode(), 0o600)
+                _write(self.memory, f"{number} {authority}\n".encode(), 0o600)
 
 
 def read_again(read: Callable[[], _T]) -> _T:
@@ -698,12 +697,10 @@ def _requested(file: Path, name: str) -> Any:
         raise ConfigError(f"{file} is no signing request in PEM; {fix}.") from None
     if not signed.is_signature_valid:
         raise ConfigError(f"{file} is not signed by its own key; make it anew.")
-    asked = [
-        value.value for value in signed.subject.get_attributes_for_oid(crypto.names.COMMON_NAME)
-    ]
-    if asked != [name]:
-        names = ", ".join(map(shown, asked)) or "nobody"
-        raise ConfigError(f"{file} is the request of {names}, not of {name}; give that of {name}.")
+    asked = _common_name(signed)
+    if asked != name:
+        other = shown(asked) if asked else "nobody"
+        raise ConfigError(f"{file} is the request of {other}, not of {name}; give that of {name}.")
     public = signed.public_key()
     if not isinstance(public, crypto.curves.EllipticCurvePublicKey):
         fix = f"make the key with covey certs request {name}"
@@ -723,7 +720,7 @@ def _new_key(file: Path, passphrase: Passphrase | None = None) -> Any:
     if passphrase is not None:
         hidden = form.BestAvailableEncryption(passphrase().encode())
     data = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, hidden)
-    _replace(file, data, 0o600)  # its owner alone may read it, from its first byte on
+    _write(file, data, 0o600)  # its owner alone may read it, from its first byte on
     return key.public_key()
 
 
@@ -775,11 +772,6 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
 
 
-def _write(file: Path, data: bytes) -> None:
-    """Replace a file; a reader sees the old bytes or the new ones."""
-    _replace(file, data, 0o644)
-
-
 def _remove(file: Path) -> None:
     """Remove a file, if it is there."""
     try:
@@ -812,7 +804,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}.") from None
 
 
-def _replace(file: Path, data: bytes, mode: int) -> None:
+def _write(file: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file whole; the new bytes are on the disk before they have its name."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:

@@ -184,7 +184,7 @@ class Node(Station):
         """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
-        if self.jump:  # orders of rounds that the server may not know
+        if self.jump and not self.top:  # orders of rounds that the server may not know
             self.database.note(**{OWED_ORDERS: []})
         self._owed_orders = OwedOrders(self.database)
         if self.transport is not None:
@@ -262,7 +262,9 @@ class Node(Station):
             answer = answers[child]
             if answer.status == "answered":
                 data = answer.read()
-                self._correct(child, data)
+                if child in self._missed:  # it was late: perhaps it lost the late ask
+                    ended = header_of(data).get("ended", [])
+                    self.missing += self._missed.settle(child, ended)
                 yield data
                 continue
             where = (question.round, self._play.lane, question.path, question.tier)
@@ -270,11 +272,6 @@ class Node(Station):
             self.missing.append(entry)
             self._missed.add(key, entry)
             yield None
-
-    def _correct(self, child: Seat, reply: bytes) -> None:
-        """A child that was late says which asks it ended: perhaps it lost the late one."""
-        if child in self._missed:
-            self.missing += self._missed.settle(child, header_of(reply).get("ended", []))
 
     def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
         """What every answer to a question must be, from a rehearsal on no rows."""
@@ -758,7 +755,8 @@ class Node(Station):
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
-                self._not_reached(child)  # it follows when it is back
+                tier = self.place.below(self.place.tier)
+                self.unreached.append([tier, child])  # it follows when it is back
                 continue
             reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
@@ -777,10 +775,6 @@ class Node(Station):
             self._heard |= numbers
             self.database.receive(numbers)
         return out
-
-    def _not_reached(self, child: Seat) -> None:
-        tier = self.place.below(self.place.tier)
-        self.unreached.append([tier, child])
 
     def _part(
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]

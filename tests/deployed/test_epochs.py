@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 
 pytest.importorskip("cryptography")
+pytest.importorskip("grpc")
 
+from covey.cli import node
+from covey.cli.config import load
 from covey.deployed import parcel
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.node import Epoch, Node
 from covey.deployed.server_run import server_run
 from covey.deployed.transport import AskKey
-from covey.errors import TransportError
+from covey.errors import CoveyError, TransportError
 from covey.runtimes.envelope import header_of, open_sealed, seal
+from tests.cli.command import BASE, SMALL
+from tests.cli.command import covey as command
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state, whole
 from tests.laws.test_loopback import drained
 
@@ -130,7 +135,7 @@ def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Pa
         assert "device 3 is told that round" in text
         assert "which the server has not signed" in text
         assert "a parent lied" in text
-    asks = [{"round": FAR}, {"attempt": 1}, {"run": "another"}]
+    asks: list[dict[str, Any]] = [{"round": FAR}, {"attempt": 1}, {"run": "another"}]
     requests = [lie(request, true, **changes) for changes in asks]
     requests.append(order("release", true, {"label": "best"}, FAR))
     for forged in requests:
@@ -199,8 +204,8 @@ def test_a_server_from_a_backup_goes_on_where_the_operator_says(
     with pytest.raises(TransportError, match=r"comes next, after round 2 did.*--jump 1, once"):
         next(again)
     again = server_run(experiment(PLAIN["FedAvg"]), plain)
-    for node in plain.nodes.values():
-        node.jump = 1
+    for one in plain.nodes.values():
+        one.jump = 1
     drained(again)
     assert differences(state(whole("FedAvg")), state(again)) == []
 
@@ -220,3 +225,18 @@ def test_a_certificate_that_is_being_copied_ends_no_run(certified: Certified) ->
     copying.start()
     next(run)
     copying.join()
+
+
+def test_the_command_tells_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps: list[int] = []
+
+    def stop(*_: Any, jump: int) -> None:
+        jumps.append(jump)
+        raise CoveyError("enough")
+
+    monkeypatch.setattr(node, "Member", stop)
+    file = tmp_path / "tree.toml"
+    file.write_text(load(BASE, [*SMALL[1:], "data.devices=4"]).text(), encoding="utf-8")
+    words = ["--insecure", "--name", "device0", "--parent", "localhost:1", "--experiment", file]
+    command("node", *words, "--jump", 7)
+    assert jumps == [7]
