@@ -142,6 +142,8 @@ class ChildModel:
 
     def ask(self, key: AskKey, epoch: Epoch) -> int | None:
         """The count that is answered; None: an error."""
+        if key.round > epoch.before:
+            return None
         if self.run is None:
             self.run = epoch.run
         elif self.run != epoch.run:

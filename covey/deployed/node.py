@@ -6,6 +6,7 @@ moment, and made again from the disk, goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from torch import Tensor
 from covey import native
 from covey.data.shards import some
 from covey.deployed import node_rows, own_models, parcel
+from covey.deployed.certificates import Identity, read_again
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
 from covey.deployed.checked_facts import Rehearsed, Subtree, nodes_of
-from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, Disk, fault
+from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, OWED_ORDERS, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.missed import MissedAsks, Missing, remembered
@@ -73,7 +75,9 @@ _GOOD = {OWED: GOOD_OWED, ENDED: GOOD_ENDED}
 """Facts to which a rollback returns: under which name they stand as after the last good round."""
 _MUCH = 2**23
 """Bytes of messages before and after which free memory is given back: it takes milliseconds."""
-_BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
+_BEHIND = "the disk of a node above it is behind, or a parent lied; restore that disk"
+_JUMP = 1000
+"""Rounds that may pass between two requests where no certificates tell who says so."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,10 @@ class Epoch:
     """Everything that was kept in rounds before this one is good."""
     rollbacks: tuple[int, ...] = ()
     """The rounds that failed, in order; a round may have failed several times."""
+    certificate: str = ""
+    """That of the server, in PEM; empty where the tree has no certificates."""
+    signature: str = ""
+    """Of the first three with the key of that certificate, in hexadecimal digits."""
 
     @property
     def attempt(self) -> int:
@@ -99,15 +107,28 @@ class Epoch:
         later = self.rollbacks[attempt:]
         return any(failed <= round for failed in later)
 
+    @property
+    def signed_text(self) -> bytes:
+        """What the server signs: no node between can say that it stands elsewhere."""
+        return b"covey epoch\0" + json.dumps([self.run, self.before, self.rollbacks]).encode()
+
+    def signed(self, identity: Identity) -> Epoch:
+        """The same, signed by the server."""
+        identity.key()  # an error unless it is that of the certificate
+        certificate = identity.certificate().decode()
+        signature = identity.sign(self.signed_text).hex()
+        return replace(self, certificate=certificate, signature=signature)
+
     @staticmethod
     def from_dict(values: Any) -> Epoch:
         """The inverse of `asdict`; anything else is a DecodeError."""
         try:
-            epoch = Epoch(values["run"], values["before"], tuple(values["rollbacks"]))
+            epoch = Epoch(**{**values, "rollbacks": tuple(values["rollbacks"])})
         except (TypeError, KeyError):
             raise DecodeError("a request that does not say where the server stands.") from None
         numbers = (epoch.before, *epoch.rollbacks)
-        if not isinstance(epoch.run, str) or any(type(number) is not int for number in numbers):
+        texts = (epoch.run, epoch.certificate, epoch.signature)
+        if {*map(type, texts)} != {str} or any(type(number) is not int for number in numbers):
             raise DecodeError("a request that does not say where the server stands.")
         return epoch
 
@@ -129,6 +150,10 @@ class Node(Station):
     """The largest norm of a row that a child may answer in training; others have no bound."""
     drops_diverged: bool = field(default=False, kw_only=True)
     """Whether the answer of a device that diverged is a bad one, where there is a quorum."""
+    identity: Identity | None = field(default=None, kw_only=True)
+    """Signs where the server stands, or checks it; None: nobody signs."""
+    jump: int = field(default=0, kw_only=True)
+    """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
@@ -159,6 +184,8 @@ class Node(Station):
         """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
+        if self.jump and not self.top:  # orders of rounds that the server may not know
+            self.database.note(**{OWED_ORDERS: []})
         self._owed_orders = OwedOrders(self.database)
         if self.transport is not None:
             self._owed_orders.hand_to(self.transport)
@@ -235,7 +262,9 @@ class Node(Station):
             answer = answers[child]
             if answer.status == "answered":
                 data = answer.read()
-                self._correct(child, data)
+                if child in self._missed:  # it was late: perhaps it lost the late ask
+                    ended = header_of(data).get("ended", [])
+                    self.missing += self._missed.settle(child, ended)
                 yield data
                 continue
             where = (question.round, self._play.lane, question.path, question.tier)
@@ -243,11 +272,6 @@ class Node(Station):
             self.missing.append(entry)
             self._missed.add(key, entry)
             yield None
-
-    def _correct(self, child: Seat, reply: bytes) -> None:
-        """A child that was late says which asks it ended: perhaps it lost the late one."""
-        if child in self._missed:
-            self.missing += self._missed.settle(child, header_of(reply).get("ended", []))
 
     def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
         """What every answer to a question must be, from a rehearsal on no rows."""
@@ -423,7 +447,7 @@ class Node(Station):
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         shared, down = open_sealed(common)
         personal, each = open_sealed(own)
-        self._catch_up(Epoch.from_dict(personal["epoch"]))
+        self._catch_up(Epoch.from_dict(personal["epoch"]), key)
         written = self.database.answer(key)
         if written is not None:
             return written
@@ -432,7 +456,7 @@ class Node(Station):
             raise TransportError(f"{self.place} is asked to train in {late}.")
         if self.database.trained(key):
             again = f"asked again for {key}, which it has answered, and others since"
-            raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
+            raise TransportError(f"{self.place} is {again}: {_BEHIND}, or start a new run.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header = {
@@ -542,24 +566,56 @@ class Node(Station):
             out.append([tier, name, dtype_name(template.dtype), list(template.shape[1:])])
         return out
 
-    def _catch_up(self, epoch: Epoch) -> None:
+    def _check_epoch(self, epoch: Epoch, key: AskKey) -> None:
+        """Refuse what the server has not signed, and an ask of another time than it says."""
+        told = f"{self.place} is told that round {epoch.before + 1} comes next"
+        if self.identity is not None and (epoch != self.epoch or not epoch.signature):
+            try:
+                signed = (epoch.certificate.encode(), bytes.fromhex(epoch.signature))
+                verify = partial(self.identity.verify, *signed, epoch.signed_text, ended=True)
+                read_again(partial(verify, self.place.tiers[0]))
+            except (CoveyError, ValueError) as error:
+                reason = f"which the server has not signed: {error}".rstrip(".")
+                raise TransportError(f"{told}, {reason}; a parent lied.") from None
+        if (key.run, key.attempt) != (epoch.run, epoch.attempt) or key.round > epoch.before:
+            raise TransportError(f"{told}, and asked for {key}; a parent lied.")
+
+    def _jumps(self, epoch: Epoch) -> bool:
+        """Whether the operator lets this node follow to where the server stands, which needs it.
+
+        The server is behind the disk. Or it is far ahead, and nobody has signed that.
+        """
+        before, attempt = self.database.fact("epoch") or (epoch.before, epoch.attempt)
+        steps = (epoch.before - before, epoch.attempt - attempt)
+        if min(steps) >= 0 and (self.identity is not None or max(steps) <= _JUMP):
+            return False
+        most = max(map(abs, steps))
+        told = f"round {epoch.before + 1} comes next, after round {before + 1} did"
+        if most > self.jump:
+            fix = f"or let {self.place} believe it with covey node ... --jump {most}, once"
+            raise TransportError(f"{self.place} is told that {told}: {_BEHIND}, {fix}.")
+        LOG.warning("jumped: %s believes that %s", self.place, told)
+        self.jump = 0
+        FollowedOrders(self.database).forget()
+        self.database.note(epoch=[epoch.before, epoch.attempt])
+        return True
+
+    def _catch_up(self, epoch: Epoch, key: AskKey) -> None:
         """Commit or roll back what this node kept before, as the server did."""
+        self._check_epoch(epoch, key)
         run = self.database.fact("run")
         if run is None:
             self.database.note(run=epoch.run)
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
-        before, attempt = self.database.fact("epoch") or (0, 0)
-        if epoch.before < before or epoch.attempt < attempt:
-            stands = f"is told that round {epoch.before + 1} comes next, after round {before + 1}"
-            raise TransportError(f"{self.place} {stands} did: {_BEHIND}.")
+        jumps = self._jumps(epoch)
         self.epoch = epoch
         pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
-        if epoch.undone(*pending):
+        if epoch.undone(*pending) or (jumps and round >= epoch.before):
             fault("between-rounds")
             good = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
             self.database.rollback(**good)
@@ -699,7 +755,8 @@ class Node(Station):
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
-                self._not_reached(child)  # it follows when it is back
+                tier = self.place.below(self.place.tier)
+                self.unreached.append([tier, child])  # it follows when it is back
                 continue
             reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
@@ -718,10 +775,6 @@ class Node(Station):
             self._heard |= numbers
             self.database.receive(numbers)
         return out
-
-    def _not_reached(self, child: Seat) -> None:
-        tier = self.place.below(self.place.tier)
-        self.unreached.append([tier, child])
 
     def _part(
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
@@ -744,14 +797,14 @@ class Node(Station):
         header, rows = parcel.unpack(own)
         if len(common):
             rows += node_rows.unpack(common, borrow=True)
-        self._catch_up(Epoch.from_dict(header["epoch"]))
+        self._catch_up(Epoch.from_dict(header["epoch"]), key)
         self.missing.clear()
         self.unreached.clear()
         out = self.order(
             key.program,
             header["arguments"],
             rows,
-            round=header["round"],
+            round=key.round,
             deepest=header["deepest"],
             asked=key,
         )

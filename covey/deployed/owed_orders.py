@@ -120,6 +120,10 @@ class FollowedOrders:
             keys = [*last_keys, str(key)]
         self.disk.note(**{_FOLLOWED: {**self._all(), label: [_time(key), keys]}})
 
+    def forget(self) -> None:
+        """Follow every order that comes: the last ones were of rounds that are none."""
+        self.disk.note(**{_FOLLOWED: {}})
+
     def _all(self) -> dict[str, Any]:
         return self.disk.fact(_FOLLOWED) or {}
 

@@ -80,6 +80,11 @@ class Child(Port, Protocol):
 class Network(Protocol):
     """Makes both ends of a process: the one to its children, and the one to its parent."""
 
+    @property
+    def identity(self) -> Identity | None:
+        """The certificate of the process; None: the tree has none."""
+        ...
+
     def listen(
         self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
     ) -> Parent:
@@ -156,6 +161,8 @@ class Member:
     """The data of devices that take no part of the experiment's data, by seat."""
     before_first: Callable[[], None] | None = None
     """Done once, before the first request. A process that its parent refuses gets none."""
+    jump: int = 0
+    """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
@@ -244,6 +251,8 @@ class Member:
             norm_bounds=bounds,
             drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
+            identity=self.network.identity,
+            jump=self.jump,
         )
         door.node = node
         if process.aggregates:
