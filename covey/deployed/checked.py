@@ -252,18 +252,7 @@ class OrderCheck(ChildCheck):
         part = self.arguments.get("part")
         if part is not None and not Part(*part).has(kept.tier, kept.number):
             raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
-        row = kept.row
-        if row is None:
-            raise DecodeError(f"a row {shown(kept.name)} without values.")
-        template = self.templates.get((kept.tier, kept.name))
-        if template is not None:
-            have = (row.dtype, row.shape)
-            if have != (template.dtype, template.shape[1:]):
-                wanted = f"{list(template.shape[1:])} of {template.dtype}"
-                form = f"{list(row.shape)} of {row.dtype}"
-                raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
-        if row.is_floating_point() and not native.finite(row):
-            raise DecodeError(f"the row {shown(kept.name)} is not finite.")
+        checked_facts.check_row(kept, self.templates.get((kept.tier, kept.name)))
 
 
 def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:

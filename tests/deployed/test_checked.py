@@ -852,7 +852,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(DecodeError):
         check(header, SUBTREE, rehearsed())
     del where[name]
-    with pytest.raises(DecodeError, match=f"an answer without '{name}'"):
+    with pytest.raises(DecodeError, match=f"a message without '{name}'"):
         check(header, SUBTREE, rehearsed())
 
 
