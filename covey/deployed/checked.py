@@ -226,15 +226,12 @@ class OrderCheck(ChildCheck):
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
-        seen = set()
         described: Counter[tuple[str, int]] = Counter()
         for kept in rows:
             self._check_row(subtree, kept)
-            place = (kept.tier, kept.number, kept.name, kept.label)
-            if place in seen:
-                raise DecodeError(f"the row {kept.name!r} of {kept.tier} {kept.number} twice.")
-            seen.add(place)
             described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
+        places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
+        checked_facts.check_once(places, "a row")
         if any(size > ROWS_OF_NODE for size in described.values()):
             raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
         return False
@@ -242,7 +239,6 @@ class OrderCheck(ChildCheck):
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
         checked_facts.check_place(kept.tier, kept.number, subtree)
-        checked_facts.check_version(kept.name, kept.label, kept.round)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "freeze":  # all versions of one name, or of all

@@ -59,7 +59,7 @@ _ENDED = 64
 _KEY = 20_000  # characters of the key of an ask
 _MISSING = 256  # missing answers of an ask, and of all ended ones, for each child
 _MISSING_BYTES = 80  # of a missing answer as text, besides the name of its tier
-ROUNDS = 2**31
+_ROUNDS = 2**31
 _HEAD = 2**18  # bytes of a header besides those of nodes: names of kept rows, the text of an error
 _HEAD_OF_NODE = 2**13  # bytes of a node besides reports and missing answers: ids and lengths
 _HEAD_OF_FIGURE = 32  # bytes of a float as text, and more
@@ -227,14 +227,10 @@ def check_unreached(header: Any, subtree: Subtree) -> None:
         check_place(tier, number, subtree)
 
 
-def check_version(name: Any, label: Any, round: Any) -> None:
-    """Refuse a kept row whose name, label or round nobody can have written."""
-    if not is_name(name) or not is_name(label) or not is_round(round):
-        raise DecodeError("a row without a name, a label or a round.")
-
-
 def check_row(kept: NodeRow, template: Tensor | None) -> None:
-    """Refuse a kept row of another shape or type than is known, and values that are not finite."""
+    """Refuse a row without a name, of another shape or type than is known, or not finite."""
+    if not is_name(kept.name) or not is_name(kept.label) or not is_round(kept.round):
+        raise DecodeError("a row without a name, a label or a round.")
     row = kept.row
     if row is None:
         raise DecodeError(f"a row {shown(kept.name)} without values.")
@@ -273,14 +269,6 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
             raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
 
 
-def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
-    """Refuse a node that is not in a subtree."""
-    if not isinstance(tier, str) or tier not in subtree:
-        raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
-    if type(number) is not int or number not in subtree[tier]:
-        raise DecodeError(f"a fact of {tier} {shown(number)}, which is not in this subtree.")
-
-
 def list_of(table: Any, name: str) -> list[Any]:
     values = field_of(table, name)
     if not isinstance(values, list):
@@ -306,7 +294,7 @@ def parts_of(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
     return entry
 
 
-def check_once(keys: Sequence[Sequence[str]], what: str) -> None:
+def check_once(keys: Sequence[Sequence[Any]], what: str) -> None:
     """Refuse two entries of one key."""
     if len(set(map(tuple, keys))) < len(keys):
         raise DecodeError(f"{what} of one kind twice.")
@@ -343,11 +331,16 @@ def _is_figure(value: Any) -> bool:
 
 def is_round(value: Any) -> bool:
     """Whether a value can be the number of a round; -1 is before the first."""
-    return type(value) is int and -1 <= value < ROUNDS
+    return type(value) is int and -1 <= value < _ROUNDS
 
 
 def is_list(value: Any) -> bool:
     return isinstance(value, list)
+
+
+def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
+    """Refuse a node that is not in a subtree."""
+    _ids_of(tier, [number], subtree)
 
 
 def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:

@@ -2,8 +2,7 @@
 
 A node obeys what its own rehearsals have seen: the server's program on no rows, in round 0 and in
 the round in question. So its disk has at most one row for each name that the algorithm keeps and
-each label of a model, and one file for each model. An order to hold or to hand out rows that a node
-lacks changes nothing.
+each label of a model, and one file for each model. An order on rows that it lacks changes nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from covey.deployed import checked_facts
+from covey.deployed import checked_facts, node_rows, parcel
 from covey.deployed.checked_facts import is_count, is_name, is_path, is_round
 from covey.deployed.node_rows import NodeRow
-from covey.deployed.own_models import FALLBACK
+from covey.deployed.own_models import FALLBACK, ChosenModel
 from covey.deployed.transport import AskKey
 from covey.errors import DecodeError, shown
 from covey.kernel.store import PRESENT, ColumnKey
@@ -27,6 +26,7 @@ from covey.runs import choice
 from covey.runs.devices import PARTS
 from covey.runs.models import GLOBAL
 from covey.runs.scoring import Scorer
+from covey.runtimes.envelope import open_sealed
 from covey.runtimes.loopback import ALGORITHM
 
 if TYPE_CHECKING:
@@ -37,46 +37,43 @@ ENDING = "ending"
 are away, and takes no rows of those that keep them.
 """
 _KEY = {"run": is_name, "path": is_path, "parameters": is_name, "round": is_round}
-_GOOD = range(checked_facts.ROUNDS).__contains__
-_EPOCH = {"run": is_name, "before": _GOOD, "rollbacks": [_GOOD]}
+_EPOCH = {"run": is_name, "before": is_count, "rollbacks": [is_count]}
 _FLAG = (None, False, True).__contains__
 _ASK = {"rows": is_count, "shapes": [[is_count]], "answers": _FLAG, "idle": _FLAG}
-_MODEL = {
-    "model": is_name,
-    "tier": is_name,
-    "label": is_name,
-    "round": is_round,
-    "beside": [is_name],
-}
+_MODEL = {**dict.fromkeys(("model", "tier", "label"), is_name), "round": is_round}
 _ORDERS: dict[str, dict[str, Any]] = {
     "hold": {"label": is_name, "columns": [(is_name, is_name)]},
     "release": {"label": is_name},
     "read": {"name": is_name, "label": is_name},
     "freeze": {},
     "thaw": {"routes": [[is_count]]},
-    "write": {"models": [_MODEL], "broadcast": _FLAG},
+    "write": {"models": [_MODEL | {"beside": [is_name]}], "broadcast": _FLAG},
 }
 """What a node can be ordered to do, with everybody below it, and the arguments of each order."""
 _MORE = {"name": is_name, "part": (is_name, is_count, is_count), ENDING: _FLAG}
 """The arguments that orders may have besides."""
-_BINS = range(1_001)
-"""Of confidence, for calibration."""
+_BINS = range(1_001)  # of confidence, for calibration
 
 
-def check_order(node: Node, key: AskKey, header: Any, rows: Sequence[NodeRow]) -> None:
-    """Refuse unknown orders, arguments of other types, and rows that do not belong to them."""
+def read_order(
+    node: Node, key: AskKey, common: bytes, own: bytes
+) -> tuple[dict[str, Any], list[NodeRow]]:
+    """The header of an order and its rows; refuse what no run orders."""
+    limit = checked_facts.rows_limit(node.subtree)
+    header, rows = parcel.unpack(own, checked_facts.header_limit(node.subtree), limit)
+    if len(common):
+        rows += node_rows.unpack(common, borrow=True, limit=limit)
     _check_key(key, header)
     name = key.program
     if name not in _ORDERS:
         raise DecodeError(f"the order {shown(name)}; there are {', '.join(_ORDERS)}.")
     _check_form(header, {"arguments": {}, "deepest": node.place.tiers.__contains__}, name)
     arguments = header["arguments"]
-    more = {word: form for word, form in _MORE.items() if word in arguments}
-    _check_form(arguments, _ORDERS[name] | more, name)
+    form = _ORDERS[name] | {word: form for word, form in _MORE.items() if word in arguments}
+    _check_form(arguments, form, name)
     label = arguments.get("label", PRESENT)
     _check_label(node, label, key.round)
-    extra = set(arguments) - set(_ORDERS[name] | more)
-    if extra or (label == PRESENT and name in ("hold", "release")):
+    if set(arguments) != set(form) or (label == PRESENT and name in ("hold", "release")):
         raise DecodeError(f"{name} with {shown(arguments)}.")
     if name == "thaw":
         _check_thawed(node, key.round, arguments["routes"], rows)
@@ -84,10 +81,17 @@ def check_order(node: Node, key: AskKey, header: Any, rows: Sequence[NodeRow]) -
         _check_written(node, key.round, arguments["models"], rows)
     elif rows:
         raise DecodeError(f"{name} with {len(rows)} rows.")
+    return header, rows
 
 
-def check_ask(node: Node, key: AskKey, header: Any, messages: Sequence[Packed]) -> None:
-    """Refuse a program that this tier is not asked for, and other messages than it gets."""
+def read_ask(
+    node: Node, key: AskKey, common: bytes, own: bytes
+) -> tuple[dict[str, Any], list[Packed]]:
+    """The header of a request to run a program and its messages; refuse what no run asks for."""
+    limit = checked_facts.header_limit(node.subtree)
+    shared, down = open_sealed(common, limit)
+    personal, each = open_sealed(own, limit)
+    header, messages = shared | personal, [*down, *each]
     _check_key(key, header)
     _check_form(header, _ASK, "a request")
     owner = _owner(node, key, header["parameters"])
@@ -98,17 +102,17 @@ def check_ask(node: Node, key: AskKey, header: Any, messages: Sequence[Packed]) 
         node.rehearse(owner, key.round)
     if form not in asks:
         programs = sorted({known[2] for known in asks if known[:2] == form[:2]})
-        text = f"{shown(key.program)} with such rows; a {node.place.tier} is asked for"
+        text = f"{shown(key.program)} with such rows; {node.place} is asked for"
         raise DecodeError(f"{text} {', '.join(programs)} alone.")
+    for packed in messages:
+        packed.check(None, int(packed.schema.kind != "nothing"))
     # A value for each child may have a number for every node, which no rows do not tell.
     widest = max(asks[form], *node.place.sizes)
     widths = [schema.width for schema in schemas]
-    for packed in messages:
-        packed.check(None, int(packed.schema.kind != "nothing"))
-    shapes = header["shapes"]
-    own = widths[header["rows"] :]
-    if max(widths, default=0) > widest or own != [math.prod(shape) for shape in shapes]:
-        raise DecodeError(f"rows of {widths} values of {shown(shapes)}, more than {widest}.")
+    shapes = [math.prod(shape) for shape in header["shapes"]]
+    if max(widths, default=0) > widest or widths[header["rows"] :] != shapes:
+        raise DecodeError(f"rows of {widths} values, not of {shapes}, or of more than {widest}.")
+    return header, messages
 
 
 def _check_key(key: AskKey, header: Any) -> None:
@@ -160,11 +164,13 @@ def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[Node
     place = node.place
     for kept, route in zip(rows, routes, strict=True):
         checked_facts.check_place(kept.tier, kept.number, node.subtree)
-        _check_row(node, kept, _kept(node, (kept.tier, kept.name), round, kept.round))
+        template = _kept(node, (kept.tier, kept.name), round, kept.round)
+        checked_facts.check_row(kept, template)
+        _check_label(node, kept.label, kept.round)
         length = place.index(kept.tier) + 1
         if len(route) != length or route[place.index(place.tier)] != place.number:
             raise DecodeError(f"the route {shown(route)} to {kept.tier} {kept.number}.")
-    places = [(kept.tier, str(kept.number), kept.name, kept.label) for kept in rows]
+    places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
     checked_facts.check_once(places, "a row")
 
 
@@ -172,27 +178,23 @@ def _check_written(node: Node, round: int, models: list[Any], rows: Sequence[Nod
     """Refuse models that the algorithm does not have, and rows that they do not need."""
     needed: dict[ColumnKey, Tensor] = {}
     top, device = node.place.tiers[0], node.place.tiers[-1]
-    for model in models:
-        name = model["model"]
-        needed[top, f"{FALLBACK}{name}"] = node.start[:0]
-        if (model["tier"], name) != (top, GLOBAL):
-            needed[model["tier"], name] = _kept(node, (model["tier"], name), round, model["round"])
-        for other in model["beside"]:
-            _kept(node, (device, other), round, model["round"])
-        _check_label(node, model["label"], round)
-    checked_facts.check_once([[model["model"]] for model in models], "a model")
+    for values in models:
+        model = ChosenModel(**values)
+        column = (model.tier, model.model)
+        needed[top, f"{FALLBACK}{model.model}"] = node.start[:0]
+        if column != (top, GLOBAL):
+            needed[column] = _kept(node, column, round, model.round)
+        if needed.get(column, node.start).shape[1:] != node.start.shape[1:]:
+            raise DecodeError(f"the row {model.model!r}, which is no model.")
+        for name in model.beside:
+            _kept(node, (device, name), round, model.round)
+        _check_label(node, model.label, round)
+    checked_facts.check_once([[values["model"]] for values in models], "a model")
     for kept in rows:
         template = needed.pop((kept.tier, kept.name), None)
         if template is None or not is_count(kept.number):
             raise DecodeError(f"a row {shown(kept.name)}, which none of its models needs.")
-        _check_row(node, kept, template)
-
-
-def _check_row(node: Node, kept: NodeRow, template: Tensor) -> None:
-    """Refuse a row of another label, round, shape or type than this run has."""
-    checked_facts.check_version(kept.name, kept.label, kept.round)
-    _check_label(node, kept.label, kept.round)
-    checked_facts.check_row(kept, template)
+        checked_facts.check_row(kept, template)
 
 
 def _check_label(node: Node, label: str, round: int) -> None:
@@ -215,7 +217,7 @@ def _kept(node: Node, column: ColumnKey, *rounds: int) -> Tensor:
         if column not in kept:
             node.rehearse(None, round)
     if column not in kept:
-        names = ", ".join(f"{name!r} of a {tier}" for tier, name in sorted(kept))
+        names = ", ".join(f"{name!r} ({tier})" for tier, name in sorted(kept))
         raise DecodeError(f"{shown(column)}; this algorithm keeps {names or 'nothing'} alone.")
     return kept[column]
 

@@ -20,15 +20,8 @@ from covey import native
 from covey.data.shards import some
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
-from covey.deployed.checked_facts import (
-    Rehearsed,
-    Subtree,
-    ask_form,
-    header_limit,
-    nodes_of,
-    rows_limit,
-)
-from covey.deployed.checked_orders import ENDING, check_ask, check_order
+from covey.deployed.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
+from covey.deployed.checked_orders import ENDING, read_ask, read_order
 from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
@@ -338,7 +331,7 @@ class Node(Station):
         seat = int(question.ids[position])
         answer = answers[seat]
         if isinstance(answer.data, Stored):
-            held.drop(partial(_messages_of, answer))
+            held.drop(lambda: open_sealed(answer.read())[1])
         else:
             self._replies_held.append((key, seat, held))
 
@@ -429,12 +422,7 @@ class Node(Station):
             give_back_free()
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
-        shared, down = open_sealed(common, header_limit(self.subtree))
-        personal, each = open_sealed(own, header_limit(self.subtree))
-        header = {**shared, **personal}
-        messages = [*down, *each]
-        del down, each
-        check_ask(self, key, header, messages)
+        header, messages = read_ask(self, key, common, own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         written = self.database.answer(key)
         if written is not None:
@@ -527,8 +515,8 @@ class Node(Station):
         """As for every station; it tells too which residuals of links nodes will keep."""
         answer = super()._on_no_rows(question)
         owner, _ = self._owner(question.program)
-        program = f"{owner}.{question.program.__name__}"
         schemas = [Schema.of(message) for message in (*question.rows, *map(flat, question.each))]
+        program = f"{owner}.{question.program.__name__}"
         form = ask_form(self._play.lane, question.tier, program, schemas)
         widths = [schema.width for schema in schemas]
         self.rehearsed.asks[form] = max(self.rehearsed.asks.get(form, 0), *widths, 0)
@@ -767,11 +755,7 @@ class Node(Station):
 
     def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
-        limit = rows_limit(self.subtree)
-        header, rows = parcel.unpack(own, header_limit(self.subtree), limit)
-        if len(common):
-            rows += node_rows.unpack(common, borrow=True, limit=limit)
-        check_order(self, key, header, rows)
+        header, rows = read_order(self, key, common, own)
         self._catch_up(Epoch.from_dict(header["epoch"]))
         self.missing.clear()
         self.unreached.clear()
@@ -909,18 +893,9 @@ class Node(Station):
         return f"{tier} {seat}: {reason}"
 
 
-def _messages_of(answer: Answer) -> list[Packed]:
-    """The messages of a reply that waits outside memory."""
-    _, messages = open_sealed(answer.read())
-    return messages
-
-
-def _templates(described: Any) -> dict[ColumnKey, Tensor]:
+def _templates(described: Sequence[Any]) -> dict[ColumnKey, Tensor]:
     """Empty rows by (tier, name), from what `Node._described` gave."""
     out = {}
-    try:
-        for tier, name, dtype, shape in described:
-            out[str(tier), str(name)] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DecodeError(f"a description of kept rows that cannot be read: {error!r}.") from None
+    for tier, name, dtype, shape in described:
+        out[tier, name] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
     return out
