@@ -274,7 +274,7 @@ def with_epoch(**changes: Any) -> Ask:
 ASKS: dict[str, tuple[Ask, str]] = {
     **{
         f"the program {name}": (
-            lambda b, name=name: asked(b, f"algorithm.{name}"),  # type: ignore[misc]
+            lambda b, name=name: asked(b, f"algorithm.{name}"),
             "device 0 is asked for algorithm.device alone",
         )
         for name in (
