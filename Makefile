@@ -25,7 +25,7 @@ test-browser: .venv/dev
 	$(BIN)/python -m pytest -q tests/browser
 
 # A deployed tree at length: every case over sockets, real processes in network namespaces (one tree
-# at a time, as root), a million hostile streams.
+# at a time, as root), a million hostile streams, 100,000 hostile orders.
 ON_A_NETWORK = tests/deployed/test_namespaces.py tests/deployed/test_partition.py
 test-deployed: export COVEY_TEST_ALL := 1
 test-deployed: .venv/dev
@@ -33,6 +33,7 @@ test-deployed: .venv/dev
 	$(BIN)/python -m pytest -q -rs $(ON_A_NETWORK)
 	$(BIN)/python -m fuzz.stream --random 1000000 1
 	$(BIN)/python -m fuzz.machine 20000 1
+	$(BIN)/python -m fuzz.parent 100000 1
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -226,15 +226,12 @@ class OrderCheck(ChildCheck):
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
-        seen = set()
         described: Counter[tuple[str, int]] = Counter()
         for kept in rows:
             self._check_row(subtree, kept)
-            place = (kept.tier, kept.number, kept.name, kept.label)
-            if place in seen:
-                raise DecodeError(f"the row {kept.name!r} of {kept.tier} {kept.number} twice.")
-            seen.add(place)
             described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
+        places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
+        checked_facts.check_once(places, "a row")
         if any(size > ROWS_OF_NODE for size in described.values()):
             raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
         return False
@@ -242,7 +239,6 @@ class OrderCheck(ChildCheck):
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
         checked_facts.check_place(kept.tier, kept.number, subtree)
-        checked_facts.check_version(kept.name, kept.label, kept.round)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "freeze":  # all versions of one name, or of all
@@ -252,18 +248,7 @@ class OrderCheck(ChildCheck):
         part = self.arguments.get("part")
         if part is not None and not Part(*part).has(kept.tier, kept.number):
             raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
-        row = kept.row
-        if row is None:
-            raise DecodeError(f"a row {shown(kept.name)} without values.")
-        template = self.templates.get((kept.tier, kept.name))
-        if template is not None:
-            have = (row.dtype, row.shape)
-            if have != (template.dtype, template.shape[1:]):
-                wanted = f"{list(template.shape[1:])} of {template.dtype}"
-                form = f"{list(row.shape)} of {row.dtype}"
-                raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
-        if row.is_floating_point() and not native.finite(row):
-            raise DecodeError(f"the row {shown(kept.name)} is not finite.")
+        checked_facts.check_row(kept, self.templates.get((kept.tier, kept.name)))
 
 
 def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from covey.data.shards import some
 from covey.deployed import node_rows, own_models, parcel
 from covey.deployed.certificates import Identity, read_again
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
-from covey.deployed.checked_facts import Rehearsed, Subtree, nodes_of
+from covey.deployed.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
+from covey.deployed.checked_orders import ENDING, read_ask, read_order
 from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, OWED_ORDERS, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
@@ -51,22 +52,18 @@ from covey.kernel.call import Call
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
 from covey.links.node_bytes import LowerEnds
-from covey.links.packed import Packed
+from covey.links.packed import Packed, Schema
 from covey.runs.scoring import Scorer
-from covey.runtimes.base import MessageKey, Question, residual_name
+from covey.runtimes.base import MessageKey, Question, flat, residual_name
+from covey.runtimes.contract import Lane
 from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, seal, sealed
 from covey.runtimes.loopback import HeldReply, Station, messages_of
+from covey.runtimes.place import OwnStore
 from covey.types import Ids, Rows
 
 LOG = logging.getLogger("covey.deployed")
-ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
-"""What a node can be ordered to do, with everybody below it."""
 _CHANGING = ("hold", "release", "thaw")
-"""Those that change what a node keeps."""
-ENDING = "ending"
-"""The argument of an order that a run gives at its end: it does not wait for ever for nodes that
-are away, and takes no rows of those that keep them.
-"""
+"""The orders that change what a node keeps."""
 END_SECONDS = 60.0
 """How long such an order waits at least, where there is a quorum."""
 _ONCE = ("hold", "release")
@@ -167,7 +164,7 @@ class Node(Station):
         """The numbers of the last changes that children have told since this node was made."""
         self._answered_key: AskKey | None = None
         """The key of the ask that this node answers."""
-        self._rehearsed = Rehearsed(self.tree.links)
+        self.rehearsed = Rehearsed(self.tree.links)
         self._dropped_notes = False
         """Whether the log has said that notes of children are dropped."""
         self._ended: list[Any] = []
@@ -202,6 +199,15 @@ class Node(Station):
         first = self.place.first_child
         return range(first, first + self.place.children)
 
+    @cached_property
+    def subtree(self) -> Subtree:
+        """The ids of this node and of all nodes below it."""
+        out = {self.place.tier: range(self.place.number, self.place.number + 1)}
+        for subtree in self.subtrees.values():  # in the order of their ids
+            for tier, ids in subtree.items():
+                out[tier] = range(out.get(tier, ids).start, ids.stop)
+        return out
+
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
         self._let_go()
@@ -218,7 +224,7 @@ class Node(Station):
 
     def reports_of(self, tier: str) -> set[str]:
         """The names of what nodes of a tier report, from a rehearsal."""
-        return {name for reporting, name in self._rehearsed.widths if reporting == tier}
+        return {name for reporting, name in self.rehearsed.widths if reporting == tier}
 
     def learn(self, tier: str, name: str, template: Tensor) -> None:
         """Rows like this one are kept somewhere below."""
@@ -262,7 +268,7 @@ class Node(Station):
             answer = answers[child]
             if answer.status == "answered":
                 data = answer.read()
-                if child in self._missed:  # it was late: perhaps it lost the late ask
+                if child in self._missed:  # perhaps it lost the ask for which it was late
                     ended = header_of(data).get("ended", [])
                     self.missing += self._missed.settle(child, ended)
                 yield data
@@ -284,7 +290,7 @@ class Node(Station):
             frozenset(answering),
             self._link(question.key("up")),
             self.subtrees,
-            replace(self._rehearsed, templates=self.kept()),
+            replace(self.rehearsed, templates=self.kept()),
             self.norm_bounds,
             self.drops_diverged and self.patience is not None,
             owner if isinstance(owner, Scorer) else None,
@@ -352,7 +358,7 @@ class Node(Station):
         seat = int(question.ids[position])
         answer = answers[seat]
         if isinstance(answer.data, Stored):
-            held.drop(partial(_messages_of, answer))
+            held.drop(lambda: open_sealed(answer.read())[1])
         else:
             self._replies_held.append((key, seat, held))
 
@@ -385,7 +391,7 @@ class Node(Station):
         """
         super()._take_facts({**header, "facts": self._believed(header)})
         for tier, name, *_ in header["kept"]:
-            template = self._rehearsed.residuals.get((tier, name))
+            template = self.rehearsed.residuals.get((tier, name))
             if template is not None:
                 self._templates.setdefault((tier, name), template)
         self.missing += [Missing(*values) for values in header["missing"]]
@@ -393,7 +399,7 @@ class Node(Station):
     def _believed(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """The facts of a child without notes that no rehearsal has; the log names the first."""
         facts: dict[str, Any] = header["facts"]
-        believed = self._rehearsed.believed(facts)
+        believed = self.rehearsed.believed(facts)
         if len(believed["notes"]) < len(facts["notes"]) and not self._dropped_notes:
             self._dropped_notes = True
             names = [entry[1] for entry in facts["notes"] if entry not in believed["notes"]]
@@ -418,8 +424,13 @@ class Node(Station):
                 if key.lane == "order":
                     return self._followed(key, common, own)
                 return self._answered(key, common, own)
+            except DecodeError as error:  # before anything has changed
+                failure = ["TransportError", f"{self.place} refuses its parent: {error}"]
             except CoveyError as error:
-                failure = [type(error).__name__, self._with_place(error)]
+                text = str(error)
+                if isinstance(error, CheckpointError) and str(self.database.path) in text:
+                    text = f"{self.place}: {text}"
+                failure = [type(error).__name__, text]
             except (OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
                 fix = "mend its machine, and start the server again"
@@ -431,13 +442,6 @@ class Node(Station):
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
 
-    def _with_place(self, error: CoveyError) -> str:
-        """What an error says; one of this node's disk says whose it is."""
-        text = str(error)
-        if isinstance(error, CheckpointError) and str(self.database.path) in text:
-            text = f"{self.place}: {text}"
-        return text
-
     def _trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""
         if self.transport is not None and size > _MUCH:
@@ -445,9 +449,8 @@ class Node(Station):
             give_back_free()
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
-        shared, down = open_sealed(common)
-        personal, each = open_sealed(own)
-        self._catch_up(Epoch.from_dict(personal["epoch"]), key)
+        header, messages = read_ask(self, key, common, own)
+        self._catch_up(Epoch.from_dict(header["epoch"]), key)
         written = self.database.answer(key)
         if written is not None:
             return written
@@ -459,9 +462,7 @@ class Node(Station):
             raise TransportError(f"{self.place} is {again}: {_BEHIND}, or start a new run.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
-        header = {
-            **shared,
-            **personal,
+        header |= {
             "round": key.round,
             "lane": key.lane,
             "path": key.path,
@@ -471,8 +472,6 @@ class Node(Station):
         self.missing.clear()
         self._answered_key = key
         self._ended = self.database.fact(ENDED) or []
-        messages = [*down, *each]
-        del down, each
         release(common)
         reply = self._served(header, messages)
         facts: dict[str, Any] = {
@@ -536,12 +535,18 @@ class Node(Station):
         if len(ids):
             self._let_go()
         else:
-            self._rehearsed.learn(tier, call)
+            self.rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
 
     def _on_no_rows(self, question: Question) -> Any:
         """As for every station; it tells too which residuals of links nodes will keep."""
         answer = super()._on_no_rows(question)
+        owner, _ = self._owner(question.program)
+        schemas = [Schema.of(message) for message in (*question.rows, *map(flat, question.each))]
+        program = f"{owner}.{question.program.__name__}"
+        form = ask_form(self._play.lane, question.tier, program, schemas)
+        widths = [schema.width for schema in schemas]
+        self.rehearsed.asks[form] = max(self.rehearsed.asks.get(form, 0), *widths, 0)
         for number, message in enumerate(question.rows):
             self._learn_residual(question.key("down", number), message)
         for number, message in enumerate(messages_of(answer)):
@@ -553,7 +558,22 @@ class Node(Station):
         feedback = self.wires[key.link, key.direction].feedback
         if rows is not None and feedback and not isinstance(message, Exact):
             name = residual_name(key)
-            self._rehearsed.residuals[key.sender, name] = rows[:0].detach().clone()
+            self.rehearsed.residuals[key.sender, name] = rows[:0].detach().clone()
+            self.rehearsed.kept[key.sender, name] = rows[:0].detach().clone()
+
+    def rehearse(self, owner: Any, round: int) -> None:
+        """Run the server's program of the algorithm, or of another owner, on no rows here.
+
+        Afterwards `rehearsed` knows what nodes are asked for and keep, and the store is as before.
+        """
+        store = self.store
+        self.store = OwnStore(self._sizes(), place=self.place)
+        lane: Lane = "train" if owner is None else "score"
+        program = (owner or self.algorithm).server
+        try:
+            self.play(program, self.start[:0], round=max(round, 0), lane=lane)
+        finally:
+            self.store = store
 
     def _missing_facts(self) -> list[Any]:
         """Who was missing in the ask under way, as JSON can hold it."""
@@ -755,8 +775,8 @@ class Node(Station):
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
-                tier = self.place.below(self.place.tier)
-                self.unreached.append([tier, child])  # it follows when it is back
+                below = self.place.below(self.place.tier)
+                self.unreached.append([below, child])  # it follows when it is back
                 continue
             reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
@@ -794,9 +814,7 @@ class Node(Station):
 
     def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
-        header, rows = parcel.unpack(own)
-        if len(common):
-            rows += node_rows.unpack(common, borrow=True)
+        header, rows = read_order(self, key, common, own)
         self._catch_up(Epoch.from_dict(header["epoch"]), key)
         self.missing.clear()
         self.unreached.clear()
@@ -844,12 +862,12 @@ class Node(Station):
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int
     ) -> list[NodeRow]:
         """Do at this node alone what an order says."""
-        if name not in ORDERS:
-            raise TransportError(f"{self.place} does not know the order {name[:20]!r}.")
         if name in ("read", "freeze"):
             return self._handed_out(name, arguments)
         if name == "thaw":
-            self._thaw_own(rows)
+            own_id = (self.place.tier, self.place.number)
+            self.database.replace([row for row in rows if (row.tier, row.number) == own_id])
+            self.forget()
         elif name == "write":
             with torch.no_grad():
                 own_models.write(self, arguments, rows)
@@ -923,12 +941,6 @@ class Node(Station):
                     out.append(kept)
         return out
 
-    def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
-        own_id = (self.place.tier, self.place.number)
-        own_rows = [kept for kept in rows if (kept.tier, kept.number) == own_id]
-        self.database.replace(own_rows)
-        self.forget()
-
     # Joining
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
@@ -940,18 +952,9 @@ class Node(Station):
         return f"{tier} {seat}: {reason}"
 
 
-def _messages_of(answer: Answer) -> list[Packed]:
-    """The messages of a reply that waits outside memory."""
-    _, messages = open_sealed(answer.read())
-    return messages
-
-
-def _templates(described: Any) -> dict[ColumnKey, Tensor]:
+def _templates(described: Sequence[Any]) -> dict[ColumnKey, Tensor]:
     """Empty rows by (tier, name), from what `Node._described` gave."""
     out = {}
-    try:
-        for tier, name, dtype, shape in described:
-            out[str(tier), str(name)] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DecodeError(f"a description of kept rows that cannot be read: {error!r}.") from None
+    for tier, name, dtype, shape in described:
+        out[tier, name] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
     return out

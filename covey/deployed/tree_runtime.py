@@ -20,9 +20,10 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.certificates import read_again
+from covey.deployed.checked_orders import ENDING
 from covey.deployed.disk import fault
 from covey.deployed.missed import Missing
-from covey.deployed.node import ENDING, Epoch, Node
+from covey.deployed.node import Epoch, Node
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.errors import TransportError

@@ -852,7 +852,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(DecodeError):
         check(header, SUBTREE, rehearsed())
     del where[name]
-    with pytest.raises(DecodeError, match=f"an answer without '{name}'"):
+    with pytest.raises(DecodeError, match=f"a message without '{name}'"):
         check(header, SUBTREE, rehearsed())
 
 
@@ -944,7 +944,7 @@ ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"number": 1}, "a fact of device 1"),
+        ({"number": 1}, "a fact of node 1"),
         ({"tier": "server"}, "the tier 'server'"),
         ({"name": "other"}, "the row 'other', asked for 'personal'"),
         ({"row": torch.ones(4)}, "of shape [4] of torch.float32, expected [3]"),
