@@ -64,9 +64,14 @@ class _Dropped(CoveyError):
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
+    asked: int | None
+    """How many children are asked, where a quorum of them is enough."""
+
     def __init__(self) -> None:
         self.failed: set[Seat] = set()
-        """The seats whose answer is an error of their own, such as a training that diverged."""
+        """The seats whose answer is an error of their own that ends the round."""
+        self._kinds: dict[Seat, str] = {}
+        """The kinds of the errors that seats have answered."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
         """Why the answer of a seat is refused; None: it is good.
@@ -74,6 +79,7 @@ class ChildCheck(ABC):
         A fault of this node is raised, and ends the ask: no child is struck for it.
         """
         self.failed.discard(seat)  # the seat may have answered before, and was refused
+        self._kinds.pop(seat, None)
         try:
             if self._check(seat, data):
                 self.failed.add(seat)
@@ -93,6 +99,19 @@ class ChildCheck(ABC):
 
         True: nothing is, but the answer is an error of the child.
         """
+
+    def _ends_round(self, seat: Seat, failure: tuple[str, str]) -> bool:
+        """Whether the error of a seat ends the round, which is true; a bad answer is raised.
+
+        With a quorum one child must not stop all others: more than half of those asked must give
+        the same kind of error, such as that of a program with a fault.
+        """
+        kind, text = failure
+        self._kinds[seat] = kind
+        alike = list(self._kinds.values()).count(kind)
+        if self.asked is not None and 2 * alike <= self.asked:
+            raise DecodeError(f"an error of its own, {kind!r:.40}: {text!r:.300}")
+        return True
 
     @property
     @abstractmethod
@@ -118,6 +137,7 @@ class ReplyCheck(ChildCheck):
     """Whether an answer is dropped if it says that the training diverged."""
     scorer: Scorer | None = None
     """Whose answers these are, where they are scores."""
+    asked: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -136,7 +156,7 @@ class ReplyCheck(ChildCheck):
         failure = _error_in(header, messages)
         if failure is not None:
             self._check_diverged(*failure)
-            return True
+            return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
@@ -205,6 +225,7 @@ class OrderCheck(ChildCheck):
     subtrees: Mapping[Seat, Subtree]
     templates: Mapping[ColumnKey, Tensor]
     """Empty rows of what nodes below keep, as far as it is known."""
+    asked: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -219,8 +240,9 @@ class OrderCheck(ChildCheck):
     def _check(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
         header, rows = parcel.unpack(data, header_limit(subtree), rows_limit(subtree))
-        if _error_in(header, rows) is not None:
-            return True
+        failure = _error_in(header, rows)
+        if failure is not None:
+            return self._ends_round(seat, failure)
         checked_facts.check_missing(header, subtree)
         checked_facts.check_unreached(header, subtree)
         checked_facts.check_number(header)
@@ -267,7 +289,7 @@ class OrderCheck(ChildCheck):
 
 
 def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
-    """The kind and the text of a child's error, which ends the round everywhere; None: no error."""
+    """The kind and the text of a child's error; None: no error."""
     failure = field_of(header, "error")
     if failure is None:
         return None

@@ -153,6 +153,8 @@ class Node(Station):
         """
         self._missed = MissedAsks()
         """What children did not answer; their disks may have ended it."""
+        self._unfollowed: set[AskKey] = set()
+        """Orders that have failed here: training first would let them hold other rows later."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
@@ -264,6 +266,7 @@ class Node(Station):
             self.norm_bounds,
             self.drops_diverged and self.patience is not None,
             owner if isinstance(owner, Scorer) else None,
+            len(question.ids) if self.patience is not None else None,
         )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
@@ -398,12 +401,14 @@ class Node(Station):
                 failure = [type(error).__name__, self._with_place(error)]
             except (OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
-                fix = "mend its machine, and start the server again"
+                fix = "mend its machine, and start the server again if it has ended"
                 failure = ["TransportError", f"{self.place} cannot go on: {reason}; {fix}."]
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
+                if key.program in _ONCE:
+                    self._unfollowed.add(key)
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
 
@@ -433,6 +438,10 @@ class Node(Station):
         if self.database.trained(key):
             again = f"asked again for {key}, which it has answered, and others since"
             raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
+        attempts = {order.attempt for order in self._unfollowed}
+        if key.lane == "train" and self.epoch.attempt in attempts:
+            fix = "mend its machine, and start its process again"
+            raise TransportError(f"{self.place} could not follow an order; {fix}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header = {
@@ -664,7 +673,8 @@ class Node(Station):
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
         patience = self._order_patience(name, arguments, len(own))
-        check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        quorum_of = len(own) if patience is not None else None
+        check = OrderCheck(name, arguments, self.subtrees, self.kept(), quorum_of)
         answers = self._reach().ask(key, common, own, patience, check, check.most)
         self._note_owed_orders(key, arguments.get("label", ""), own, answers)
         return out + self._rows_of_orders(name, answers)
@@ -755,6 +765,7 @@ class Node(Station):
             deepest=header["deepest"],
             asked=key,
         )
+        self._unfollowed.discard(key)
         ended = self.database.fact(ENDED) or []
         facts = {
             "error": None,
