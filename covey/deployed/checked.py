@@ -64,10 +64,9 @@ class _Dropped(CoveyError):
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
-    asked: int | None
-    """How many children are asked, where a quorum of them is enough."""
-
     def __init__(self) -> None:
+        self.asked: int | None = None
+        """How many children are asked, where a quorum of them is enough."""
         self.failed: set[Seat] = set()
         """The seats whose answer is an error of their own that ends the round."""
         self._kinds: dict[Seat, str] = {}
@@ -137,7 +136,6 @@ class ReplyCheck(ChildCheck):
     """Whether an answer is dropped if it says that the training diverged."""
     scorer: Scorer | None = None
     """Whose answers these are, where they are scores."""
-    asked: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -225,7 +223,6 @@ class OrderCheck(ChildCheck):
     subtrees: Mapping[Seat, Subtree]
     templates: Mapping[ColumnKey, Tensor]
     """Empty rows of what nodes below keep, as far as it is known."""
-    asked: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -266,7 +266,6 @@ class Node(Station):
             self.norm_bounds,
             self.drops_diverged and self.patience is not None,
             owner if isinstance(owner, Scorer) else None,
-            len(question.ids) if self.patience is not None else None,
         )
 
     def _own_requests(self, question: Question, each: Sequence[Packed]) -> dict[Seat, bytes]:
@@ -289,9 +288,9 @@ class Node(Station):
         self._journal()
         self._trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
-        answers = dict(
-            self._reach().ask(key, common, own, self._patience(len(own)), check, check.most)
-        )
+        patience = self._patience(len(own))
+        check.asked = len(own) if patience is not None else None
+        answers = dict(self._reach().ask(key, common, own, patience, check, check.most))
         fault("answers-received")
         self._trim(sum(len(answer.data) for answer in answers.values()))
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
@@ -673,8 +672,8 @@ class Node(Station):
             self.epoch.run, round, lane, 0, name, digest(header), attempt=self.epoch.attempt
         )
         patience = self._order_patience(name, arguments, len(own))
-        quorum_of = len(own) if patience is not None else None
-        check = OrderCheck(name, arguments, self.subtrees, self.kept(), quorum_of)
+        check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        check.asked = len(own) if patience is not None else None
         answers = self._reach().ask(key, common, own, patience, check, check.most)
         self._note_owed_orders(key, arguments.get("label", ""), own, answers)
         return out + self._rows_of_orders(name, answers)
