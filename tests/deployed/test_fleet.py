@@ -11,14 +11,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 import covey
-from covey import Algorithm, Nodes, Rows
+from covey import Algorithm, Nodes, Rows, draws
+from covey.deployed.admit import Doorkeeper, Refusal
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.control import Control, call
 from covey.deployed.events import EventLog
@@ -28,7 +29,8 @@ from covey.deployed.replay import replay
 from covey.deployed.seats import check_name
 from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Patience
-from covey.errors import ConfigError, CoveyError, DivergedError, ProgramError
+from covey.deployed.wire import PROTOCOL, Hello, Taken
+from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, ProgramError
 from covey.runtimes.envelope import seal
 from tests.deployed.tree import until
 from tests.laws.cases import CASES, PLAIN, Case, differences, experiment
@@ -357,3 +359,35 @@ def test_metrics_have_the_run_and_say_what_they_are() -> None:
         assert {line.split()[2] for line in lines if line.startswith(f"# {comment}")} == families
     seconds[0] += 60
     assert 'covey_rounds_per_hour{process="server"} 60.0' in progress.prometheus()  # it waits
+
+
+# Versions
+
+
+def test_a_run_stays_with_the_covey_that_began_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree that was stopped does not go on with another version, and does with its own."""
+    wanted = experiment(PLAIN["PFedMe"], rounds=2)
+    local = LocalTree(folder)
+    next(server_run(wanted, local))
+    local.close()
+    monkeypatch.setattr(covey, "__version__", "9.9.9")
+    upgraded = LocalTree(folder)
+    with pytest.raises(OtherExperiment, match=r"go on with the covey that wrote it"):
+        server_run(wanted, upgraded)
+    upgraded.close()
+    monkeypatch.undo()
+    again = LocalTree(folder)
+    run = drained(server_run(wanted, again))
+    rows = rows_of(run)
+    again.close()
+    assert differences(rows_of(drained(covey.run(wanted))), rows) == []
+
+
+def test_a_parent_refuses_a_node_of_another_version() -> None:
+    keeper = Doorkeeper({"device0": 0}, "f")
+    own = Hello(PROTOCOL, "f", b"i", bytes(32), (Taken("device0", ""),), draws.VERSION, "9.9.9")
+    with pytest.raises(Refusal, match=r"it is covey '9\.9\.9' .* install the same covey on both"):
+        keeper.check(own, None)
+    assert keeper.check(replace(own, covey=covey.__version__), None) == {"device0": 0}
