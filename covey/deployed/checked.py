@@ -65,8 +65,12 @@ class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
     def __init__(self) -> None:
+        self.asked: int | None = None
+        """How many children are asked, where a quorum of them is enough."""
         self.failed: set[Seat] = set()
-        """The seats whose answer is an error of their own, such as a training that diverged."""
+        """The seats whose answer is an error of their own that ends the round."""
+        self._kinds: dict[Seat, str] = {}
+        """The kinds of the errors that seats have answered."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
         """Why the answer of a seat is refused; None: it is good.
@@ -74,6 +78,7 @@ class ChildCheck(ABC):
         A fault of this node is raised, and ends the ask: no child is struck for it.
         """
         self.failed.discard(seat)  # the seat may have answered before, and was refused
+        self._kinds.pop(seat, None)
         try:
             if self._check(seat, data):
                 self.failed.add(seat)
@@ -93,6 +98,19 @@ class ChildCheck(ABC):
 
         True: nothing is, but the answer is an error of the child.
         """
+
+    def _ends_round(self, seat: Seat, failure: tuple[str, str]) -> bool:
+        """Whether the error of a seat ends the round, which is true; a bad answer is raised.
+
+        With a quorum one child must not stop all others: more than half of those asked must give
+        the same kind of error, such as that of a program with a fault.
+        """
+        kind, text = failure
+        self._kinds[seat] = kind
+        alike = list(self._kinds.values()).count(kind)
+        if self.asked is not None and 2 * alike <= self.asked:
+            raise DecodeError(f"an error of its own, {kind!r:.40}: {text!r:.300}")
+        return True
 
     @property
     @abstractmethod
@@ -136,7 +154,7 @@ class ReplyCheck(ChildCheck):
         failure = _error_in(header, messages)
         if failure is not None:
             self._check_diverged(*failure)
-            return True
+            return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
@@ -219,8 +237,9 @@ class OrderCheck(ChildCheck):
     def _check(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
         header, rows = parcel.unpack(data, header_limit(subtree), rows_limit(subtree))
-        if _error_in(header, rows) is not None:
-            return True
+        failure = _error_in(header, rows)
+        if failure is not None:
+            return self._ends_round(seat, failure)
         checked_facts.check_missing(header, subtree)
         checked_facts.check_unreached(header, subtree)
         checked_facts.check_number(header)
@@ -252,7 +271,7 @@ class OrderCheck(ChildCheck):
 
 
 def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
-    """The kind and the text of a child's error, which ends the round everywhere; None: no error."""
+    """The kind and the text of a child's error; None: no error."""
     failure = field_of(header, "error")
     if failure is None:
         return None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
@@ -349,6 +350,8 @@ class GrpcTransport:
         self._remembering = threading.Lock()
         self.refused: Counter[str] = Counter()
         """Refused processes and dropped messages, by the reason's status."""
+        self.knocks: Counter[str] = Counter(handshakes=0, streams=0)
+        """TLS handshakes that began, and streams that were opened after one."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._streams: dict[Seat, _Stream] = {}
@@ -463,7 +466,9 @@ class GrpcTransport:
             if self._identity is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, server_credentials(self._identity))
+                begun = partial(self.knocks.update, ["handshakes"])
+                credentials = server_credentials(self._identity, begun)
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise TransportError(_not_listening(address, str(error))) from None
         await self._server.start()
@@ -672,6 +677,7 @@ class GrpcTransport:
     async def _join(self, _: Any, context: Any) -> None:
         """The stream of one process, from its hello to its end."""
         peer = unquote(context.peer())
+        self.knocks["streams"] += 1
         certificate = None
         try:
             certificate = self._authenticated(context)

@@ -175,6 +175,8 @@ class Node(Station):
         """
         self._missed = MissedAsks()
         """What children did not answer; their disks may have ended it."""
+        self._unfollowed: set[AskKey] = set()
+        """Orders that have failed here: training first would let them hold other rows later."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
@@ -316,9 +318,9 @@ class Node(Station):
         self._journal()
         self._trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
-        answers = dict(
-            self._reach().ask(key, common, own, self._patience(len(own)), check, check.most)
-        )
+        patience = self._patience(len(own))
+        check.asked = len(own) if patience is not None else None
+        answers = dict(self._reach().ask(key, common, own, patience, check, check.most))
         fault("answers-received")
         self._trim(sum(len(answer.data) for answer in answers.values()))
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
@@ -433,12 +435,14 @@ class Node(Station):
                 failure = [type(error).__name__, text]
             except (OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
-                fix = "mend its machine, and start the server again"
+                fix = "mend its machine, and start the server again if it has ended"
                 failure = ["TransportError", f"{self.place} cannot go on: {reason}; {fix}."]
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
+                if key.program in _ONCE:
+                    self._unfollowed.add(key)
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
 
@@ -460,6 +464,10 @@ class Node(Station):
         if self.database.trained(key):
             again = f"asked again for {key}, which it has answered, and others since"
             raise TransportError(f"{self.place} is {again}: {_BEHIND}, or start a new run.")
+        attempts = {order.attempt for order in self._unfollowed}
+        if key.lane == "train" and self.epoch.attempt in attempts:
+            fix = "mend its machine, and start its process again"
+            raise TransportError(f"{self.place} could not follow an order; {fix}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
         header |= {
@@ -741,6 +749,7 @@ class Node(Station):
         )
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        check.asked = len(own) if patience is not None else None
         answers = self._reach().ask(key, common, own, patience, check, check.most)
         self._note_owed_orders(key, arguments.get("label", ""), own, answers)
         return out + self._rows_of_orders(name, answers)
@@ -826,6 +835,7 @@ class Node(Station):
             deepest=header["deepest"],
             asked=key,
         )
+        self._unfollowed.discard(key)
         ended = self.database.fact(ENDED) or []
         facts = {
             "error": None,

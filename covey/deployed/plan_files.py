@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.deployed import certificates
-from covey.deployed.plan import ANY_ADDRESS, Process
+from covey.deployed.plan import ANY_ADDRESS, Process, is_loopback, join_address
 from covey.errors import ConfigError
 
 NODE = "node.toml"
@@ -180,6 +180,10 @@ def compose(processes: Sequence[Process], image: str) -> str:
             "stop_grace_period": f"{DRAIN_SECONDS}s",
             "volumes": mounts,
         }
+        if is_loopback(process.control_host):  # elsewhere it asks for a certificate
+            url = f"http://{join_address(process.control_host, process.control_port)}/readyz"
+            look = f"import urllib.request as web; web.urlopen({url!r}, timeout=9)"
+            services[name]["healthcheck"] = {"test": ["CMD", "python", "-c", look]}
         volumes[volume] = {}
     head = "# All processes of the tree on one machine: docker compose up\n"
     return head + yaml_text({"services": services, "volumes": volumes})

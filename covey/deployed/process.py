@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,11 @@ class Parent(Transport, Protocol):
 
     def turned_away(self) -> Mapping[Seat, str]:
         """Why processes were refused that have a certificate of an empty seat."""
+        ...
+
+    @property
+    def knocks(self) -> Counter[str]:
+        """How many handshakes began, and how many streams were opened."""
         ...
 
 
@@ -185,6 +191,7 @@ class Member:
                     port=process.control_port,
                     identity=identity,
                     log=self.log,
+                    state=Path(process.state),
                     evict=self._evict,
                     admit=self._admit,
                 )
@@ -302,6 +309,7 @@ class Member:
         arm_fault()
         for record in run:
             self.log.info("round", round=record.round + 1, seconds=round(record.seconds, 3))
+            self.progress.ended_round(record)
             yield record
             if self.progress.draining:
                 break
@@ -315,6 +323,7 @@ class Member:
         transport = self.network.listen(self.process, self._fingerprint, ids, door)
         self._stack.callback(transport.close)
         self._parents[seat.name] = transport
+        self.progress.knocks = transport.knocks
         names = {number: name for name, number in ids.items()}
         return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
 

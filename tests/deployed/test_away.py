@@ -412,7 +412,7 @@ def test_the_status_tells_who_is_gone_while_an_ask_waits() -> None:
     asking.start()
     gone.asked.wait(10)
     assert progress.as_dict()["seats"][0]["state"] == "empty"
-    assert 'covey_seat_taken{process="server",seat="edge0"} 0' in progress.prometheus()
+    assert 'covey_seat_taken{process="server",seat="edge0"} 0.0' in progress.prometheus()
     gone.end.set()
     asking.join()
 

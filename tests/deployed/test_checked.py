@@ -479,8 +479,8 @@ def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> 
         assert told(progress)["device1"]["bad_reason"] == "a lie"
         assert progress.as_dict()["waits_for"] == ["device1"]
         metrics = progress.prometheus()
-        assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3' in metrics
-        assert 'covey_seat_evicted{process="server",seat="device1"} 1' in metrics
+        assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3.0' in metrics
+        assert 'covey_seat_evicted{process="server",seat="device1"} 1.0' in metrics
         liar.thread.join(10)
         tree.parent.admit("device1")
         tree.dial(1, handler=lambda *_: bad.pop(0))

@@ -384,7 +384,7 @@ def test_a_training_that_diverged_is_no_bad_answer(
     assert child["asks"] == {"diverged": 1}
     assert child["bad_reason"] is None
     labels = 'process="server",seat="device1",status="diverged"'
-    assert f"covey_asks_total{{{labels}}} 1" in progress.prometheus()
+    assert f"covey_asks_total{{{labels}}} 1.0" in progress.prometheus()
     assert plain.parent.refused == {"diverged": 1}
     assert "diverged of device1: its training diverged" in caplog.text
     assert "bad_answer" not in caplog.text
