@@ -315,7 +315,7 @@ def show_end(console: Console, tree: LocalTree) -> None:
     show.table(console, summary([loaded]))
     if tree.started_again:
         counts = ", ".join(f"{name} {count}" for name, count in tree.started_again.items())
-        console.print(escape(f"started again: {counts}"))
+        console.print(f"started again: {counts}")
     process = tree.deployment.processes[-1]  # of a device
     device = out / process.name / "state" / process.seats[0].name
     pictures = "plot.png, devices.png"
