@@ -266,6 +266,9 @@ def _owners(
         trained = {run.only_device}
         reason = f"has its models elsewhere; these are those of device {run.only_device}"
     if unknown is not None:
+        if not run.experiment.algorithm.learns_global or not run.alike(unknown):
+            fix = "train models for such devices by covey personalize, or give --device NAME"
+            raise ConfigError(f"--unknown {unknown}: this run has no whole global model; {fix}.")
         return [(name, model) if name in trained else (None, unknown) for name in table.device]
     for row, name in enumerate(table.device):
         if name not in trained:

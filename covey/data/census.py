@@ -111,7 +111,8 @@ def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFa
     except (KeyError, TypeError, ValueError, AttributeError):
         limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
         what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"
-        raise DataError(f"{what}; leave some out, or describe the device's file again.") from None
+        fix = 'for large arrays set normalise to "unit", else describe the device\'s file again'
+        raise DataError(f"{what}; {fix}.") from None
 
 
 def _facts(values: Any, shape: tuple[int, ...]) -> ColumnFacts:
@@ -283,7 +284,7 @@ def number_of(name: str, order: Sequence[str] = ()) -> int | None:
     """The number of a device: its place in the order, or that in its name; None without any."""
     if name in order:
         return order.index(name)
-    number = re.fullmatch(r"[a-z-]+(\d{1,9})", name)
+    number = re.fullmatch(r"[a-z-]+(\d{1,8})", name)
     return None if number is None else int(number[1])
 
 

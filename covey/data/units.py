@@ -41,10 +41,12 @@ class InUnits(nn.Module):
         if not isinstance(x, Tensor):
             x = torch.from_numpy(np.asarray(x)).to(inside.device)
         if self.encoding is not None and self.encoding.missing == "mean":
-            x = torch.where(x.isnan(), torch.tensor(self.encoding.fill).to(x), x)
+            x = torch.where(x.isnan(), x.new_tensor(self.encoding.fill), x)
         if self.scaling is not None:
             x = self.scaling.on(x.device)(x)
-        y: Tensor = self.network(x.to(inside.dtype))
+        if self.scaling is not None or x.is_floating_point():  # else token ids, which stay whole
+            x = x.to(inside.dtype)
+        y: Tensor = self.network(x)
         if self.target is not None:
             y = self.target.on(y.device).undone(y)
         return y
