@@ -111,8 +111,7 @@ def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFa
     except (KeyError, TypeError, ValueError, AttributeError):
         limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
         what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"
-        fix = 'for large arrays set normalise to "unit", else describe the device\'s file again'
-        raise DataError(f"{what}; {fix}.") from None
+        raise DataError(f"{what}; leave some out, or set normalise to 'unit' or 'none'.") from None
 
 
 def _facts(values: Any, shape: tuple[int, ...]) -> ColumnFacts:
