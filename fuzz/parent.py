@@ -99,9 +99,9 @@ class Siege:
         self.epochs: list[Epoch] = []
         """Those that the request under way was let to tell."""
 
-        def heard_of(epoch: Epoch) -> None:
+        def heard_of(epoch: Epoch, key: AskKey) -> None:
             self.epochs.append(epoch)
-            Node._catch_up(self.node, epoch)
+            Node._catch_up(self.node, epoch, key)
 
         self.node._catch_up = heard_of  # type: ignore[method-assign]
         self.before = [disk._connection.serialize()]
@@ -168,7 +168,7 @@ class Siege:
             after = list(disk.iterdump())
             self.stand(self.number)
             with suppress(TransportError):
-                Node._catch_up(self.node, self.epochs[0])
+                Node._catch_up(self.node, self.epochs[0], key)
             assert after == list(disk.iterdump()), ("it changed the disk", key, own, error)
             self.stand(self.number)
             return "refused where the server stands"

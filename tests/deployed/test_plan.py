@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from covey.cli import deploy, node_config
 from covey.cli.config import load
 from covey.cli.deployment import Deployment
+from covey.cli.terminal import Console
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
 from covey.deployed.plan_files import compose, node_file, unit, unit_name

@@ -14,12 +14,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from rich.console import Console
 
 import covey
 from covey.cli import deploy_local, node_config
 from covey.cli.config import load
 from covey.cli.deploy_local import StartProgress
+from covey.cli.terminal import Console
 from covey.deployed import assemble, parcel
 from covey.deployed import process as process_module
 from covey.deployed.certificates import Authority, Identity
