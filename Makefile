@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Commands that the tests start import compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-browser test-deployed lint types tests coverage bench docs wheel sbom licences clean
+.PHONY: demo test test-all test-browser test-deployed lint types tests coverage bench docs wheel sbom licences lock locked clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -92,6 +92,19 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-comp
 .venv/dev: .venv/ready
 	$(PIP) -e '.[dev,deploy]'
 	touch $@
+
+# requirements.lock anew, after a change of constraints.txt.
+lock: .venv/dev
+	$(BIN)/python -m tools.lock
+
+# .venv as `make test` has it, with a hash for every file but those of torch and what its build adds.
+locked:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		--require-hashes --no-deps -r requirements.lock
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch .venv/ready .venv/dev
 
 .venv/docs: .venv/ready
 	$(PIP) -e '.[docs]'

@@ -39,15 +39,7 @@ from covey.kernel.segments import RowForm
 from covey.runs.experiment import Experiment
 from covey.runs.stopping import early_stop
 
-__all__ = [
-    "DEMO",
-    "SECTIONS",
-    "Config",
-    "TreeConfig",
-    "defaults",
-    "explain",
-    "load",
-]
+__all__ = ["DEMO", "SECTIONS", "Config", "TreeConfig", "defaults", "explain", "load"]
 
 DEMO = resources.files("covey.cli").joinpath("demo.toml")
 

@@ -126,11 +126,7 @@ def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
 
 
 def export(
-    run: Loaded,
-    node: Node,
-    format: Format,
-    model: str | None,
-    out: Path | None,
+    run: Loaded, node: Node, format: Format, model: str | None, out: Path | None
 ) -> Exported:
     """Write the model of one node, unless what was written disagrees with it."""
     read = run.snapshot(model or _most_personal(run, node))
@@ -142,12 +138,7 @@ def export(
     return _written(run, node, read, format, path, examples)
 
 
-def export_all(
-    run: Loaded,
-    format: Format,
-    model: str | None,
-    out: Path | None,
-) -> list[Exported]:
+def export_all(run: Loaded, format: Format, model: str | None, out: Path | None) -> list[Exported]:
     """Write the model of every node that keeps one, each into a file of its own."""
     if format.name != "safetensors":
         raise ConfigError(

@@ -211,15 +211,9 @@ def environment(command: list[str]) -> dict[str, Any]:
     cuda = None
     if torch.cuda.is_available():
         cuda = torch.cuda.get_device_name()
-    versions = {
-        "covey": covey.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }
-    versions |= {
-        "safetensors": safetensors.__version__,
-        "python": platform.python_version(),
-    }
+    packages = (covey, torch, numpy, safetensors)
+    versions = {package.__name__: package.__version__ for package in packages}
+    versions["python"] = platform.python_version()
     machine = {
         "system": platform.platform(),
         "cores": os.cpu_count(),

@@ -29,11 +29,7 @@ from covey.origin import FAULTS, below, own_file, told
 
 FORM = "package.module:Class"
 FUNCTION_FORM = "package.module:function"
-_KINDS: dict[str, type] = {
-    "algorithm": Algorithm,
-    "model": nn.Module,
-    "data": Shards,
-}
+_KINDS: dict[str, type] = {"algorithm": Algorithm, "model": nn.Module, "data": Shards}
 _WANTED = {
     "algorithm": "a frozen dataclass derived from covey.Algorithm, with a `server`",
     "model": "a class derived from torch.nn.Module, or a function that returns a module",
@@ -104,12 +100,7 @@ def find(section: str, name: str, *, setting: str | None = None) -> Callable[...
     return made
 
 
-def make(
-    section: str,
-    name: str,
-    thing: Callable[..., Any],
-    arguments: Mapping[str, Any],
-) -> Any:
+def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What a class or function makes of these arguments; errors in it are said with their line."""
     setting = f"{section}.name = {name!r}"
     try:
@@ -177,10 +168,7 @@ def _spec(name: str) -> ModuleSpec | None:
         return module.__spec__ or ModuleSpec(name, None, origin="built-in")
     try:
         return importlib.util.find_spec(name)
-    except (
-        ModuleNotFoundError,
-        ValueError,
-    ):  # the module around it is no package
+    except (ModuleNotFoundError, ValueError):  # the module around it is no package
         return None
 
 

@@ -160,14 +160,7 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
         ) from error
 
 
-DAMAGE = (
-    OSError,
-    SafetensorError,
-    KeyError,
-    ValueError,
-    RecursionError,
-    AttributeError,
-)
+DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
 """Errors that a damaged file leads to."""
 
 

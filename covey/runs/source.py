@@ -28,22 +28,14 @@ from typing import Any
 
 from covey.origin import own_file
 
-_FOREIGN = (
-    "torch",
-    "numpy",
-    "covey",
-)  # packages that count by version, but for covey's algorithms
+_FOREIGN = ("torch", "numpy", "covey")  # they count by version, but for covey's algorithms
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSIDE = ("fget", "__func__", "func")
 """The attributes in which properties, class methods and cached properties have their function."""
 _IMPORTERS = ("import_module", "__import__")
 """Functions that import a module by a text."""
-_UNSEEN = {
-    "kind",
-    "type_comment",
-    "type_ignores",
-}  # fields of a syntax tree that change nothing
+_UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a tree that change nothing
 
 
 def digest(things: Iterable[Any]) -> str:
