@@ -167,7 +167,7 @@ def test_an_owed_order_keeps_what_is_owed_alone(plain: Family) -> None:
     plain.dial(1)
     plain.wait(1)
     order = key(1, "order")
-    answers = plain.parent.ask(order, b"", {0: b"first", 1: b"final personal"}, PATIENCE)
+    answers = plain.parent.ask(order, b"", {0: b"first", 1: b"second"}, PATIENCE)
     assert answers[1].data == b"1:+second"
     owed = plain.parent._ended[order]
     assert owed.own == {0: b"first"}
