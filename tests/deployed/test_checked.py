@@ -953,7 +953,7 @@ ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
         ({"row": None}, "without values"),
         ({"round": "1"}, "without a name, a label or a round"),
         ({"round": 2**70}, "without a name, a label or a round"),
-        ({"name": "\ud800"}, "without a name, a label or a round"),
+        ({"name": "\ud800"}, "asked for 'personal'"),
     ],
 )
 def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
