@@ -757,7 +757,7 @@ def test_a_certificate_that_cannot_be_renewed_is_told_ever_more_rarely(
     monkeypatch.setattr(
         grpc, "dynamic_ssl_server_credentials", lambda first, renewed, **more: renewed
     )
-    renewed = server_credentials(identity)
+    renewed = server_credentials(identity, begun=lambda: None)
     (identity.folder / "key.pem").chmod(0o644)
     assert [renewed() for _ in range(6)] == [None] * 6
     assert len(caplog.messages) == 3  # the 1st, 2nd and 4th time
