@@ -102,14 +102,16 @@ class Control:
             context = _context(identity, ssl.PROTOCOL_TLS_SERVER)
         try:
             self._server = _Server((host, port), self, context)
-            if state is not None:
-                _write_token(state, self.port)
         except OSError as error:
             fix = "give another control_host or control_port"
             if error.errno == errno.EADDRINUSE:
                 fix = "end the process that has it, or give another control_port"
-            reason = error if error.filename else error.strerror or error
-            raise TransportError(f"the control port {host}:{port}: {reason}; {fix}.") from error
+            raise TransportError(
+                f"the control port {host}:{port}: {error.strerror or error}; {fix}."
+            ) from error
+        if state is not None:
+            with suppress(OSError):  # the node says next that its state takes nothing
+                _write_token(state, self.port)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

@@ -11,15 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 import covey
-from covey import Algorithm, Nodes, Rows, draws
-from covey.deployed.admit import Doorkeeper, Refusal
+from covey import Algorithm, Nodes, Rows
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.control import Control, call
 from covey.deployed.events import EventLog
@@ -29,7 +28,6 @@ from covey.deployed.replay import replay
 from covey.deployed.seats import check_name
 from covey.deployed.server_run import finish, missing_of, server_run
 from covey.deployed.transport import AskKey, Patience
-from covey.deployed.wire import PROTOCOL, Hello, Taken
 from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, ProgramError
 from covey.runtimes.envelope import seal
 from tests.deployed.tree import until
@@ -383,11 +381,3 @@ def test_a_run_stays_with_the_covey_that_began_it(
     rows = rows_of(run)
     again.close()
     assert differences(rows_of(drained(covey.run(wanted))), rows) == []
-
-
-def test_a_parent_refuses_a_node_of_another_version() -> None:
-    keeper = Doorkeeper({"device0": 0}, "f")
-    own = Hello(PROTOCOL, "f", b"i", bytes(32), (Taken("device0", ""),), draws.VERSION, "9.9.9")
-    with pytest.raises(Refusal, match=r"it is covey '9\.9\.9' .* install the same covey on both"):
-        keeper.check(own, None)
-    assert keeper.check(replace(own, covey=covey.__version__), None) == {"device0": 0}

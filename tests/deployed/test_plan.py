@@ -1,5 +1,6 @@
 """`covey deploy plan`: which processes a tree has, the files of each, and what is refused."""
 
+import ast
 import json
 import os
 import shutil
@@ -355,6 +356,10 @@ def test_units_and_the_compose_file_are_valid(file: Path, tmp_path: Path) -> Non
     yaml = pytest.importorskip("yaml")
     compose = yaml.safe_load((out / "compose.yaml").read_text(encoding="utf-8"))
     assert compose["services"]["edge1"]["command"][-2:] == ["--parent", "server:8443"]
+    look = compose["services"]["edge1"]["healthcheck"]["test"]
+    assert look[:3] == ["CMD", "python", "-c"]
+    assert "'http://127.0.0.1:9443/readyz'" in look[3]
+    ast.parse(look[3])
     assert set(compose["volumes"]) == {f"{name}-state" for name in compose["services"]}
 
 
