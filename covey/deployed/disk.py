@@ -229,8 +229,8 @@ class Disk:
             except BaseException:
                 self._undo()
                 raise
-            if self._mover is not None:
-                self._mover.look(self._connection)
+        if self._mover is not None:
+            self._mover.look(self._connection)
 
     def _undo(self) -> None:
         """Give up a transaction, unless the database has done so itself."""

@@ -210,10 +210,7 @@ class Member:
             self.log.info("ended")
 
     def _lock_state(self) -> None:
-        """Lock the folder of the disks until this process ends, and say there who it is.
-
-        Two processes that take turns would each go on from rows that the other has replaced.
-        """
+        """Lock the folder of the disks until this process ends, and say there who it is."""
         state = Path(self.process.state)
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         busy = f"another process runs on the disks in {state}; end it, or give another state"

@@ -122,14 +122,11 @@ class Seed:
         return history.held if not history.before else history[:]
 
     def hold_records(self, first: int, read: Callable[[int], Round]) -> tuple[Round, ...]:
-        """Hold the records from the round `first` on, which are returned; `read` gives the others.
-
-        A run of very many rounds would hold ever more of them.
-        """
+        """Hold the records from round `first` on, which are returned; `read` gives the others."""
         held = self._state.histories[self._copy][first:]
-        histories = (History(held, first, read),)
-        seed = replace(self._state.of_seed(self._copy), histories=histories)
-        self._state = self._state.with_seed(self._copy, seed)
+        one = self._state.of_seed(self._copy)
+        one = replace(one, histories=(History(held, first, read),))
+        self._state = self._state.with_seed(self._copy, one)
         return held
 
     @property
