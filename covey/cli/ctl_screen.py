@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from covey.data.shards import some
@@ -21,7 +22,7 @@ def table(statuses: list[dict[str, Any]]) -> Table:
     for column, title in enumerate(_TITLES):
         out.add_column(title, justify="left" if column < _TEXTS else "right", no_wrap=True)
     for seat in merged(statuses):
-        out.add_row(*_words(seat))
+        out.add_row(*[escape(word) for word in _words(seat)])
     return out
 
 

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from covey.data import Shards
-from covey.deployed.certificates import Identity
 from covey.deployed.checked_facts import Subtree, subtrees
 from covey.deployed.disk import Disk
 from covey.deployed.frames import MAX_MESSAGE
@@ -86,8 +85,6 @@ def node_of(
     norm_bounds: Mapping[Seat, float] | None = None,
     drops_diverged: bool = False,
     shares_rows: bool = True,
-    identity: Identity | None = None,
-    jump: int = 0,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
@@ -126,8 +123,6 @@ def node_of(
         norm_bounds=norm_bounds or {},
         drops_diverged=drops_diverged,
         shares_rows=shares_rows,
-        identity=identity,
-        jump=jump,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,10 +38,6 @@ def cryptography() -> Any:
 
 
 def grpc() -> Any:
-    """gRPC, with its asynchronous part.
-
-    Its core would log every handshake that fails, and any stranger can begin thousands a second.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    """gRPC, with its asynchronous part."""
     needed("grpc.aio")
     return needed("grpc")

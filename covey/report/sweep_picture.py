@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-
-from covey.report.picture_file import save
 
 _COLUMNS = 3
 _PANEL = (3.9, 3.1)  # inches
@@ -106,7 +105,7 @@ def draw_sensitivity(
         frameon=False,
         fontsize=9,
     )
-    save(figure, path)
+    _save(figure, path)
 
 
 def _columns(count: int) -> int:
@@ -217,7 +216,7 @@ def draw_parallel(
     axes.tick_params(axis="x", length=0)
     shown = ScalarMappable(shades, colours)
     figure.colorbar(shown, ax=axes, format=spell, label=f"{label}; red: the best")
-    save(figure, path)
+    _save(figure, path)
 
 
 def _shares(scale: Scale, points: Sequence[Point]) -> list[float]:
@@ -268,3 +267,9 @@ def _spelled(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    part = path.with_name(f".{path.name}.part")
+    figure.savefig(part, dpi=120, format="png")
+    os.replace(part, path)
