@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Commands that the tests start import compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-browser test-deployed lint types tests coverage bench docs wheel sbom licences clean
+.PHONY: demo test test-all test-browser test-deployed lint types tests coverage bench docs wheel sbom licences lock locked clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -25,7 +25,7 @@ test-browser: .venv/dev
 	$(BIN)/python -m pytest -q tests/browser
 
 # A deployed tree at length: every case over sockets, real processes in network namespaces (one tree
-# at a time, as root), a million hostile streams.
+# at a time, as root), a million hostile streams, 100,000 hostile orders.
 ON_A_NETWORK = tests/deployed/test_namespaces.py tests/deployed/test_partition.py
 test-deployed: export COVEY_TEST_ALL := 1
 test-deployed: .venv/dev
@@ -33,6 +33,7 @@ test-deployed: .venv/dev
 	$(BIN)/python -m pytest -q -rs $(ON_A_NETWORK)
 	$(BIN)/python -m fuzz.stream --random 1000000 1
 	$(BIN)/python -m fuzz.machine 20000 1
+	$(BIN)/python -m fuzz.parent 100000 1
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -91,6 +92,19 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-comp
 .venv/dev: .venv/ready
 	$(PIP) -e '.[dev,deploy]'
 	touch $@
+
+# requirements.lock anew, after a change of constraints.txt.
+lock: .venv/dev
+	$(BIN)/python -m tools.lock
+
+# .venv as `make test` has it, with a hash for every file but those of torch and what its build adds.
+locked:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		--require-hashes --no-deps -r requirements.lock
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch .venv/ready .venv/dev
 
 .venv/docs: .venv/ready
 	$(PIP) -e '.[docs]'

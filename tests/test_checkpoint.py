@@ -45,7 +45,7 @@ def test_what_was_written_is_read(path: Path) -> None:
 def test_views_and_strides_are_no_obstacle(path: Path) -> None:
     base = torch.arange(12.0).view(3, 4)
     checkpoint.write(
-        path, Checkpoint({"a": base.t(), "b": base[1:], "c": torch.ones(1, 1).expand(3, 2)}, {})
+        path, Checkpoint({"a": base.t(), "b": base[1:], "c": torch.ones(1, 1).expand(3, 2)}, FACTS)
     )
     back = checkpoint.read(path).tensors
     assert torch.equal(back["a"], base.t())
@@ -158,6 +158,18 @@ def test_facts_that_are_no_facts(path: Path, facts: str | None) -> None:
     )
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.read(path)
+
+
+@pytest.mark.parametrize("fact", ["round", "experiment"])
+@pytest.mark.parametrize("value", ["x", None, -1, 1.5, True, [], "absent"])
+def test_facts_of_another_kind(path: Path, fact: str, value: Any) -> None:
+    facts = FACTS | {fact: value}
+    if value == "absent":
+        del facts[fact]
+    checkpoint.write(path, Checkpoint(TENSORS, facts))
+    for tensors in (True, False):
+        with pytest.raises(CheckpointError, match=f"damaged or not a checkpoint.*{fact}"):
+            checkpoint.read(path, tensors=tensors)
 
 
 def test_a_flipped_bit_is_seen(path: Path) -> None:

@@ -148,7 +148,7 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
         == rows["lost"]["package"]
         == "acme-covey 1.0"
     )
-    assert rows["mean"]["leaves the device"] == "its model"
+    assert rows["mean"]["leaves the device in training"] == "its model"
     assert rows["lost"]["about"].startswith(
         "broken: 'lost' among the models, acme_absent:net of the package acme-covey 1.0"
     )

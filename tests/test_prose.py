@@ -23,7 +23,10 @@ from covey.cli.main import app
 from tools import algorithms
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 MAX_LINE = 120
 MAX_WORDS = 30

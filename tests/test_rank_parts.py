@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import covey
 from covey import Run
 from covey.cli import recover
 from covey.cli.folder import Folder
+from covey.cli.terminal import Console
 from covey.errors import CheckpointError
 from covey.runs import checkpoint, rank_parts, saving
 from covey.runs.saving import Saved

@@ -7,10 +7,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from covey.cli.config import load
 from covey.cli.execute import start
+from covey.cli.terminal import Console
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

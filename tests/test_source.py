@@ -23,6 +23,7 @@ from tests.cli.command import ROOT
 NETS = '''
 """Some nets."""
 
+import importlib
 import math
 
 import helpers
@@ -53,7 +54,8 @@ class Net(Base):
     def forward(self, x):
         from lazy import scale
         x = self.before(x)
-        return helpers.half(act(self.layer(x))) * scale
+        late = importlib.import_module("late").scale * __import__("kit.later").later.scale
+        return helpers.half(act(self.layer(x))) * scale * late
 
     @no_grad()
     def unused(self, other=1):
@@ -76,6 +78,9 @@ FILES = {
     "kit/__init__.py": "",
     "kit/parts.py": "from .numbers import TWO\n",
     "kit/numbers.py": "TWO = 2\n",
+    "kit/later.py": "from importlib import import_module\n\nscale = import_module('.last', 'kit').scale\n",
+    "kit/last.py": "scale = 1.0\n",
+    "late.py": "scale = 1.0\n",
     "lazy.py": "scale = 1.0\n",
     "alone.py": "value = 1\n",
 }
@@ -125,6 +130,9 @@ def change(file: Path, old: str, new: str) -> None:
         ("kit/__init__.py", "", "import math"),
         ("kit/numbers.py", "2", "3"),
         ("lazy.py", "1.0", "2.0"),
+        ("late.py", "1.0", "2.0"),
+        ("kit/later.py", "scale = ", "scale = -"),
+        ("kit/last.py", "1.0", "2.0"),
     ],
 )
 def test_what_a_class_runs_changes_its_hash(folder: Path, file: str, old: str, new: str) -> None:

@@ -1,7 +1,7 @@
 """docs/algorithms.md, from the docstrings: `python -m tools.algorithms` writes the page.
 
-A row is the first line of an algorithm's file, its tiers and what leaves a device. Titles and
-addresses of the papers stand here.
+A row is the first line of an algorithm's file, its tiers and what leaves a device in training.
+Titles and addresses of the papers stand here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ their defaults and meanings. Defaults work on two small data sets,
 
 `python -m tools.algorithms` writes this page from the docstrings.
 
-| class | tiers | model | leaves a device | paper |
+| class | tiers | model | leaves a device in training | paper |
 |---|---|---|---|---|
 """
 FOOT = """
@@ -87,6 +87,8 @@ FOOT = """
 - Nested takes its levels as data. It is the oracle that tests the methods on trees.
 - Pruned can follow a radio plan. `covey plan` allocates a cell's bandwidth and a pruning ratio per
   device ([radio](radio.md)).
+- Scores leave a device too, and at the end of a deployed run what it keeps, private layers among it
+  ([what travels](deploy.md#what-travels)).
 - A method with two tiers runs on a deeper tree with the devices directly under the server.
 - [sFedHP's file](sfedhp.md) stands beside its paper's equations.
 - [Write an algorithm](write-an-algorithm.md) adds one of your own.

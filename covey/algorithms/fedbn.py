@@ -27,7 +27,7 @@ from covey.types import Rows
 class FedBN(Algorithm):
     """Devices take `steps` steps on all layers; all but the norm layers become the mean of theirs.
 
-    A device's norm layers never leave it. The global model has the initial norm layers and is
+    Norm layers are in no message of training. The global model has the initial norm layers and is
     scored with each device's own. A new device trains norm layers of its own for one round.
     """
 

@@ -25,7 +25,7 @@ from covey.types import Rows
 class FedPer(Algorithm):
     """Devices take `steps` steps on base and head together; the base becomes the mean of theirs.
 
-    A head never leaves its device. The global model is the shared base under the initial head.
+    A head is in no message of training. The global model is the shared base under the initial head.
     """
 
     sample: Sample = None

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from covey import advice
 from covey.advice import Advice, Curvature, Findings, Trial
 from covey.cli import edit
 from covey.cli.options import AsJson, What, load_and_note, split
+from covey.cli.terminal import Console
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment
 
@@ -70,7 +70,7 @@ def advise(
     if write:
         _check_writable(path, changes, fast)
     target = path if write else None
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     config = load_and_note(console, path, changes, demo=True)
     experiment = config.experiment(config.seed)
     began = time.monotonic()
@@ -130,9 +130,8 @@ def print_advice(console: Console, items: list[Advice]) -> None:
     """One line for each."""
     colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
     for item in items:
-        console.print(
-            f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}"
-        )
+        text = escape(f"({item.about}) {item.text}")
+        console.print(f"[{colours[item.level]}]{item.level}[/] {text}", markup=True)
 
 
 def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
@@ -166,7 +165,7 @@ def _text(path: Path) -> str:
 
 def _searched(experiment: Experiment) -> Findings:
     """The search, with what is tried shown on a terminal."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=False)
     with console.status("measuring the curvature") as status:
         return advice.improve(
             experiment,
@@ -188,7 +187,7 @@ def _certain(experiment: Experiment, written: Findings | None) -> bool:
 def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> None:
     """The curvature, the changes, and what they come to."""
     if findings.given is None or findings.advised is None or findings.start is None:
-        console.print(f"no change is advised: {escape(findings.nothing)}")
+        console.print(f"no change is advised: {findings.nothing}")
         return
     along = findings.advised.curvature
     start = findings.start.typical
@@ -197,7 +196,7 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
         f"{along.typical:.2g} along the rounds tried"
     )
     for change in findings.changes:
-        console.print(escape(str(change)))
+        console.print(str(change))
     if not findings.changes:
         console.print(f"nothing to change{_because(findings)}")
     tried = f"tried {findings.rounds} of {rounds} rounds"
@@ -222,9 +221,9 @@ def _show_end(console: Console, findings: Findings, path: Path | None, write: bo
     if not findings.changes or path is None:
         return
     if write:
-        console.print(f"{escape(str(path))} is changed")
+        console.print(f"{path} is changed")
         return
-    console.print(f"the file is unchanged; to change it: covey advise {escape(str(path))} --write")
+    console.print(f"the file is unchanged; to change it: covey advise {path} --write")
 
 
 def _compared(findings: Findings) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli.options import AsJson
+from covey.cli.terminal import Console
 from covey.deployed.certificates import (
     AUTHORITY_DAYS,
     DAYS,
@@ -37,22 +39,54 @@ Days = Annotated[
     float,
     typer.Option(min=0.001, max=3650, help="How many days the certificates are valid."),
 ]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="COVEY_CA_KEY",
+        help="The authority's key, where it lies elsewhere. Default: ca.key in --dir.",
+    ),
+]
 CERTS = Path("certs")
+PASSPHRASE = "COVEY_CA_PASSPHRASE"
+
+
+@cache
+def _passphrase(*, new: bool = False) -> str:
+    """The passphrase of the authority's key: from the environment, or asked for once."""
+    text = os.environ.get(PASSPHRASE, "")
+    if not text and sys.stdin.isatty():
+        words = "Passphrase of the authority's key"
+        text = typer.prompt(words, hide_input=True, confirmation_prompt=new, err=True)
+    if not text:
+        raise ConfigError(f"the authority's key needs a passphrase; put it into {PASSPHRASE}.")
+    return text
 
 
 @app.command()
-def init(folder: Folder = CERTS, days: Days = AUTHORITY_DAYS) -> None:
+def init(
+    folder: Folder = CERTS,
+    days: Days = AUTHORITY_DAYS,
+    key: Key = None,
+    passphrase: Annotated[
+        bool,
+        typer.Option("--passphrase", help=f"A new key has one: that of {PASSPHRASE}, or asked."),
+    ] = False,
+) -> None:
     """Make the authority that signs the certificates of one tree.
 
-    Its key, ca.key, stays with the operator: no node needs it.
+    Its key, ca.key, stays with the operator: no node needs it. A key that lies in FILE is taken.
 
     Examples:
 
       covey certs init
 
-      covey certs init --dir factory
+      covey certs init --dir factory --passphrase
+
+      covey certs init --key /media/stick/ca.key
     """
-    Authority.create(folder, days=days)
+    ask = partial(_passphrase, new=True) if passphrase else None
+    Authority.create(folder, days=days, key=key, passphrase=ask)
     _say(f"wrote {folder}: keep ca.key off every node")
     _say(f"next: {shlex.join(['covey', 'certs', 'issue', 'server', '--dir', str(folder)])}")
 
@@ -77,6 +111,7 @@ def issue(
         bool,
         typer.Option("--replace", help="Revoke valid certificates of the name and of its seats."),
     ] = False,
+    key: Key = None,
 ) -> None:
     """Sign certificates; a folder of each name is what its machine needs.
 
@@ -92,7 +127,7 @@ def issue(
     """
     if len(names) > 1 and (seat or request):
         raise ConfigError("--seat and --request are of one process; issue one name at a time.")
-    authority = Authority(folder)
+    authority = Authority(folder, key, _passphrase)
     holders: Holders = "refuse"
     if replace:
         holders = "revoke"
@@ -137,7 +172,7 @@ def request(
 
 
 @app.command()
-def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS) -> None:
+def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS, key: Key = None) -> None:
     """Sign certificates anew, with the same keys; running nodes need no restart.
 
     Examples:
@@ -145,12 +180,12 @@ def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS) -> None:
       covey certs renew device0 device1
     """
     for name in names:
-        out = Authority(folder).renew(name, days=days)
+        out = Authority(folder, key, _passphrase).renew(name, days=days)
         _say(f"wrote {out / 'certificate.pem'}: copy it to the machine of {name}")
 
 
 @app.command()
-def revoke(names: Names, folder: Folder = CERTS) -> None:
+def revoke(names: Names, folder: Folder = CERTS, key: Key = None) -> None:
     """Revoke every certificate of these names; parents close their open streams too.
 
     Every node checks its peers against its own revoked.pem: copy the new one to all of them.
@@ -159,7 +194,7 @@ def revoke(names: Names, folder: Folder = CERTS) -> None:
 
       covey certs revoke device1
     """
-    authority = Authority(folder)
+    authority = Authority(folder, key, _passphrase)
     authority.check_issued(names)  # all of them, or none is revoked
     for name in names:
         _say(f"revoked {authority.revoke(name)} certificates of {name}")
@@ -199,4 +234,4 @@ def _tell_all(folder: Path) -> str:
 
 
 def _say(line: str) -> None:
-    Console(soft_wrap=True, highlight=False).print(escape(line))
+    Console().print(line)

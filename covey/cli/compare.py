@@ -6,7 +6,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from covey.cli.folder import refused
 from covey.cli.grid import compare as grid
@@ -18,6 +17,7 @@ from covey.cli.grid.tables import tables
 from covey.cli.grid_options import Jobs, Out, Resume, check_words, checked_jobs, progress, shown
 from covey.cli.options import AsJson, What, split
 from covey.cli.stop import Interrupted, stoppable
+from covey.cli.terminal import Console
 
 
 def compare(
@@ -66,7 +66,7 @@ def compare(
 
       covey compare --resume runs/my-compare-1     after a crash, or to draw again
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     path, changes = split(arguments)
     check_words(path, changes, out, resume)
     processes = checked_jobs(jobs)

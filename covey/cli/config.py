@@ -39,15 +39,7 @@ from covey.kernel.segments import RowForm
 from covey.runs.experiment import Experiment
 from covey.runs.stopping import early_stop
 
-__all__ = [
-    "DEMO",
-    "SECTIONS",
-    "Config",
-    "TreeConfig",
-    "defaults",
-    "explain",
-    "load",
-]
+__all__ = ["DEMO", "SECTIONS", "Config", "TreeConfig", "defaults", "explain", "load"]
 
 DEMO = resources.files("covey.cli").joinpath("demo.toml")
 
@@ -114,7 +106,10 @@ class Config(BaseModel):
 
     def method(self) -> str:
         """What the algorithm calls itself, as in "FineTune"."""
-        return named.maker("algorithm", self.algorithm["name"]).__name__
+        name = self.algorithm["name"]
+        if modules.is_own("algorithm", name):
+            return str(name.partition(":")[2])
+        return named.maker("algorithm", name).__name__
 
     def yardsticks(self) -> dict[str, Config]:
         """The other algorithms to run beside this one, by name.
@@ -123,7 +118,7 @@ class Config(BaseModel):
         """
         out = {}
         for table in self.compared():
-            name = _as_file(str(table["name"]))
+            name = as_file(str(table["name"]))
             change = {
                 "name": f"{self.title}-{name}",
                 "algorithm": table,
@@ -145,7 +140,7 @@ class Config(BaseModel):
     @property
     def title(self) -> str:
         """The experiment's name, or its algorithm's, as a file may be called."""
-        return self.name or _as_file(str(self.algorithm["name"]))
+        return self.name or as_file(str(self.algorithm["name"]))
 
     def schedule(self) -> str | None:
         """The setting of a schedule, which goes over all rounds; None where rates are constant."""
@@ -209,12 +204,7 @@ def load(
 
 def read(table: dict[str, Any]) -> Config:
     """The experiment of a table such as a file holds, wholly checked; its paths are absolute."""
-    check_plain(table)
-    table = dict(table)
-    tree = table.get("tree")
-    if isinstance(tree, dict):
-        table["tree"] = tree_config.read(tree)
-    config = check(Config, table, "")
+    config = _fields(table)
     for section in named.KINDS:
         named.checked(section, getattr(config, section))
     rates(config.schedules, config.learner(), config.rounds)
@@ -229,6 +219,25 @@ def read(table: dict[str, Any]) -> Config:
     if config.deploy is not None:
         deploy_config.read(config.deploy)
     return config
+
+
+def plain(path: Path) -> Config:
+    """The experiment in a run folder's file, as it stands there: no module that it names is run."""
+    config = _fields(_read(path, "give a run folder"))
+    for table in (config.algorithm, config.data, config.model, *config.compared()):
+        if not isinstance(table.get("name"), str):
+            raise ConfigError(f"{path} is not that of a run: a table has no name.")
+    return config
+
+
+def _fields(table: dict[str, Any]) -> Config:
+    """The fields of a file by their types alone."""
+    check_plain(table)
+    table = dict(table)
+    tree = table.get("tree")
+    if isinstance(tree, dict):
+        table["tree"] = tree_config.read(tree)
+    return check(Config, table, "")
 
 
 def change(table: dict[str, Any], text: str) -> None:
@@ -317,6 +326,6 @@ def expanded(text: str, key: str) -> Path:
         raise ConfigError(f'{key} = "{text}": {reason}.') from error
 
 
-def _as_file(name: str) -> str:
+def as_file(name: str) -> str:
     """A name of which a file may be called: acme.nets:Method is acme.nets-Method."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)

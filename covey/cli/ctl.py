@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli import node_config
 from covey.cli.ctl_screen import NOT_RUNNING, on_sockets, table, waiting
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
+from covey.cli.terminal import Console
 from covey.cli.validate import nearest
 from covey.data.shards import some
 from covey.deployed.control import AnotherProcess, NotListening, call
@@ -79,10 +78,10 @@ def status(
     if as_json:
         print(json.dumps(statuses))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     print_wide(console, table(statuses))
     for line in [*waiting(statuses), *on_sockets(statuses)]:
-        console.print(escape(line))
+        console.print(line)
 
 
 @app.command()
@@ -150,8 +149,8 @@ def evict(
       covey ctl evict device17 --plan local
     """
     again = _order_of_seat("evict", seat, _ports(node, plan), certs)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(escape(f"covey ctl admit {seat} {again} lets it back in"))
+    console = Console()
+    console.print(f"covey ctl admit {seat} {again} lets it back in")
 
 
 @app.command()
@@ -212,12 +211,12 @@ class _Orders:
     def __init__(self, order: str, certs: Path | None) -> None:
         self._order = order
         self._certs = certs
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = Console()
         self._failures: list[str] = []
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._console.print(escape(text))
+        self._console.print(text)
 
     def give(self, port: _Port) -> bool:
         """Give the order to one node; return whether it obeys.
@@ -258,11 +257,11 @@ def _order_of_seat(order: str, seat: str, ports: Sequence[_Port], certs: Path | 
 
     The words that let the command reach the same parent again are returned.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     port = ports[0]
     if len(ports) > 1:
         port = _parent_of(seat, ports, certs)
-    console.print(escape(f"{port.name}: {port.call('POST', f'/{order}/{seat}', certs)}"))
+    console.print(f"{port.name}: {port.call('POST', f'/{order}/{seat}', certs)}")
     return shlex.join(port.words(certs))
 
 

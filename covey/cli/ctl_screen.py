@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from covey.data.shards import some
@@ -22,7 +21,7 @@ def table(statuses: list[dict[str, Any]]) -> Table:
     for column, title in enumerate(_TITLES):
         out.add_column(title, justify="left" if column < _TEXTS else "right", no_wrap=True)
     for seat in merged(statuses):
-        out.add_row(*[escape(word) for word in _words(seat)])
+        out.add_row(*_words(seat))
     return out
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from covey.cli.config import load
 from covey.cli.folder import refused
 from covey.cli.options import AsJson, What, split
+from covey.cli.terminal import Console
 from covey.data import Shards, inventory, locations, overlaps
 from covey.data.catalog import known
 from covey.data.inventory import Status
@@ -57,8 +57,8 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], default=str))
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}")
+    console = Console()
+    console.print(f"data folder: {locations.folder(data_dir)}")
     for status in statuses:
         _print(console, status)
 
@@ -85,14 +85,16 @@ def check(
     if as_json:
         print(json.dumps([verdict._asdict() for verdict in verdicts], default=str))
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = Console()
         for verdict in verdicts:
             colour = "green" if verdict.good else "bold red"
-            console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}")
+            console.print(
+                f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", markup=True
+            )
         if bad:
             advice = locations.advice(known(name), locations.folder(data_dir))
             console.print(
-                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}."
+                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {advice}."
             )
     if bad:
         raise typer.Exit(2)
@@ -143,12 +145,12 @@ def show(
         goal = f"{len(shards.names.labels)} yes-or-no labels"
     if shards.classes is not None:
         goal = f"{shards.classes} classes"
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}")
     _print_facts(console, facts)
     colour = "bold red" if leaks else "green"
-    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}")
-    console.print(f"{'picture':12} {escape(str(picture))}")
+    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", markup=True)
+    console.print(f"{'picture':12} {picture}")
 
 
 def _print_facts(console: Console, facts: dict[str, Any]) -> None:
@@ -162,9 +164,9 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     if facts["targets"]:
         console.print(f"{'targets':12} {_spelled(facts['targets'])}")
     if facts["scaling"]:
-        console.print(f"{'scaling':12} {escape(facts['scaling'])}")
+        console.print(f"{'scaling':12} {facts['scaling']}")
     for note in facts["notes"]:
-        console.print(f"{'rows':12} {escape(note)}")
+        console.print(f"{'rows':12} {note}")
     shared = facts["overlaps"]["shared"]
     overlap = "none: no example is held by two devices"
     if shared:
@@ -273,11 +275,13 @@ def _print(console: Console, status: Status) -> None:
     state = "[yellow]missing[/]"
     if status.present:
         state = "[green]present[/]"
-    console.print(f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes")
+    console.print(
+        f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes", markup=True
+    )
     if status.present:
-        console.print(f"{'':15}{escape(status.source)}")
+        console.print(f"{'':15}{status.source}")
         return
     if status.files:
         lacking = ", ".join(status.missing)
-        console.print(f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}")
-    console.print(f"{'':15}[dim]{escape(status.get)}[/]")
+        console.print(f"{'':15}lacks {lacking} in {status.files[0].parent}")
+    console.print(f"{'':15}[dim]{escape(status.get)}[/]", markup=True)

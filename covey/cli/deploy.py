@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from covey.cli.deploy_local import LocalTree, show_end
@@ -18,6 +17,7 @@ from covey.cli.device_data import described, with_whole_paths
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
 from covey.cli.options import AsJson, load_and_note
+from covey.cli.terminal import Console
 from covey.deployed import extras, plan_files, plan_scripts
 from covey.deployed.plan import Process, bracketed
 from covey.errors import ConfigError
@@ -80,7 +80,7 @@ def plan(
 
       covey deploy plan tree.toml --out fleet deploy.devices_per_process=10
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     if issue and no_keys:
         raise ConfigError("--issue makes all keys, and --no-keys none; give one of them.")
     deployment = Deployment.of(load_and_note(console, file, changes or []))
@@ -102,19 +102,19 @@ def plan(
         return
     _note_needs(console, deployment)
     places = f"{len(processes)} processes; each has a folder in {out}"
-    console.print(escape(f"{deployment.tree}: {places}"))
+    console.print(f"{deployment.tree}: {places}")
     if no_keys:
         _show_requests(console, processes, out)
     for command in commands:
-        console.print(escape(f"  {command}"))
+        console.print(f"  {command}")
     if issue:
-        console.print(escape(f"keep {out}/ca.key to yourself: no machine needs it"))
+        console.print(f"keep {out}/ca.key to yourself: no machine needs it")
     _note_placeholders(console, processes)
     compose = shlex.join(["docker", "compose", "--file", str(out / plan_files.COMPOSE), "up"])
     if issue:
-        console.print(escape(f"on one machine: {compose}"))
+        console.print(f"on one machine: {compose}")
     elif not no_keys:
-        console.print(escape(f"on one machine: {compose}, after {plan_scripts.SIGN}"))
+        console.print(f"on one machine: {compose}, after {plan_scripts.SIGN}")
 
 
 def scripts(out: Path) -> list[str]:
@@ -130,10 +130,10 @@ def _show_requests(console: Console, processes: Sequence[Process], out: Path) ->
     console.print(
         "first make a key on every machine, and bring its request here, as for the first:"
     )
-    console.print(escape(f"  covey certs request {name} --dir {folder}"))
+    console.print(f"  covey certs request {name} --dir {folder}")
     host = bracketed(plan_scripts.host_of(processes, name))
     source = shlex.quote(f"root@{host}:{folder}/request.pem")
-    console.print(escape(f"  scp {source} {shlex.quote(f'{out}/{name}/')}"))
+    console.print(f"  scp {source} {shlex.quote(f'{out}/{name}/')}")
     console.print("then:")
 
 
@@ -148,9 +148,9 @@ def _note_placeholders(console: Console, processes: Sequence[Process]) -> None:
     if len(unknown) > 1:
         names += f", and so on for {len(unknown) - 1} more"
     fix = "put in the real names, or give them in deploy.machine"
-    console.print(escape(f"note: in {plan_scripts.START} {names}; {fix}"))
+    console.print(f"note: in {plan_scripts.START} {names}; {fix}")
     shared = "a machine that several processes share must be in deploy.machine"
-    console.print(escape(f"note: {shared}, or their control ports are the same"))
+    console.print(f"note: {shared}, or their control ports are the same")
 
 
 def _note_needs(console: Console, deployment: Deployment) -> None:
@@ -158,16 +158,14 @@ def _note_needs(console: Console, deployment: Deployment) -> None:
     modules = list(deployment.modules())
     if modules:
         rest = "what they read must be on every machine"
-        console.print(escape(f"note: every folder has {', '.join(modules)}; {rest}"))
+        console.print(f"note: every folder has {', '.join(modules)}; {rest}")
     for key, path in deployment.needed_files().items():
-        console.print(escape(f"note: {key}: every machine needs {path}"))
+        console.print(f"note: {key}: every machine needs {path}")
     found = deployment.found_set()
     if found is not None:
         name, folder = found
         fix = "to have it elsewhere, give data.data_dir"
-        console.print(
-            escape(f"note: data.name: every machine needs {name}, here in {folder}; {fix}")
-        )
+        console.print(f"note: data.name: every machine needs {name}, here in {folder}; {fix}")
 
 
 @app.command()
@@ -203,9 +201,10 @@ def local(
 ) -> None:
     """Run a whole tree on this machine, as real processes with certificates made on the spot.
 
-    All processes end after the last round, on Ctrl-C, or when one of them fails. The same command
-    goes on then. The server's folder OUT/server/state/run is that of `covey run`; every device has
-    its models in OUT/device0/state/device0.
+    A process that is killed is started again, up to 5 times. All processes end after the last
+    round, on Ctrl-C, or when one of them fails for good. The same command goes on then. The
+    server's folder OUT/server/state/run is that of `covey run`; every device has its models in
+    OUT/device0/state/device0.
 
     Examples:
 
@@ -213,7 +212,7 @@ def local(
 
       covey deploy local tree.toml rounds=5 deploy.devices_per_process=4 --out trial
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     extras.grpc()
     config = load_and_note(console, file, changes or [])
     deployment = Deployment.of(with_whole_paths(config, file.parent), local=True)
@@ -225,6 +224,7 @@ def local(
     if as_json:
         facts = summary([load_run(folder)]).as_dict()
         names = [process.name for process in deployment.processes]
-        print(json.dumps({"folder": str(folder), "processes": names, **facts}))
+        again = {"started_again": tree.started_again}
+        print(json.dumps({"folder": str(folder), "processes": names, **again, **facts}))
         return
-    show_end(console, folder, out, deployment.processes[-1])
+    show_end(console, tree)

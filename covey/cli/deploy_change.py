@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli import config as config_file
 from covey.cli import node_config
@@ -21,12 +19,13 @@ from covey.cli.device_data import CENSUS_FILE, is_census
 from covey.cli.folder import Folder
 from covey.cli.options import AsJson, load_and_note
 from covey.cli.server_folder import RUN
+from covey.cli.terminal import Console
 from covey.deployed import extras, plan_files, plan_scripts
 from covey.deployed.certificates import AUTHORITY_KEY
 from covey.deployed.change import TreeChange, check_followed, disk_change, moved
 from covey.deployed.disk import Disk
+from covey.deployed.own_models import DISK
 from covey.deployed.plan import Process
-from covey.deployed.process import DISK
 from covey.deployed.seats import names_of, seats_of
 from covey.errors import ConfigError
 from covey.runs.fingerprint import of as fingerprint_of
@@ -99,7 +98,7 @@ def change(
 
       covey deploy change new-tree.toml --server /etc/covey/server --out fleet-2
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     extras.cryptography()
     config = load_and_note(console, file, changes or [])
     if is_census(config):  # models go on with the scaling and the words they were trained on
@@ -124,7 +123,7 @@ def change(
         print(json.dumps(facts))
         return
     for line in _sentences(facts):
-        console.print(escape(line))
+        console.print(line)
 
 
 def _present(server: Path) -> Deployment:

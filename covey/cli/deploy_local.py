@@ -8,13 +8,11 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli import show
 from covey.cli.config import Config
@@ -25,10 +23,11 @@ from covey.cli.execute import resume
 from covey.cli.folder import Folder
 from covey.cli.load import load as load_run
 from covey.cli.load import summary
-from covey.cli.own_code import write_modules
+from covey.cli.own_code import write_config, write_modules
 from covey.cli.report import write_after_run
 from covey.cli.server_folder import RUN
 from covey.cli.stop import Interrupted, stoppable
+from covey.cli.terminal import Console
 from covey.deployed import plan_files
 from covey.deployed.local import GRACE, LocalProcesses, ProcessFailed, on_this_machine
 from covey.deployed.own_models import FOLDER as MODELS
@@ -56,6 +55,8 @@ class LocalTree:
     insecure: bool
     command: str
     """What the user types to go on."""
+    started_again: Counter[str] = field(default_factory=Counter)
+    """How often a process was killed or has failed, and was started again."""
 
     @property
     def folder(self) -> Path:
@@ -77,7 +78,7 @@ class LocalTree:
         """Run the other algorithms in the simulator, beside the run of the tree."""
         folder = Folder(self.folder)
         ran_on = (self.folder / "environment.json").read_text(encoding="utf-8")
-        folder.write("config.toml", compared.text())
+        write_config(folder, compared)
         resume(self.folder, [], console, sys.argv)
         folder.write("environment.json", ran_on)
         write_after_run(self.folder, Console(quiet=True))
@@ -133,10 +134,10 @@ class LocalTree:
             return False
         lacks = self._lacks()
         if lacks is not None:
-            console.print(escape(f"note: {self.folder} lacks {lacks}; the tree completes it"))
+            console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
-        console.print(escape(f"note: {self.out} has run all rounds before; {more}"))
+        console.print(f"note: {self.out} has run all rounds before; {more}")
         return True
 
     def _lacks(self) -> str | None:
@@ -161,14 +162,13 @@ class LocalTree:
     def _start(self, console: Console, names: list[str]) -> None:
         """Start all processes, show the rounds, and stop them."""
         look = shlex.join(["covey", "ctl", "status", "--plan", str(self.out)])
-        console.print(
-            escape(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
-        )
+        console.print(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
 
         def say(text: str) -> None:
-            console.print(escape(text))
+            console.print(text)
 
         tree = LocalProcesses(self.out, names, insecure=self.insecure, say=say)
+        self.started_again = tree.started_again
         records = NewRecords(self.folder / "metrics.jsonl")
         done = records.skip()
         if done:
@@ -307,10 +307,16 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def show_end(console: Console, folder: Path, out: Path, process: Process) -> None:
-    """The table of a run, where everything lies, and what to do next; `process` is of a device."""
+def show_end(console: Console, tree: LocalTree) -> None:
+    """The table of a run, where everything lies, and what to do next."""
+    folder = tree.folder
+    out = tree.out
     loaded = load_run(folder)
     show.table(console, summary([loaded]))
+    if tree.started_again:
+        counts = ", ".join(f"{name} {count}" for name, count in tree.started_again.items())
+        console.print(f"started again: {counts}")
+    process = tree.deployment.processes[-1]  # of a device
     device = out / process.name / "state" / process.seats[0].name
     pictures = "plot.png, devices.png"
     if loaded.config.compare:
@@ -329,4 +335,4 @@ def show_end(console: Console, folder: Path, out: Path, process: Process) -> Non
         others = 'the same command with \'compare=["local", "finetune"]\''
         lines.append(f"compare with devices alone and fine-tuned FedAvg: {others}")
     for line in lines:
-        console.print(escape(line))
+        console.print(line)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 import covey
 from covey.cli import recover
 from covey.cli.assemble import Experiments
@@ -15,8 +13,10 @@ from covey.cli.config import Config, load
 from covey.cli.device_data import is_census
 from covey.cli.folder import Folder, create, unused
 from covey.cli.outcome import go_on, write_commands, write_outcome
+from covey.cli.own_code import write_config
 from covey.cli.seeds import Histories, Seeds, Start, folders_of
 from covey.cli.stop import Interrupted, Stop, stoppable
+from covey.cli.terminal import Console
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.report.summary import Summary, summarise
@@ -183,7 +183,7 @@ class _Command:
             recover.check_rounds(config, target)
             if config.stop is not None:
                 recover.check_stop(target, self.experiments.of(config, seed))
-        folder.write("config.toml", config.text())
+        write_config(folder, config)
 
     def _beside(self, stop: Stop, printed: set[str]) -> dict[str, Histories]:
         """The other algorithms of the file, each in a folder of its own below this one.

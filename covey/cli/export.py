@@ -12,8 +12,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
 import covey
@@ -23,7 +21,8 @@ from covey.cli.formats import FORMATS, Format, Model
 from covey.cli.load import MOST_PERSONAL, Loaded, load
 from covey.cli.nodes import Node
 from covey.cli.options import AsJson
-from covey.cli.results import OfSeed, RunFolder
+from covey.cli.results import OfSeed, RunFolder, Trust
+from covey.cli.terminal import Console
 from covey.data.extras import needed
 from covey.errors import ConfigError, CoveyError, ModelError, meant
 from covey.models import merge
@@ -73,6 +72,7 @@ def export_command(
         ),
     ] = None,
     seed: OfSeed = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a model of a run, for use without covey.
@@ -92,7 +92,7 @@ def export_command(
       covey export runs/demo-sfedhp-1 --node all
     """
     format = format_of(to)
-    loaded = load(run, seed=seed)
+    loaded = load(run, seed=seed, trust=trust)
     if node == ALL:
         written = export_all(loaded, format, model, out)
     else:
@@ -100,7 +100,7 @@ def export_command(
     if as_json:
         print(json.dumps([asdict(one) for one in written]))
         return
-    _show(Console(soft_wrap=True, highlight=False), loaded, written)
+    _show(Console(), loaded, written)
 
 
 def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
@@ -113,24 +113,20 @@ def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
     who = f"the {first.model} model of {first.node} in round {rounds[0]}"
     if len(written) > 1:
         who = f"the {first.model} models of {len(written)} {first.tier}s in round {rounds[0]}"
-    console.print(f"{escape(who)}, as {first.format}")
+    console.print(f"{who}, as {first.format}")
     worst = max(one.difference for one in written)
     largest = max(one.largest for one in written)
     compared = f"read again and compared on {first.examples} examples"
     console.print(f"{compared}: max difference {worst:.1e}, outputs up to {largest:.3g}")
     if len(written) > 1:
         size = sum(one.bytes for one in written)
-        console.print(f"folder: {escape(str(Path(first.file).parent))} ({size:,} bytes)")
+        console.print(f"folder: {Path(first.file).parent} ({size:,} bytes)")
     else:
-        console.print(f"file: {escape(first.file)} ({first.bytes:,} bytes)")
+        console.print(f"file: {first.file} ({first.bytes:,} bytes)")
 
 
 def export(
-    run: Loaded,
-    node: Node,
-    format: Format,
-    model: str | None,
-    out: Path | None,
+    run: Loaded, node: Node, format: Format, model: str | None, out: Path | None
 ) -> Exported:
     """Write the model of one node, unless what was written disagrees with it."""
     read = run.snapshot(model or _most_personal(run, node))
@@ -142,12 +138,7 @@ def export(
     return _written(run, node, read, format, path, examples)
 
 
-def export_all(
-    run: Loaded,
-    format: Format,
-    model: str | None,
-    out: Path | None,
-) -> list[Exported]:
+def export_all(run: Loaded, format: Format, model: str | None, out: Path | None) -> list[Exported]:
     """Write the model of every node that keeps one, each into a file of its own."""
     if format.name != "safetensors":
         raise ConfigError(

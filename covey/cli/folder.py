@@ -37,7 +37,6 @@ import os
 import platform
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,17 +50,12 @@ from safetensors import SafetensorError
 import covey
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import snapshot, status
-from covey.runs.lock import try_lock
+from covey.runs.lock import locked
 from covey.runs.run import Round, Seed, Which
 
 MODEL = 2**28
 """Bytes of a model's rows in files; with more, no copy of them is written into models/."""
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
-_PATIENCE = (
-    1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
-)
-
-
 _LEFT = (".lock", ".config.toml.part", ".grid.json.part")
 """What a command that was killed at its very start leaves in a folder."""
 
@@ -112,17 +106,8 @@ class Folder:
         if not self.writes:
             yield
             return
-        with refused(self.path / status.LOCK):
-            file = open(self.path / status.LOCK, "w", encoding="utf-8")  # noqa: SIM115
-        with file:
-            until = time.monotonic() + _PATIENCE
-            while not try_lock(file):
-                if time.monotonic() > until:
-                    raise ConfigError(
-                        f"another run is writing to {self.path}; "
-                        "wait for it, or give another folder."
-                    )
-                time.sleep(_PATIENCE / 20)
+        busy = f"another run is writing to {self.path}; wait for it, or give another folder"
+        with locked(self.path / status.LOCK, busy):
             yield
 
     def sweep(self) -> None:
@@ -226,15 +211,9 @@ def environment(command: list[str]) -> dict[str, Any]:
     cuda = None
     if torch.cuda.is_available():
         cuda = torch.cuda.get_device_name()
-    versions = {
-        "covey": covey.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }
-    versions |= {
-        "safetensors": safetensors.__version__,
-        "python": platform.python_version(),
-    }
+    packages = (covey, torch, numpy, safetensors)
+    versions = {package.__name__: package.__version__ for package in packages}
+    versions["python"] = platform.python_version()
     machine = {
         "system": platform.platform(),
         "cores": os.cpu_count(),

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from covey.cli.grid.pool import cores
 from covey.cli.grid.tables import Table
 from covey.cli.show import print_wide
+from covey.cli.terminal import Console
 from covey.errors import ConfigError
 
 Jobs = Annotated[
@@ -64,17 +63,17 @@ def progress(console: Console, label: str) -> Iterator[Callable[[int, int, str],
         yield _Lines(console, label)
         return
     columns = (
-        TextColumn(label),
+        TextColumn(label, markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(label, total=None, note="")
 
         def told(finished: int, total: int, text: str) -> None:
-            bar.update(task, completed=finished, total=total, note=escape(text))
+            bar.update(task, completed=finished, total=total, note=text)
 
         yield told
 
@@ -92,7 +91,7 @@ class _Lines:
         if tenth == self._printed:
             return
         self._printed = tenth
-        self._console.print(f"{self._label}: {finished} of {total} cells  {escape(text)}")
+        self._console.print(f"{self._label}: {finished} of {total} cells  {text}")
 
 
 def shown(console: Console, table: Table) -> None:
@@ -104,8 +103,8 @@ def shown(console: Console, table: Table) -> None:
             justify = "left"
         rich.add_column(head, justify=justify, no_wrap=True)
     for row in table.rows:
-        rich.add_row(*map(escape, row))
-    console.print(f"\n{escape(table.title)}")
+        rich.add_row(*row)
+    console.print(f"\n{table.title}")
     print_wide(console, rich)
     for note in table.notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {note}")

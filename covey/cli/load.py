@@ -59,16 +59,17 @@ MOST_PERSONAL = ("personal", "edge", "global")
 """Which model is used where none is named: the first of these that the run has."""
 
 
-def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
+def load(path: str | os.PathLike[str], *, seed: int | None = None, trust: bool = False) -> Loaded:
     """The run in a folder; of several seeds the first, or the one that is asked for.
 
-    The folder of a deployed node's state has the models of that node alone.
+    The folder of a deployed node's state has the models of that node alone. Code that a folder of
+    another user or machine names, such as its model, runs only with `trust`; figures need none.
     """
     from covey.cli import node_folder
 
     folder = Path(path)
     if (folder / own_models.FACTS).exists():
-        return node_folder.LoadedNode(folder)
+        return node_folder.LoadedNode(folder, trust=trust)
     reason = node_folder.refusal(folder)
     if reason is not None:
         raise ConfigError(reason)
@@ -77,7 +78,7 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
             f"{folder} is not a run folder: it has no config.toml; "
             "give the folder that `covey run` named."
         )
-    return Loaded(folder, seed)
+    return Loaded(folder, seed, trust=trust)
 
 
 class Loaded:
@@ -87,8 +88,9 @@ class Loaded:
     "personal", else "edge", else "global". A device is given by its name or its number.
     """
 
-    def __init__(self, folder: Path, seed: int | None) -> None:
+    def __init__(self, folder: Path, seed: int | None, *, trust: bool = False) -> None:
         self.folder = folder
+        self._trust = trust
         if seed is not None and seed not in self.seeds:
             first = self.seeds[0]
             last = self.seeds[-1]
@@ -106,9 +108,25 @@ class Loaded:
 
     @cached_property
     def config(self) -> Config:
-        """The resolved experiment file."""
+        """The resolved experiment file; no code that it names is run."""
+        from covey.cli.config import plain
+
+        return plain(self.folder / "config.toml")
+
+    @cached_property
+    def _refusal(self) -> str | None:
+        """Why code that the file names is not run here; None: it may."""
+        from covey.cli import own_code
+
+        return None if self._trust else own_code.refusal(self.folder)
+
+    @cached_property
+    def _runnable(self) -> Config:
+        """The experiment file with what it names, if that may run here."""
         from covey.cli.config import load as load_config
 
+        if self._refusal is not None:
+            raise ConfigError(self._refusal)
         return load_config(self.folder / "config.toml", [])
 
     @property
@@ -119,7 +137,7 @@ class Loaded:
     @cached_property
     def experiment(self) -> Experiment:
         """What was run, data included."""
-        return self.config.experiment(self.seed)
+        return self._runnable.experiment(self.seed)
 
     @cached_property
     def history(self) -> list[Round]:
@@ -170,12 +188,22 @@ class Loaded:
 
         An unfinished algorithm has the rounds that it has run.
         """
+        from covey.cli.config import as_file
+
         out = {}
-        for name, config in self.config.yardsticks().items():
-            folder = self.folder / "compare" / name
-            if (folder / "config.toml").exists() and (other := Loaded(folder, self.seed)).history:
-                out[config.method()] = other
+        for table in self.config.compared():
+            folder = self.folder / "compare" / as_file(table["name"])
+            if (folder / "config.toml").exists():
+                other = Loaded(folder, self.seed, trust=self._trust)
+                if other.history:
+                    out[other.config.method()] = other
         return out
+
+    @property
+    def _learner(self) -> Algorithm | None:
+        """The algorithm; None where it is code that may not run here."""
+        own = ":" in self.config.algorithm["name"]
+        return None if own and self._refusal else (self._runnable if own else self.config).learner()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """The picture of the run, drawn anew; beside the run unless a path is given."""
@@ -265,7 +293,7 @@ class Loaded:
 
     def snapshot(self, model: str | None = None, which: Which = "chosen") -> Snapshot:
         """A model's rows as they were in the reported round, or in the last."""
-        name = self._model(model)
+        name = self.most_personal(model)
         if (name, which) not in self._snapshots:
             # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
             if self.finished:
@@ -415,7 +443,7 @@ class Loaded:
         assert isinstance(runtime, Simulator)
         return runtime
 
-    def _model(self, model: str | None) -> str:
+    def most_personal(self, model: str | None = None) -> str:
         """The model of that name, or the most personal one."""
         self._need_scores()
         names = self.models()
@@ -764,8 +792,9 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
         seed._need_scores()
     histories = [seed.history for seed in seeds]
     private = private_part(first.place / "checkpoint.safetensors")
-    devices = [seed.devices() for seed in seeds]
-    out = summarise(histories, first.config.protocol, devices, first.config.learner(), private)
+    # Of an unfinished run they are in the checkpoint, which needs the model.
+    devices = [seed.devices() if seed.finished or not seed._refusal else [] for seed in seeds]
+    out = summarise(histories, first.config.protocol, devices, first._learner, private)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
         for method, other in seed._others().items():

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 import tomli_w
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -50,6 +49,7 @@ from covey.cli.replay import replay_command
 from covey.cli.report import report, write_after_run
 from covey.cli.reproduce import reproduce
 from covey.cli.sweep import sweep
+from covey.cli.terminal import Console
 from covey.cli.watch import watch
 from covey.data import inventory
 from covey.deployed.local import ProcessFailed
@@ -170,7 +170,7 @@ def run(
     ranks = ALONE
     if runtime == "sharded":
         ranks = join()
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False, quiet=not ranks.leads)
+    console = Console(stderr=as_json, quiet=not ranks.leads)
     path, changes = split(arguments)
     if store is not None:
         changes.append(f"store={json.dumps(str(store))}")
@@ -250,6 +250,7 @@ def personalize(
         int | None,
         typer.Option(help="Which of the run's seeds. Default: the first."),
     ] = None,
+    trust: results.Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train personal models for devices that were not in training.
@@ -265,13 +266,13 @@ def personalize(
 
       covey personalize runs/own-data-permfl-1 --data pump-17.csv --edge harbour algorithm.steps=50
     """
-    done = personal.personalize(run, file, edge, out, changes or [], seed)
+    done = personal.personalize(run, file, edge, out, changes or [], seed, trust=trust)
     facts = [one.as_dict() for one in done]
     if as_json:
         print(json.dumps(facts if len(facts) > 1 else facts[0]))
         return
     for one in done:
-        show.newcomer(Console(soft_wrap=True, highlight=False), one)
+        show.newcomer(Console(), one)
 
 
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
@@ -324,9 +325,11 @@ def _list_kinds(as_json: bool) -> None:
     if as_json:
         print(json.dumps(names))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for kind, entries in names.items():
-        console.print(f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}")
+        console.print(
+            f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}", markup=True
+        )
     console.print("more: covey list algorithms; every field of one: covey list algorithms pfedme")
 
 
@@ -338,12 +341,12 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}")
+        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", markup=True)
         for key in list(row)[2:]:
-            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}")
+            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}", markup=True)
     if kind == Kind.algorithms:
         console.print(
             "of a deployed tree, a device's scores and its number of examples leave it too: "
@@ -382,7 +385,7 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
       covey doctor examples/permfl.toml
     """
     path, changes = split(arguments)
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True)
     config = load_and_note(console, path, changes, demo=True)
     facts = _diagnose(config)
     if as_json:
@@ -393,8 +396,8 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
         text = str(value)
         if isinstance(value, dict):
             text = ", ".join(f"{key} {fact}" for key, fact in value.items())
-        table.add_row(name, escape(text))
-    Console().print(table)
+        table.add_row(name, text)
+    Console(soft_wrap=False).print(table)
 
 
 app.command(epilog=EPILOG, rich_help_panel=DEPLOY)(node)
@@ -428,9 +431,8 @@ def _exit(error: Interrupted | CoveyError) -> NoReturn:
     if isinstance(error, ProcessFailed):
         code = error.exit_code
     if joined().speaks_of(error):
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
-        )
+        text = f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
+        Console(stderr=True).print(text, markup=True)
     sys.exit(code)
 
 
@@ -475,7 +477,7 @@ def _more(kind: Kind, entry: Listed) -> dict[str, str]:
     tiers = "any"
     if len(names) > 1 and not make.any_depth:
         tiers = ", ".join(names)
-    return {"tiers": tiers, "leaves the device": make.sends} | package
+    return {"tiers": tiers, "leaves the device in training": make.sends} | package
 
 
 def _diagnose(config: Config) -> dict[str, Any]:

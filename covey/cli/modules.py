@@ -29,11 +29,7 @@ from covey.origin import FAULTS, below, own_file, told
 
 FORM = "package.module:Class"
 FUNCTION_FORM = "package.module:function"
-_KINDS: dict[str, type] = {
-    "algorithm": Algorithm,
-    "model": nn.Module,
-    "data": Shards,
-}
+_KINDS: dict[str, type] = {"algorithm": Algorithm, "model": nn.Module, "data": Shards}
 _WANTED = {
     "algorithm": "a frozen dataclass derived from covey.Algorithm, with a `server`",
     "model": "a class derived from torch.nn.Module, or a function that returns a module",
@@ -63,6 +59,16 @@ def is_own(section: str, name: object) -> bool:
     return section in _KINDS and isinstance(name, str) and ":" in name
 
 
+def is_own_name(text: str) -> bool:
+    """Whether a text has the form of a name of the user's own, wherever it stands.
+
+    >>> is_own_name("acme.nets:Net"), is_own_name("http://a"), is_own_name("a:1")
+    (True, False, False)
+    """
+    where, _, attribute = text.partition(":")
+    return all(part.isidentifier() for part in (*where.split("."), attribute))
+
+
 def look_beside(file: Path) -> None:
     """Look for modules in this file's folder too, after all others."""
     folder = os.path.abspath(file.parent)
@@ -77,7 +83,7 @@ def find(section: str, name: str, *, setting: str | None = None) -> Callable[...
     """
     where, _, attribute = name.partition(":")
     setting = setting or f"{section}.name = {name!r}"
-    if not all(part.isidentifier() for part in (*where.split("."), attribute)):
+    if not is_own_name(name):
         example = "nets:Net for the class Net in nets.py"
         raise ConfigError(f"{setting}: write it as {FORM}, for instance {example}.")
     module = _import(where, setting)
@@ -94,12 +100,7 @@ def find(section: str, name: str, *, setting: str | None = None) -> Callable[...
     return made
 
 
-def make(
-    section: str,
-    name: str,
-    thing: Callable[..., Any],
-    arguments: Mapping[str, Any],
-) -> Any:
+def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What a class or function makes of these arguments; errors in it are said with their line."""
     setting = f"{section}.name = {name!r}"
     try:
@@ -167,10 +168,7 @@ def _spec(name: str) -> ModuleSpec | None:
         return module.__spec__ or ModuleSpec(name, None, origin="built-in")
     try:
         return importlib.util.find_spec(name)
-    except (
-        ModuleNotFoundError,
-        ValueError,
-    ):  # the module around it is no package
+    except (ModuleNotFoundError, ValueError):  # the module around it is no package
         return None
 
 

@@ -13,12 +13,11 @@ from string import Template
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 import covey
 from covey.cli import registry
 from covey.cli.folder import refused
+from covey.cli.terminal import Console
 from covey.errors import ConfigError
 
 app = typer.Typer(help="Write the files of something new, to start from.", no_args_is_help=True)
@@ -173,12 +172,12 @@ def _write(root: Path, files: dict[str, str]) -> None:
 
 def _show(root: Path, files: dict[str, str], names: Names, package: bool) -> None:
     """What was written, and the next commands."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for name in files:
-        console.print(f"wrote {escape(str(root / name))}")
+        console.print(f"wrote {root / name}")
     tested = root if package else root / f"test_{names.stem}.py"
-    console.print(f"test it: pytest {escape(shlex.quote(str(tested)))}")
+    console.print(f"test it: pytest {shlex.quote(str(tested))}")
     if package:
-        console.print(f"install it: pip install {escape(shlex.quote(str(root)))}")
+        console.print(f"install it: pip install {shlex.quote(str(root))}")
     experiment = shlex.quote(str(root / f"{names.stem}.toml"))
-    console.print(f"run it: covey run {escape(experiment)}")
+    console.print(f"run it: covey run {experiment}")

@@ -86,6 +86,15 @@ ControlHost = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without certificates; on loopback alone.")
 ]
+Jump = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="ROUNDS",
+        help="Believe once a server that stands so many rounds before or after this disk.",
+    ),
+]
+_LAST_LIST = "revoked.number"
 
 
 def node(
@@ -100,6 +109,7 @@ def node(
     control_port: ControlPort = None,
     control_host: ControlHost = None,
     insecure: Insecure = False,
+    jump: Jump = 0,
 ) -> None:
     """Run one node of a deployed tree: a device, an edge, or the server.
 
@@ -135,7 +145,7 @@ def node(
         identity = _identity(certs or folder, seats)
     deployed = _Deployed.load(experiment or folder / EXPERIMENT)
     settings = _with_data(_settings(planned, options, deployed), data)
-    _run(settings.process(deployed.tree, deployed.deploy.names), deployed, identity)
+    _run(settings.process(deployed.tree, deployed.deploy.names), deployed, identity, jump)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +228,14 @@ def _identity(folder: Path, seats: list[str]) -> Identity:
     return identity
 
 
-def _run(process: Process, deployed: _Deployed, identity: Identity | None) -> None:
+def _run(process: Process, deployed: _Deployed, identity: Identity | None, jump: int) -> None:
     """Start the process, and return when it has ended."""
-    if identity is None:
-        _check_loopback(process)
+    if identity is None:  # before anything is written
+        for address in (process.parent, process.listen):
+            if address is not None:
+                check_plain(address)
+    else:
+        identity = replace(identity, memory=Path(process.state) / _LAST_LIST)
     if process.aggregates:
         give_back_large()
     end_with_starter()
@@ -231,9 +245,10 @@ def _run(process: Process, deployed: _Deployed, identity: Identity | None) -> No
     own = own_data(deployed.config, process, shards)
     modules = own_modules(deployed.config)
     network = GrpcNetwork(identity)
-    member = Member(process, parts_of(deployed.experiment), network, log, progress, own)
+    parts = parts_of(deployed.experiment)
+    member = Member(process, parts, network, log, progress, own, jump=jump)
+    make_folders(process)
     with log.library(), member.running(identity):
-        make_folders(process)
         # Files of an experiment that is refused must not replace those of the run.
         write = partial(write_forms, deployed.config, process, shards, modules)
         if process.parent is not None:
@@ -245,13 +260,6 @@ def _run(process: Process, deployed: _Deployed, identity: Identity | None) -> No
             run = _begun(member)
             write()
             _rounds(member, run, folder)
-
-
-def _check_loopback(process: Process) -> None:
-    """Refuse addresses that other machines reach, before anything is written."""
-    for address in (process.parent, process.listen):
-        if address is not None:
-            check_plain(address)
 
 
 def _begun(member: Member) -> Run:

@@ -30,7 +30,7 @@ from covey.cli.data_form import DataForm
 from covey.cli.device_data import own_examples
 from covey.cli.folder import Folder, refused
 from covey.cli.load import Loaded
-from covey.cli.own_code import write_modules
+from covey.cli.own_code import write_config
 from covey.data import Shards
 from covey.deployed import own_models
 from covey.deployed.plan import Process
@@ -61,19 +61,20 @@ def write_forms(config: Config, process: Process, data: Shards, modules: Mapping
     """
     state = Path(process.state)
     for seat in process.seats:
-        write_form(state / seat.name, config, data)
+        write_form(state / seat.name, config, data, modules)
         if seat.name in process.data:
             file = str(Path(process.data[seat.name]).absolute())
             Folder(state / seat.name).write_json(_OWN_DATA, {"file": file})
-        write_modules(state / seat.name, modules)
 
 
-def write_form(path: Path, config: Config, data: Shards) -> None:
+def write_form(
+    path: Path, config: Config, data: Shards, modules: Mapping[str, str] | None = None
+) -> None:
     """Write what the models of one node are used with."""
     with refused(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Folder(path)
-    folder.write("config.toml", config.text())
+    write_config(folder, config, modules)
     folder.write_json("data.json", DataForm.of(data).as_dict())
 
 
@@ -83,8 +84,8 @@ class LoadedNode(Loaded):
     No device has to be named: predictions are those of this node's models.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, None)
+    def __init__(self, folder: Path, *, trust: bool = False) -> None:
+        super().__init__(folder, None, trust=trust)
         path = folder / own_models.FACTS
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
@@ -97,9 +98,9 @@ class LoadedNode(Loaded):
     @cached_property
     def experiment(self) -> Experiment:
         """What was run, with the examples of this device where they stay with it."""
-        described = self.config.experiment(self.seed)
+        described = self._runnable.experiment(self.seed)
         path = self.place / _OWN_DATA
-        if not path.exists() or self.config.learner().needs_examples is None:
+        if not path.exists() or self._runnable.learner().needs_examples is None:
             return described
         try:
             file = Path(json.loads(path.read_text(encoding="utf-8"))["file"])
@@ -158,7 +159,7 @@ class LoadedNode(Loaded):
             raise ConfigError(
                 f"a node's own disk has models of chosen rounds alone, not {which!r}."
             )
-        name = self._model(model)
+        name = self.most_personal(model)
         if (name, which) not in self._snapshots:
             path = self.place / own_models.FOLDER / f"{name}.safetensors"
             self._snapshots[name, which] = snapshot.read(path, self._space)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli.config import Config, load
+from covey.cli.terminal import Console
 from covey.errors import ConfigError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
@@ -46,7 +45,7 @@ def load_and_note(
     notes: list[str] = []
     config = load(path, changes, notes, fix=fix)
     for note in notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {note}")
     return config
 
 

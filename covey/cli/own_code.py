@@ -1,19 +1,34 @@
-"""The modules of a user's own that an experiment names: they travel with it to every node."""
+"""The modules of a user's own that an experiment names: they travel with it to every node.
+
+A folder that names some has a mark: a hash of its config.toml and of all code in it, with a secret
+of this user on this machine. What another user or machine made, or has changed, has no such mark,
+and its code is not run unless the user says so.
+"""
 
 from __future__ import annotations
 
-import re
+import hmac
+import os
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.machinery import all_suffixes
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from covey.cli.config import Config
-from covey.cli.folder import refused
+from covey.cli.config import Config, plain
+from covey.cli.folder import Folder, refused
+from covey.cli.modules import is_own_name
+from covey.data.locations import user_data
+from covey.data.shards import some
 from covey.deployed.own_models import replace_text
 from covey.errors import ConfigError
 from covey.runs import source
 
-_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_MARK = "made_here.txt"
+_SECRET = 32  # bytes
 
 
 def own_modules(config: Config) -> dict[str, str]:
@@ -39,11 +54,70 @@ def write_modules(folder: Path, texts: Mapping[str, str]) -> None:
         replace_text(file, text)
 
 
+def write_config(folder: Folder, config: Config, modules: Mapping[str, str] | None = None) -> None:
+    """Write the resolved file of a folder, its modules and, where it names any, the mark."""
+    write_modules(folder.path, modules or {})
+    folder.write("config.toml", config.text())
+    if _named(config) and folder.writes and (secret := _secret()) is not None:
+        folder.write(_MARK, _mark(folder.path, secret))
+
+
+def refusal(folder: Path) -> str | None:
+    """Why the code that a run folder names is not run; None: it is this user's, or there is none.
+
+    Copies that Python compiled are not part of a mark, so they are removed.
+    """
+    names = _named(plain(folder / "config.toml"))
+    if not names:
+        return None
+    with suppress(OSError, ValueError):
+        made = (folder / _MARK).read_text(encoding="ascii")
+        secret = _secret()
+        if secret is not None and hmac.compare_digest(made, _mark(folder, secret)):
+            for cache in folder.rglob("__pycache__"):
+                shutil.rmtree(cache)
+            return None
+    what = f"{folder} names code of its own ({some(sorted(set(names)))})"
+    why = "and was not made, or was changed, by this user on this machine"
+    fix = "give --trust, in Python trust=True"
+    return f"{what}, {why}; to run that code here, if you trust it, {fix}."
+
+
+def _mark(folder: Path, secret: bytes) -> str:
+    """The hash of a folder's file and of all that Python could import from it, with a secret."""
+    mark = hmac.new(secret, digestmod="sha256")
+    files = [folder / "config.toml"]
+    for path in sorted(folder.rglob("*")):
+        code = path.is_file() and path.name.endswith(tuple(all_suffixes()))
+        if path.is_symlink() or (code and path.parent.name != "__pycache__"):
+            files.append(path)
+    for path in files:
+        content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+        mark.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return mark.hexdigest()
+
+
+def _secret() -> bytes | None:
+    """What this user alone knows, on this machine; None where there is no place to keep it."""
+    try:
+        path = user_data() / "covey" / "secret"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent) as part:  # which others cannot read
+                part.write(secrets.token_bytes(_SECRET))
+                part.flush()
+                with suppress(FileExistsError):
+                    os.link(part.name, path)
+        secret = path.read_bytes()
+    except (OSError, RuntimeError):  # the latter where a user has no home
+        return None
+    return secret if len(secret) == _SECRET else None
+
+
 def _named(config: Config) -> list[str]:
     """The modules of all that is named as package.module:name."""
-    table = config.resolved()
-    table.pop("deploy", None)
-    return [text.partition(":")[0] for text in _texts(table) if _OWN.fullmatch(text)]
+    table = config.model_dump(exclude={"deploy"})
+    return [text.partition(":")[0] for text in _texts(table) if is_own_name(text)]
 
 
 def _texts(value: Any) -> Iterator[str]:

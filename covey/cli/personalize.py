@@ -13,6 +13,7 @@ from torch import nn
 from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
+from covey.cli.own_code import refusal
 from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
 from covey.errors import ConfigError
@@ -80,14 +81,21 @@ class Personalized:
 
 
 def personalize(
-    run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None
+    run: Path,
+    data: Path,
+    edge: str | None,
+    out: Path | None,
+    changes: list[str],
+    seed: int | None,
+    *,
+    trust: bool = False,
 ) -> list[Personalized]:
     """The personal model of every device whose data is in a file, beside the run or in `out`.
 
     `out` is a file or, for several devices, a folder. Models start from those of the round that the
     run's table reports.
     """
-    config, folder, seed = _run(run, changes, seed)
+    config, folder, seed = _run(run, changes, seed, trust)
     form = DataForm.read(folder / "data.json")
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
@@ -151,7 +159,7 @@ def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[s
     return [str(number) for number in numbers]
 
 
-def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path, int]:
+def _run(run: Path, changes: list[str], seed: int | None, trust: bool) -> tuple[Config, Path, int]:
     """The run's file with changes, and the folder and number of one of its seeds."""
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run folder: it has no config.toml.")
@@ -164,6 +172,8 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
             f"{other[0]!r}: of a finished run only the algorithm's fields may change, "
             "as in algorithm.steps=50."
         )
+    if not trust and (reason := refusal(run)) is not None:
+        raise ConfigError(reason)
     config = load(run / "config.toml", changes)
     first = config.seed
     count = config.seeds

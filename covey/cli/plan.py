@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from covey.cli.folder import refused
 from covey.cli.options import AsJson
 from covey.cli.scenario import ScenarioFile, ScenarioForm, load
 from covey.cli.show import plural
+from covey.cli.terminal import Console
 from covey.errors import ConfigError, meant
 from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
@@ -104,8 +104,8 @@ def plan(
         }
         print(json.dumps(facts))
         return
-    _show(Console(soft_wrap=True, highlight=False), done, others, name, points)
-    Console(soft_wrap=True, highlight=False).print(f"picture: {escape(str(picture))}")
+    _show(Console(), done, others, name, points)
+    Console().print(f"picture: {picture}")
 
 
 def _described(file: Path, changes: list[str]) -> ScenarioForm:
@@ -278,7 +278,7 @@ def _show(
     if len(entries) > _ROWS:
         console.print(f"and {len(entries) - _ROWS} more; --json has them all")
     for row in [row for row in entries if row["why"]][:_ROWS]:
-        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}")
+        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", markup=True)
     if certificate := plan.summary()["certificate"]:
         console.print(
             "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items())

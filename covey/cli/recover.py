@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import covey
 from covey.cli.config import Config
 from covey.cli.folder import Folder, refused
+from covey.cli.terminal import Console
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import checkpoint, rank_parts
 from covey.runs.experiment import Experiment

@@ -10,14 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli.config import Config, load
 from covey.cli.device_data import is_census
 from covey.cli.node_config import load as load_node
 from covey.cli.options import AsJson
 from covey.cli.server_folder import REPLAY, RUN, ReplayFacts
+from covey.cli.terminal import Console
 from covey.deployed.plan_files import NODE
 from covey.deployed.replay import by_ask, replay
 from covey.errors import ConfigError
@@ -48,7 +47,7 @@ def replay_command(
 
       covey replay /var/lib/covey/server/run
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     facts = _compared(run_folder(run))
     if as_json:
         print(json.dumps(facts))
@@ -130,7 +129,7 @@ def _again(config: Config, facts: ReplayFacts, rounds: int, scratch: Path) -> Ru
 def _show(console: Console, facts: dict[str, Any]) -> None:
     """The result in words."""
     counts = f"{facts['late']} late, {facts['absent']} absent and {facts['bad']} bad answers"
-    console.print(escape(f"{facts['folder']}: {facts['rounds']} rounds, {counts}"))
+    console.print(f"{facts['folder']}: {facts['rounds']} rounds, {counts}")
     if facts["equal"]:
         what = "rows, records, traffic and notes are those of the deployed run, bit for bit"
         console.print(f"equal: {what}")
@@ -138,6 +137,6 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
     console.print("NOT equal; these differ:")
     differences = facts["differences"]
     for difference in differences[:_SHOWN]:
-        console.print(escape(f"  {difference}"))
+        console.print(f"  {difference}")
     if len(differences) > _SHOWN:
         console.print(f"  and {len(differences) - _SHOWN} more (--json lists all)")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from covey.cli.folder import Folder
+from covey.cli.terminal import Console
 from covey.deployed import own_models
 from covey.errors import ConfigError, CoveyError
 from covey.report.facts import facts
@@ -54,8 +53,8 @@ def report(
             raise ConfigError(f"{run} {rule}; give the run folder of the server.")
     page = out or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
     write(runs, page)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"report: {escape(str(page))} ({page.stat().st_size / 1e3:,.0f} kB)")
+    console = Console()
+    console.print(f"report: {page} ({page.stat().st_size / 1e3:,.0f} kB)")
     if open_page and not webbrowser.open(page.resolve().as_uri()):
         console.print("note: there is no browser here; open the file in one.")
 
@@ -75,9 +74,9 @@ def write_after_run(folder: Path, console: Console) -> None:
     try:
         write([folder], page)
     except CoveyError as error:
-        console.print(f"note: no {NAME}: {escape(str(error))}")
+        console.print(f"note: no {NAME}: {error}")
         return
-    console.print(f"open first: {escape(str(page))}")
+    console.print(f"open first: {page}")
 
 
 def _check_target(page: Path) -> None:

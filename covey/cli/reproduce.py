@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
@@ -18,6 +17,7 @@ from rich.table import Table as RichTable
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
 from covey.cli.stop import Interrupted, stoppable
+from covey.cli.terminal import Console
 from covey.engine.precision import Compute
 from covey.papers import report, tables, verdicts
 from covey.papers import reproduce as papers
@@ -132,7 +132,7 @@ def reproduce(
             if any(row.name in asked for row in table.rows):
                 _print(table, own, results[table.paper])
         if not any(results.values()):
-            Console(soft_wrap=True, highlight=False).print(escape(report.whereabouts(out, results)))
+            Console().print(report.whereabouts(out, results))
     _say_what_is_missing(chosen, results)
 
 
@@ -144,7 +144,7 @@ def _lines(table: Table, results: Results, rows: str) -> list[Line]:
 
 def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
     """Run the rows with a bar; a Ctrl-C leaves those that are done."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=False)
     try:
         with stoppable(console), _progress(console, len(rows) * len(protocols)) as watcher:
             papers.reproduce(rows, protocols, options, out, watcher)
@@ -156,7 +156,7 @@ def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, o
 @contextmanager
 def _progress(console: Console, jobs: int) -> Iterator[Bar]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TextColumn("{task.completed:.1f} of {task.total} rows"),
         TimeRemainingColumn(),
@@ -176,7 +176,7 @@ class Bar:
 
     def begin(self, row: Row, protocol: Protocol) -> None:
         """Name the row."""
-        self._bar.update(self._task, description=escape(f"{row.key} ({protocol})"))
+        self._bar.update(self._task, description=f"{row.key} ({protocol})")
 
     def tick(self, done: float) -> None:
         """Move on by a part of a row."""
@@ -185,7 +185,7 @@ class Bar:
     def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
         """Say which result stays."""
         text = f"{row.key} ({protocol}): {reason}"
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
         """Move on to the next row."""
@@ -197,7 +197,7 @@ class Bar:
         if "missing" in result:
             ended = f"not run, {result['missing']} is not here"
         text = f"{row.key} ({protocol}): {ended}"
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
 
 def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
@@ -207,19 +207,19 @@ def _list(listed: Sequence[Table], out: Path, as_json: bool) -> None:
         rows = [report.summary_cells(table, results[table.paper]) for table in listed]
         print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for table in listed:
-        console.print(f"[bold]{table.path}[/] {escape(table.title)}")
+        console.print(f"[bold]{table.path}[/] {escape(table.title)}", markup=True)
         console.print(f"  {report.counts_in_words(table, results[table.paper])}")
     for paper, counts in report.papers_in_words(listed, results):
-        console.print(f"[bold]{paper}[/], every cell once")
+        console.print(f"[bold]{paper}[/], every cell once", markup=True)
         console.print(f"  {counts}")
-    console.print(escape(report.whereabouts(out, results)))
+    console.print(report.whereabouts(out, results))
 
 
 def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escape(table.title)}[/]")
+    console = Console()
+    console.print(f"[bold]{escape(table.title)}[/]", markup=True)
     if not shown:
         console.print("these rows have no printed cell, and no figure yet")
         return
@@ -227,7 +227,7 @@ def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
     for name in report.HEAD[:-1]:
         grid.add_column(name, no_wrap=True)
     for line in shown:
-        grid.add_row(*map(escape, report.cells(line)[:-1]))
+        grid.add_row(*report.cells(line)[:-1])
     print_wide(console, grid)
     own = list({line.row.key: line.row for line in shown}.values())
     settings = {row.setting for row in own}
@@ -235,13 +235,13 @@ def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
         known = claim.ours is not None or not claim.ordering.chain
         if known and settings & set(claim.setting.split(", ")):
             text, setting, printed, ours = report.claim_cells(claim)
-            console.print(escape(f"{text}, {setting}: {ours} here; {printed} in the paper"))
+            console.print(f"{text}, {setting}: {ours} here; {printed} in the paper")
     for reason, rows in _reasons(shown).items():
-        console.print(escape(f"why: {reason} ({', '.join(rows)})"))
+        console.print(f"why: {reason} ({', '.join(rows)})")
     for choice in table.unprinted:
-        console.print(escape(f"not printed in the paper: {choice}"))
+        console.print(f"not printed in the paper: {choice}")
     for note in report.notes(own):
-        console.print(escape(note))
+        console.print(note)
 
 
 def _reasons(shown: Sequence[Line]) -> dict[str, list[str]]:
@@ -282,5 +282,5 @@ def _say_what_is_missing(rows: Sequence[Row], results: Mapping[str, Results]) ->
     if missing:
         text = f"not here: {', '.join(missing)}; covey data says how to get data sets"
         fix = "name their folder by --data-dir or COVEY_DATA"
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(escape(f"{text}; {fix}."))
+        console = Console(stderr=True)
+        console.print(f"{text}; {fix}.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,22 +10,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from covey.cli import show
 from covey.cli.folder import refused
 from covey.cli.load import Loaded, load, summary
 from covey.cli.options import AsJson
+from covey.cli.terminal import Console, printable
 from covey.data.tables import Columns, Faults, Table
 from covey.data.unlabelled import unlabelled
 from covey.errors import ConfigError
+from covey.runs.csv_text import csv_text
 from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, asked_for, for_devices, headline
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that a folder of another user or machine names."),
 ]
 OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
 
@@ -68,7 +70,7 @@ def show_run(
         facts = {"folder": str(run), "finished": not unfinished, **figures.as_dict()}
         print(json.dumps(facts))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     if unfinished:
         done = min(len(seed.history) for seed in unfinished)
         console.print(f"{done} of {rounds} rounds; resume with: covey run --resume {run}")
@@ -106,6 +108,7 @@ def predict(
         Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
     ] = None,
     seed: OfSeed = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict new examples with the models of a run.
@@ -125,23 +128,23 @@ def predict(
 
       covey predict runs/own-data-permfl-1 --data new.csv --unknown global
     """
-    loaded = load(run, seed=seed)
+    loaded = load(run, seed=seed, trust=trust)
     faults = Faults()
     table = _examples(loaded, file, faults)
     for note in table.notes:
-        typer.echo(f"{file}: {note}", err=True)
+        Console(stderr=True).print(f"{file}: {note}")
     owners = _owners(loaded, table, file, device, model, unknown, faults)
     rows = _predictions(loaded, table, owners)
     if as_json:
         print(json.dumps(rows))
         return
-    text = _csv(rows)
+    text = csv_text(list(rows[0]), rows)
     if out is None:
-        print(text, end="")
+        print(printable(text), end="")
         return
     with refused(out):
         out.write_text(text, encoding="utf-8")
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"{len(rows)} predictions: {out}")
+    Console(stderr=True).print(f"{len(rows)} predictions: {out}")
 
 
 def _seeds(run: Path) -> list[Loaded]:
@@ -166,7 +169,7 @@ def _show_devices(
     for seed, line in tested:
         by_device.setdefault((seed, line.device), {})[line.model] = line
     models = seeds[0].models()
-    own = seeds[0].snapshot().model
+    own = seeds[0].most_personal()
     metric = _metric(seeds[0], [line for _, line in tested], wanted)
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for _, line in tested)
@@ -175,11 +178,11 @@ def _show_devices(
     for seed, device in ordered:
         scored = by_device[seed, device]
         first = next(iter(scored.values()))
-        words = [str(seed)] * with_seeds + [escape(device)]
-        words += [escape(first.edge or "")] * with_edges
+        words = [str(seed)] * with_seeds + [device]
+        words += [first.edge or ""] * with_edges
         figures = [_figure(scored.get(name), metric) for name in models]
         table.add_row(*words, str(first.examples), *figures)
-    show.print_wide(Console(soft_wrap=True, highlight=False), table)
+    show.print_wide(Console(), table)
 
 
 def _metric(run: Loaded, lines: Sequence[DeviceScore], wanted: str | None) -> Headline:
@@ -316,11 +319,3 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
         }
         for k, row in zip(best, shares.tolist(), strict=True)
     ]
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()

@@ -10,12 +10,11 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
+from covey.cli.terminal import Console
 from covey.errors import ConfigError, CoveyError
 from covey.report.run_files import RunFiles, SeedRecord
 from covey.report.seed_facts import SeedFacts
@@ -84,7 +83,7 @@ def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
     if as_json:
         print(json.dumps([run.as_dict() for run in listed]))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     if not listed:
         kind = "run" if only is None else f"{only} run"
         console.print(f"no {kind} in {folder}")
@@ -210,9 +209,9 @@ def _table(listed: Sequence[Listed]) -> Table:
     for run in listed:
         started = (run.started or "-").removesuffix("+00:00").replace("T", " ")
         table.add_row(
-            escape(run.name),
-            escape(run.algorithm),
-            escape(run.data),
+            run.name,
+            run.algorithm,
+            run.data,
             run.state,
             f"{run.done}/{run.rounds}",
             _figure(run.personal, run.metric),

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 import covey
 from covey.cli import recover
 from covey.cli.assemble import Experiments, side_by_side
@@ -22,6 +19,7 @@ from covey.cli.folder import Folder
 from covey.cli.recording import DEVICES, Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
+from covey.cli.terminal import Console
 from covey.cli.tracked import Tracked
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, CoveyError, DivergedError, RankError
@@ -150,7 +148,7 @@ class Seeds:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
         folders = [self.folders[seed] for seed in seeds]
         runs = self._build(seeds, folders)
-        self._print_once(f"engine: {escape(runs.engine['sentence'])}")
+        self._print_once(f"engine: {runs.engine['sentence']}")
         for note in runs.notes:
             self._print_once(f"note: {note}")
         recorders = [Recorder(folder) for folder in folders]

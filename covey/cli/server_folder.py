@@ -11,16 +11,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from covey.cli import seeds
 from covey.cli.config import Config
 from covey.cli.folder import Folder
 from covey.cli.outcome import write_commands, write_outcome
-from covey.cli.own_code import own_modules, write_modules
+from covey.cli.own_code import own_modules, write_config
 from covey.cli.recording import Recorder
 from covey.cli.report import write_after_run
 from covey.cli.stop import Interrupted
+from covey.cli.terminal import Console
 from covey.deployed.missed import Missing
 from covey.deployed.server_run import ending, replay_facts
 from covey.errors import CheckpointError
@@ -78,8 +77,7 @@ class ServerFolder:
 
         The run must be that of the folder: files of another experiment would replace its own.
         """
-        self.folder.write("config.toml", self.config.text())
-        write_modules(self.folder.path, own_modules(self.config))
+        write_config(self.folder, self.config, own_modules(self.config))
         write_commands(self.config, self.folder, self.command)
         self._began = status.written(self.folder.path).began()
         self.folder.write_json(status.FILE, self._began.as_dict())

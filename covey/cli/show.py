@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from statistics import fmean
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
+from covey.cli.terminal import Console
 from covey.report.summary import Figure, ModelFigures, RadioFigures, SampleFigures, Summary
 from covey.runs.headline import headline, named
 from covey.runs.run import Round
@@ -41,10 +41,10 @@ def progress(
         yield _Lines(console, label, rounds, notes, lines)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=8),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
@@ -100,7 +100,7 @@ class _Lines:
 def text(summary: Summary) -> str:
     """The tables as plain text."""
     out = io.StringIO()
-    table(Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False), summary)
+    table(Console(file=out, width=200, no_color=True), summary)
     return out.getvalue().strip("\n") + "\n"
 
 
@@ -399,7 +399,7 @@ def _radio(console: Console, figures: RadioFigures) -> None:
 def newcomer(console: Console, done: Personalized) -> None:
     """What each model does on a new device."""
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
-    console.print(f"{done.device}: a new device with {sizes} examples", markup=False)
+    console.print(f"{done.device}: a new device with {sizes} examples")
     console.print(f"its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
     columns = [(part, done.metric) for part in parts]

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rich.console import Console
-
+from covey.cli.terminal import Console
 from covey.errors import CoveyError
 from covey.runtimes.ranks import ALONE, Ranks
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from covey.cli.folder import refused
 from covey.cli.grid import store
@@ -18,6 +17,7 @@ from covey.cli.grid.sweep import Result
 from covey.cli.grid_options import Jobs, Out, Resume, check_words, checked_jobs, progress, shown
 from covey.cli.options import AsJson, What, split
 from covey.cli.stop import Interrupted, stoppable
+from covey.cli.terminal import Console
 
 
 def sweep(
@@ -53,7 +53,7 @@ def sweep(
 
       covey run runs/my-sweep-1/best.toml        the best setting, on test data
     """
-    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    console = Console(stderr=as_json)
     path, changes = split(arguments)
     check_words(path, changes, out, resume)
     processes = checked_jobs(jobs)

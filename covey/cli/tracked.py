@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
+from covey.cli.terminal import Console
 from covey.cli.trackers import Maker
 from covey.origin import FAULTS, told
 from covey.runs.record import Round
@@ -72,7 +70,7 @@ class Tracked:
         except FAULTS as error:
             self._trackers.pop(name, None)
             text = f"the tracker {name} failed: {told(error)} The run goes on without it."
-            self._console.print(f"note: {escape(text)}")
+            self._console.print(f"note: {text}")
             return False
         return True
 

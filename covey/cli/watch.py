@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from covey.cli import runs
 from covey.cli.options import AsJson
+from covey.cli.terminal import Console
 from covey.errors import ConfigError
 from covey.report.facts import Facts
 from covey.runs import status
@@ -57,7 +57,7 @@ def watch(
     current = live.LiveFacts(facts)
     listener = live.listen(port)
     address = f"http://{live.HOST}:{listener.getsockname()[1]}/"
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     if as_json:
         console.print_json(data={"address": address}, indent=None)
     else:

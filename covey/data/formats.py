@@ -234,7 +234,8 @@ def _leaf(files: Files) -> Arrays:
 
 def _labels(values: Any) -> Numbers:
     """Labels as int64; a ValueError if they are not integers on one axis."""
-    if isinstance(values, list) and any(isinstance(value, list | dict) for value in values):
+    nested = (list, tuple, dict)
+    if isinstance(values, list | tuple) and any(isinstance(value, nested) for value in values):
         # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
         raise ValueError("its labels are lists, not numbers")
     array = np.asarray(values)

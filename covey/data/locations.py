@@ -37,7 +37,7 @@ def folder(data_dir: str | Path | None = None) -> Path:
     named = data_dir
     if data_dir is None:
         named = os.environ.get("COVEY_DATA")
-    return Path(named).expanduser() if named else _user_data() / "covey"
+    return Path(named).expanduser() if named else user_data() / "covey"
 
 
 def find(entry: KnownSet, root: Path) -> Located:
@@ -79,7 +79,8 @@ def unpacked_md5(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _user_data() -> Path:
+def user_data() -> Path:
+    """The folder for what a program keeps for its user."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support"
     if sys.platform == "win32":

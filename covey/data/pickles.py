@@ -44,68 +44,18 @@ def batch(data: bytes, name: str) -> dict[str, Any]:
 
 
 # What pickle itself writes of dictionaries of lists, text, bytes, numbers and arrays. There are no
-# sets, and nothing that copies what is on the stack.
+# sets. GET puts the same thing on the stack again, so that lists of lists may be far larger than
+# their file: who reads one must not multiply it out.
 _OPERATIONS = {
-    *(
-        "PROTO",
-        "FRAME",
-        "STOP",
-        "MARK",
-        "GLOBAL",
-        "STACK_GLOBAL",
-        "REDUCE",
-        "BUILD",
-    ),
-    *(
-        "EMPTY_DICT",
-        "DICT",
-        "SETITEM",
-        "SETITEMS",
-        "EMPTY_LIST",
-        "LIST",
-        "APPEND",
-        "APPENDS",
-    ),
-    *(
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-    ),
-    *(
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-    ),
-    *(
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-    ),
-    *("BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-    *(
-        "PUT",
-        "BINPUT",
-        "LONG_BINPUT",
-        "MEMOIZE",
-        "GET",
-        "BINGET",
-        "LONG_BINGET",
-    ),
-}
+    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "EMPTY_DICT",
+    "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE",
+    "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT",
+    "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES",
+    "SHORT_BINBYTES", "BINBYTES8", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET",
+    "LONG_BINGET",
+}  # fmt: skip
+_ALL = pickle._Unpickler.dispatch
 _CODES = {ord(operation.code): operation.name for operation in pickletools.opcodes}
 
 
@@ -116,9 +66,7 @@ class _Reader(pickle._Unpickler):
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(
-            io.BytesIO(data), encoding="bytes"
-        )  # the official files were written by Python 2
+        super().__init__(io.BytesIO(data), encoding="bytes")  # Python 2 wrote the official files
 
     def set_item(self) -> None:
         value = self.stack.pop()
@@ -147,11 +95,7 @@ class _Reader(pickle._Unpickler):
             table[key] = value
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
-        **{
-            code: run
-            for code, run in pickle._Unpickler.dispatch.items()
-            if _CODES[code] in _OPERATIONS
-        },
+        **{code: run for code, run in _ALL.items() if _CODES[code] in _OPERATIONS},
         pickle.SETITEM[0]: set_item,
         pickle.SETITEMS[0]: set_items,
         pickle.DICT[0]: dictionary,

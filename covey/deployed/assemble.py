@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from covey.data import Shards
+from covey.deployed.certificates import Identity
 from covey.deployed.checked_facts import Subtree, subtrees
 from covey.deployed.disk import Disk
 from covey.deployed.frames import MAX_MESSAGE
@@ -85,6 +86,8 @@ def node_of(
     norm_bounds: Mapping[Seat, float] | None = None,
     drops_diverged: bool = False,
     shares_rows: bool = True,
+    identity: Identity | None = None,
+    jump: int = 0,
 ) -> Node:
     """One node, with only its own examples and its disk.
 
@@ -123,6 +126,8 @@ def node_of(
         norm_bounds=norm_bounds or {},
         drops_diverged=drops_diverged,
         shares_rows=shares_rows,
+        identity=identity,
+        jump=jump,
     )
 
 

@@ -1,42 +1,84 @@
 """Long values in sqlite: written piece by piece, and moved out of the log beside the file.
 
 A value that is bound to a statement is copied twice, and the statement keeps a copy.
+
+Beside a value is its checksum, as sqlite has none of its file. A CRC-32 finds every change of up to
+32 bits in a row, and takes a quarter of the time of BLAKE2b: 0.07 ms for 300 kB. Forgers are not
+its matter: who can write the file can do anything with it.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
+import zlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from covey.errors import CheckpointError
+
 _PIECE = 2**20
-_LOG = 2**22
+LOG = 2**20
 """Bytes of the log above which its pages are moved into the file."""
-_OVERHEAD = 2**16
+_OVERHEAD = 2**14
 """Bytes of the other pages that are written with a value."""
 _LAST = {"rows": "data", "answers": "data", "journal": "data", "facts": "value"}
 """The last column of the tables that hold long values."""
+_SUMMED = {
+    "rows": ("name", "label", "round", "dtype", "shape"),
+    "answers": ("lane", "key"),
+    "journal": ("key", "seat", "status"),
+    "facts": ("name",),
+    "records": ("round",),
+}
+"""The columns in front of the checksum that it is of, with the last column."""
+
+
+Data = bytes | memoryview | str
 
 
 class Connection(sqlite3.Connection):
     """A connection that counts what it has put into the log, about."""
 
+    path: Path
     written: int = 0
 
 
-def insert(
-    connection: Connection,
-    table: str,
-    values: Sequence[Any],
-    data: bytes | memoryview | None,
-) -> None:
-    """Insert or replace a row whose last column is `data`; any other column is in `values`."""
+def _checksum(values: Sequence[Any], data: Data | None) -> int:
+    """Of the last column of a row, and of values in front of it."""
+    if isinstance(data, str):
+        data = data.encode()
+    return zlib.crc32(data or b"", zlib.crc32(json.dumps(list(values)).encode()))
+
+
+def check(connection: Connection, table: str, values: Sequence[Any], data: Data) -> None:
+    """Refuse data that are not what was written; `values` are those in front, and the checksum."""
+    *own, written = values
+    if _checksum(own, data) == written:
+        return
+    fix = "restore the disk, or start a new run"
+    raise CheckpointError(
+        f"{connection.path}: {', '.join(map(str, own[:2]))} in the table {table!r} is not what was "
+        f"written there: the disk has changed some bits; {fix}."
+    )
+
+
+def _check_row(connection: Connection, table: str, row: int, data: Data) -> None:
+    """Refuse the last column of the row of this number where it is not what was written."""
+    columns = ", ".join(_SUMMED[table])
+    selected = connection.execute(f"SELECT {columns}, sum FROM {table} WHERE rowid = ?", [row])
+    check(connection, table, selected.fetchone(), data)
+
+
+def insert(connection: Connection, table: str, values: Sequence[Any], data: Data | None) -> None:
+    """Insert or replace a row of `values`, the checksum of them and of `data`, and `data`."""
     size = 0 if data is None else len(data)
-    if data is None or size <= _PIECE:
+    values = [*values, _checksum(values[-len(_SUMMED[table]) :], data)]
+    if data is None or isinstance(data, str) or size <= _PIECE:
         _replace(connection, table, [*values, data], "?", size)
         return
     row = _replace(connection, table, [*values, size], "zeroblob(?)", size)
@@ -67,64 +109,78 @@ def read(connection: Connection, table: str, row: int, out: memoryview) -> None:
         for start in range(0, len(out), _PIECE):
             stop = min(start + _PIECE, len(out))
             out[start:stop] = blob.read(stop - start)
+    _check_row(connection, table, row, out)
 
 
-def whole(connection: Connection, table: str, row: int, size: int) -> bytes:
-    """The last column of the row of this number, which has so many bytes."""
+def whole(connection: Connection, table: str, row: int) -> bytes:
+    """The last column of the row of this number."""
     pieces = BytesIO()
     with connection.blobopen(table, _LAST[table], row, readonly=True) as blob:
-        for _ in range(0, size, _PIECE):
+        for _ in range(0, len(blob), _PIECE):
             pieces.write(blob.read(_PIECE))
-    return pieces.getvalue()  # without a copy
+    data = pieces.getvalue()  # without a copy
+    _check_row(connection, table, row, data)
+    return data
 
 
 def move(connection: Connection, table: str, row: int, values: Sequence[Any]) -> None:
-    """Give a row other values in front of its last column; an UPDATE would load that twice."""
+    """Give a row other values before its last column, the checksum of which stays the last of them.
+
+    An UPDATE would load that column twice.
+    """
     last = _LAST[table]
     selected = connection.execute(f"SELECT length({last}) FROM {table} WHERE rowid = ?", [row])
     (size,) = selected.fetchone()
-    if size is None or size <= _PIECE:
-        selected = connection.execute(f"SELECT {last} FROM {table} WHERE rowid = ?", [row])
-        (data,) = selected.fetchone()
-        insert(connection, table, values, data)
-    else:
-        new = _replace(connection, table, [*values, size], "zeroblob(?)", size)
-        with (
-            connection.blobopen(table, last, row, readonly=True) as source,
-            connection.blobopen(table, last, new) as target,
-        ):
-            for _ in range(0, size, _PIECE):
-                target.write(source.read(_PIECE))
+    new = _replace(connection, table, [*values, size], "zeroblob(?)", size)
+    with (
+        connection.blobopen(table, last, row, readonly=True) as source,
+        connection.blobopen(table, last, new) as target,
+    ):
+        for _ in range(0, size, _PIECE):
+            target.write(source.read(_PIECE))
     connection.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
 
 
 class LogMover:
     """Moves what a file's log holds into the file, in a thread of its own.
 
-    The file is synchronised to the disk then, for which no answer should wait.
+    The file is synchronised to the disk then, for which no answer should wait. The log begins anew
+    only if nothing was written meanwhile. In a tree at full speed that never happens. So a log that
+    is longer than the file is emptied while nobody may write: most of it was moved just before.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, alone: AbstractContextManager[Any]) -> None:
+        """Who writes to the file holds `alone`, but not when it calls `look`."""
         self._path = path
+        self._alone = alone
         self._thread: threading.Thread | None = None
 
     def look(self, connection: Connection) -> None:
-        """Begin to move where much was written and nothing is being moved."""
-        if connection.written < _LOG:
+        """Begin to move where much was written; wait for what is being moved only if it is long."""
+        if connection.written < LOG:
             return
         if self._thread is not None and self._thread.is_alive():
-            return
+            if not self._longer(4 * LOG):
+                return
+            self._thread.join()  # or the log would grow faster than it is moved
         connection.written = 0
         self._thread = threading.Thread(target=self._move, daemon=True)
         self._thread.start()
 
     def _move(self) -> None:
-        with suppress(sqlite3.Error):  # the next one may succeed
-            connection = sqlite3.connect(self._path)
-            try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            finally:
-                connection.close()
+        with (
+            suppress(sqlite3.Error, OSError),  # the next one may succeed
+            closing(sqlite3.connect(self._path)) as connection,
+        ):
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            if self._longer(2 * LOG):
+                with self._alone:
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _longer(self, size: int) -> bool:
+        """Whether the log is longer than this, and than the file."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        return log.stat().st_size > max(size, self._path.stat().st_size)
 
     def end(self) -> None:
         """Wait for what is being moved."""

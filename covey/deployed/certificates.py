@@ -15,17 +15,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from covey.deployed.extras import cryptography
 from covey.deployed.seats import is_name
 from covey.errors import ConfigError, TransportError, shown
-from covey.runs.lock import try_lock
+from covey.runs.lock import locked
 
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
@@ -46,8 +47,13 @@ _HAS_MODES = os.name == "posix"
 """Whether the mode of a file says who may read it; elsewhere its folder does."""
 _SKEW = timedelta(minutes=5)  # between the clocks of two machines
 _LOCK = ".authority.lock"
+_COPY = f"copy {REVOKED} from the authority's folder"
 _PATIENCE = 30.0  # s that one command waits for another that signs or revokes
 _PAUSE = 0.02  # s between two attempts
+_READS = 25  # attempts to read a file that somebody may be copying
+Passphrase = Callable[[], str]
+"""Asks the operator for the passphrase of a key."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -112,35 +118,54 @@ class Authority:
     """The folder that signs certificates. Its key stays with the operator."""
 
     folder: Path
+    key: Path | None = None
+    """The file of its key; None: `ca.key` in the folder."""
+    passphrase: Passphrase | None = None
+    """Asked where the key has one."""
 
     @staticmethod
-    def create(folder: Path, *, days: float = AUTHORITY_DAYS) -> Authority:
-        """Make an authority in a folder that has none."""
-        cryptography()  # an error before anything is written
+    def create(
+        folder: Path,
+        *,
+        days: float = AUTHORITY_DAYS,
+        key: Path | None = None,
+        passphrase: Passphrase | None = None,
+    ) -> Authority:
+        """Make an authority in a folder that has none.
+
+        A `key` from outside is taken where its file is there. With a passphrase a new key has it.
+        """
+        crypto = cryptography()  # an error before anything is written
         _make_folder(folder)
         with _locked(folder):
             for name in (AUTHORITY, AUTHORITY_KEY):
                 if (folder / name).exists():
                     fix = "choose another --dir, or remove it"
                     raise ConfigError(f"{folder / name} exists already; {fix}.")
-            return Authority._create(folder, days)
+            file = key or folder / AUTHORITY_KEY
+            if not file.exists():
+                _new_key(file, passphrase)
+            own_key = _private_key(file, passphrase)
+            public = own_key.public_key()
+            subject = _name("covey authority")
+            builder = _builder(subject, subject, public, timedelta(days=days))
+            for extension, critical in _authority_extensions(public):
+                builder = builder.add_extension(extension, critical=critical)
+            _write(folder / AUTHORITY, _pem(builder.sign(own_key, crypto.hashes.SHA256())))
+            authority = Authority(folder, key, passphrase)
+            authority._write_issued([])
+            authority._write_revoked([])
+            return authority
 
-    @staticmethod
-    def _create(folder: Path, days: float) -> Authority:
-        """Make an authority in a folder that no other command changes."""
-        crypto = cryptography()
-        key = crypto.curves.generate_private_key(crypto.curves.SECP256R1())
-        name = _name("covey authority")
-        builder = _builder(name, name, key.public_key(), timedelta(days=days))
-        for extension, critical in _authority_extensions(key.public_key()):
-            builder = builder.add_extension(extension, critical=critical)
-        certificate = builder.sign(key, crypto.hashes.SHA256())
-        _write_private(folder / AUTHORITY_KEY, _private_bytes(key))
-        _write(folder / AUTHORITY, _pem(certificate))
-        authority = Authority(folder)
-        authority._write_issued([])
-        authority._write_revoked([])
-        return authority
+    def _own(self) -> tuple[Any, Any]:
+        """The authority's certificate and its private key."""
+        own = _certificate(_read(self.folder / AUTHORITY), AUTHORITY)
+        file = self.key or self.folder / AUTHORITY_KEY
+        key = _private_key(file, self.passphrase)
+        if key.public_key() != own.public_key():
+            fix = "give --key the one with which it was made"
+            raise ConfigError(f"{file} is not the key of {self.folder / AUTHORITY}; {fix}.")
+        return own, key
 
     def issue(
         self,
@@ -317,8 +342,7 @@ class Authority:
         The note comes first: a certificate that nobody knows of could not be revoked.
         """
         crypto = cryptography()
-        own_key = _private_key(self.folder / AUTHORITY_KEY)
-        own = _certificate(_read(self.folder / AUTHORITY), AUTHORITY)
+        own, own_key = self._own()
         builder = _builder(_name(name), own.subject, public, lifetime)
         for extension, critical in _seat_extensions(seats, own.public_key()):
             builder = builder.add_extension(extension, critical=critical)
@@ -346,15 +370,15 @@ class Authority:
             if (self.folder / name).is_dir():
                 _write(self.folder / name / REVOKED, revoked)
 
-    def _revocation_list(self, serials: Iterable[int]) -> bytes:
-        """The numbers of revoked certificates, signed."""
+    def _revocation_list(self, serials: Sequence[int]) -> bytes:
+        """The numbers of revoked certificates, signed; the list's own number is how many."""
         crypto = cryptography()
-        own_key = _private_key(self.folder / AUTHORITY_KEY)
-        own = _certificate(_read(self.folder / AUTHORITY), AUTHORITY)
+        own, own_key = self._own()
         builder = crypto.x509.CertificateRevocationListBuilder()
         builder = builder.issuer_name(own.subject)
         builder = builder.last_update(_now())
         builder = builder.next_update(own.not_valid_after_utc)
+        builder = builder.add_extension(crypto.x509.CRLNumber(len(serials)), critical=False)
         for serial in serials:
             entry = crypto.x509.RevokedCertificateBuilder()
             entry = entry.serial_number(serial).revocation_date(_now())
@@ -370,6 +394,8 @@ class Identity:
     """
 
     folder: Path
+    memory: Path | None = None
+    """The file with the number of the last list of revoked certificates; None: none is kept."""
 
     def check(self) -> Certificate:
         """The certificate; an error where a file is missing, open to others or out of date."""
@@ -434,10 +460,13 @@ class Identity:
         out: bytes = own.sign(data, crypto.curves.ECDSA(crypto.hashes.SHA256()))
         return out
 
-    def verify(self, pem: bytes, signature: bytes, data: bytes, seat: str) -> Certificate:
+    def verify(
+        self, pem: bytes, signature: bytes, data: bytes, seat: str, *, ended: bool = False
+    ) -> Certificate:
         """The certificate of the holder of a seat that has signed the data.
 
-        An error says why the signature, or the certificate, does not count.
+        An error says why the signature, or the certificate, does not count. `ended` says that one
+        counts which was valid once.
         """
         crypto = cryptography()
         certificate = _certificate(pem, f"what {seat} shows")
@@ -449,7 +478,7 @@ class Identity:
             certificate.public_key().verify(signature, data, algorithm)
         except (crypto.invalid, crypto.unsupported, ValueError, TypeError, AttributeError):
             raise TransportError(f"{seat} does not hold the key of its certificate.") from None
-        refusal = described.refusal(self.revoked(), _now())
+        refusal = described.refusal(self.revoked(), described.begins if ended else _now())
         if seat not in described.seats:
             refusal = f"its certificate is of {', '.join(described.seats)}"
         if refusal is not None:
@@ -461,20 +490,52 @@ class Identity:
         return (_mark(self.folder / REVOKED), _mark(self.folder / AUTHORITY))
 
     def revoked(self) -> frozenset[int]:
-        """The numbers of revoked certificates; an error unless the authority has signed them."""
+        """The numbers of revoked certificates; an error unless the authority has signed them.
+
+        A list from before one that was read here is an error too.
+        """
         crypto = cryptography()
         file = self.folder / REVOKED
         data = _read(file)
         try:
             listed = crypto.x509.load_pem_x509_crl(data)
         except ValueError:
-            fix = f"copy {REVOKED} from the authority's folder"
-            raise ConfigError(f"{file} is no list of revoked certificates in PEM; {fix}.") from None
+            what = "is no list of revoked certificates in PEM"
+            raise ConfigError(f"{file} {what}; {_COPY}.") from None
         public = _certificate(self.authority(), AUTHORITY).public_key()
         if not listed.is_signature_valid(public):
-            fix = f"copy {REVOKED} from the authority's folder"
-            raise ConfigError(f"{file} is not signed by {self.folder / AUTHORITY}; {fix}.")
+            raise ConfigError(f"{file} is not signed by {self.folder / AUTHORITY}; {_COPY}.")
+        self._remember(crypto.x509, listed)
         return frozenset(entry.serial_number for entry in listed)
+
+    def _remember(self, x509: Any, listed: Any) -> None:
+        """Refuse a list that is older than the last; a new authority begins anew."""
+        if self.memory is None:
+            return
+        number = len(listed)
+        with suppress(x509.ExtensionNotFound):
+            number = listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        authority = sha256(self.authority()).hexdigest()
+        last = -1
+        with suppress(OSError, ValueError):
+            read, of = self.memory.read_text(encoding="utf-8").split()
+            if of == authority:
+                last = int(read)
+        if number < last:
+            what = f"{self.folder / REVOKED} is list {number}, and list {last} was read before"
+            raise ConfigError(f"{what}: what was revoked since would count again; {_COPY}.")
+        if number > last:
+            with suppress(ConfigError):  # on a full disk the new list counts all the same
+                _write(self.memory, f"{number} {authority}\n".encode(), 0o600)
+
+
+def read_again(read: Callable[[], _T]) -> _T:
+    """What `read` gives; for half a second it is tried again: a file may be half copied."""
+    for _ in range(_READS):
+        with suppress(ConfigError):
+            return read()
+        time.sleep(_PAUSE)
+    return read()
 
 
 def request(folder: Path, name: str) -> Path:
@@ -636,12 +697,10 @@ def _requested(file: Path, name: str) -> Any:
         raise ConfigError(f"{file} is no signing request in PEM; {fix}.") from None
     if not signed.is_signature_valid:
         raise ConfigError(f"{file} is not signed by its own key; make it anew.")
-    asked = [
-        value.value for value in signed.subject.get_attributes_for_oid(crypto.names.COMMON_NAME)
-    ]
-    if asked != [name]:
-        names = ", ".join(map(shown, asked)) or "nobody"
-        raise ConfigError(f"{file} is the request of {names}, not of {name}; give that of {name}.")
+    asked = _common_name(signed)
+    if asked != name:
+        other = shown(asked) if asked else "nobody"
+        raise ConfigError(f"{file} is the request of {other}, not of {name}; give that of {name}.")
     public = signed.public_key()
     if not isinstance(public, crypto.curves.EllipticCurvePublicKey):
         fix = f"make the key with covey certs request {name}"
@@ -652,38 +711,45 @@ def _requested(file: Path, name: str) -> Any:
 # Keys and files
 
 
-def _new_key(file: Path) -> Any:
+def _new_key(file: Path, passphrase: Passphrase | None = None) -> Any:
     """Write a new private key; return the public one."""
     crypto = cryptography()
     key = crypto.curves.generate_private_key(crypto.curves.SECP256R1())
-    _write_private(file, _private_bytes(key))
+    form = crypto.serialization
+    hidden = form.NoEncryption()
+    if passphrase is not None:
+        hidden = form.BestAvailableEncryption(passphrase().encode())
+    data = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, hidden)
+    _write(file, data, 0o600)  # its owner alone may read it, from its first byte on
     return key.public_key()
 
 
-def _private_key(file: Path) -> Any:
-    """The private key in a file that its owner alone may read."""
+def _private_key(file: Path, passphrase: Passphrase | None = None) -> Any:
+    """The private key in a file that its owner alone may read, in a folder not all may write."""
+    crypto = cryptography()
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode & 0o777
             data = stream.read()
+        of_folder = file.parent.stat().st_mode & 0o777
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     if _HAS_MODES and mode & 0o077:
         raise ConfigError(f"{file} is open to others (mode {mode:o}); chmod 600 {file}.")
+    if _HAS_MODES and of_folder & 0o002:
+        what = f"{file.parent} can be written by everybody (mode {of_folder:o})"
+        raise ConfigError(f"{what}; chmod go-w {file.parent}.")
+    password = None
+    if passphrase is not None and b"ENCRYPTED" in data:
+        password = passphrase().encode()
     try:
-        return cryptography().serialization.load_pem_private_key(data, password=None)
+        key = crypto.serialization.load_pem_private_key(data, password)
     except (ValueError, TypeError):
-        raise ConfigError(f"{file} is no private key in PEM without a password.") from None
-
-
-def _private_bytes(key: Any) -> bytes:
-    serialization = cryptography().serialization
-    out: bytes = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return out
+        without = " without a passphrase" if passphrase is None else ", or of another passphrase"
+        raise ConfigError(f"{file} is no private key in PEM{without}.") from None
+    if not isinstance(key, crypto.curves.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} has no key of an elliptic curve; covey certs makes one.")
+    return key
 
 
 def _pem(signed: Any) -> bytes:
@@ -706,16 +772,6 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
 
 
-def _write(file: Path, data: bytes) -> None:
-    """Replace a file; a reader sees the old bytes or the new ones."""
-    _replace(file, data, 0o644)
-
-
-def _write_private(file: Path, data: bytes) -> None:
-    """Replace a file that its owner alone may read, from its first byte on."""
-    _replace(file, data, 0o600)
-
-
 def _remove(file: Path) -> None:
     """Remove a file, if it is there."""
     try:
@@ -727,17 +783,8 @@ def _remove(file: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """With the lock of an authority's folder, which one command at a time has."""
-    path = folder / _LOCK
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    with file:
-        until = time.monotonic() + _PATIENCE
-        while not try_lock(file):
-            if time.monotonic() > until:
-                raise ConfigError(f"another command changes {folder}; wait for its end.")
-            time.sleep(_PAUSE)
+    busy = f"another command changes {folder}; wait for its end"
+    with locked(folder / _LOCK, busy, _PATIENCE):
         yield
 
 
@@ -748,7 +795,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}.") from None
 
 
-def _replace(file: Path, data: bytes, mode: int) -> None:
+def _write(file: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file whole; the new bytes are on the disk before they have its name."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:

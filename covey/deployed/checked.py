@@ -65,8 +65,12 @@ class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
     def __init__(self) -> None:
+        self.asked: int | None = None
+        """How many children are asked, where a quorum of them is enough."""
         self.failed: set[Seat] = set()
-        """The seats whose answer is an error of their own, such as a training that diverged."""
+        """The seats whose answer is an error of their own that ends the round."""
+        self._kinds: dict[Seat, str] = {}
+        """The kinds of the errors that seats have answered."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
         """Why the answer of a seat is refused; None: it is good.
@@ -74,6 +78,7 @@ class ChildCheck(ABC):
         A fault of this node is raised, and ends the ask: no child is struck for it.
         """
         self.failed.discard(seat)  # the seat may have answered before, and was refused
+        self._kinds.pop(seat, None)
         try:
             if self._check(seat, data):
                 self.failed.add(seat)
@@ -93,6 +98,19 @@ class ChildCheck(ABC):
 
         True: nothing is, but the answer is an error of the child.
         """
+
+    def _ends_round(self, seat: Seat, failure: tuple[str, str]) -> bool:
+        """Whether the error of a seat ends the round, which is true; a bad answer is raised.
+
+        With a quorum one child must not stop all others: more than half of those asked must give
+        the same kind of error, such as that of a program with a fault.
+        """
+        kind, text = failure
+        self._kinds[seat] = kind
+        alike = list(self._kinds.values()).count(kind)
+        if self.asked is not None and 2 * alike <= self.asked:
+            raise DecodeError(f"an error of its own, {kind!r:.40}: {text!r:.300}")
+        return True
 
     @property
     @abstractmethod
@@ -136,7 +154,7 @@ class ReplyCheck(ChildCheck):
         failure = _error_in(header, messages)
         if failure is not None:
             self._check_diverged(*failure)
-            return True
+            return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
@@ -219,22 +237,20 @@ class OrderCheck(ChildCheck):
     def _check(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
         header, rows = parcel.unpack(data, header_limit(subtree), rows_limit(subtree))
-        if _error_in(header, rows) is not None:
-            return True
+        failure = _error_in(header, rows)
+        if failure is not None:
+            return self._ends_round(seat, failure)
         checked_facts.check_missing(header, subtree)
         checked_facts.check_unreached(header, subtree)
         checked_facts.check_number(header)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
-        seen = set()
         described: Counter[tuple[str, int]] = Counter()
         for kept in rows:
             self._check_row(subtree, kept)
-            place = (kept.tier, kept.number, kept.name, kept.label)
-            if place in seen:
-                raise DecodeError(f"the row {kept.name!r} of {kept.tier} {kept.number} twice.")
-            seen.add(place)
             described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
+        places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
+        checked_facts.check_once(places, "a row")
         if any(size > ROWS_OF_NODE for size in described.values()):
             raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
         return False
@@ -242,7 +258,6 @@ class OrderCheck(ChildCheck):
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
         checked_facts.check_place(kept.tier, kept.number, subtree)
-        checked_facts.check_version(kept.name, kept.label, kept.round)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "freeze":  # all versions of one name, or of all
@@ -252,22 +267,11 @@ class OrderCheck(ChildCheck):
         part = self.arguments.get("part")
         if part is not None and not Part(*part).has(kept.tier, kept.number):
             raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
-        row = kept.row
-        if row is None:
-            raise DecodeError(f"a row {shown(kept.name)} without values.")
-        template = self.templates.get((kept.tier, kept.name))
-        if template is not None:
-            have = (row.dtype, row.shape)
-            if have != (template.dtype, template.shape[1:]):
-                wanted = f"{list(template.shape[1:])} of {template.dtype}"
-                form = f"{list(row.shape)} of {row.dtype}"
-                raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
-        if row.is_floating_point() and not native.finite(row):
-            raise DecodeError(f"the row {shown(kept.name)} is not finite.")
+        checked_facts.check_row(kept, self.templates.get((kept.tier, kept.name)))
 
 
 def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
-    """The kind and the text of a child's error, which ends the round everywhere; None: no error."""
+    """The kind and the text of a child's error; None: no error."""
     failure = field_of(header, "error")
     if failure is None:
         return None

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -34,16 +34,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.deployed.node_rows import dtype_of
+from covey import native
+from covey.deployed.node_rows import NodeRow, dtype_of
 from covey.errors import DecodeError, shown
 from covey.kernel.call import Call
 from covey.kernel.store import ColumnKey
 from covey.links.meter import DIRECTIONS, LANES
+from covey.links.packed import Schema
 from covey.runtimes.notes import NoteKey
 from covey.tree import Tree
 
 Subtree = Mapping[str, range]
 """The ids of a node and of all nodes below it, by tier."""
+AskForm = tuple[str, str, str, tuple[tuple[str, torch.dtype], ...]]
+"""The lane, the tier, the owner and name of a program, and the kind and type of what goes down."""
 _LONGEST = 300  # characters of a name
 _MOST = 2**53  # of a count: a float holds every whole number up to it
 _LARGEST = 1e290  # of a noted number: the sum over all nodes is finite too
@@ -80,9 +84,15 @@ class Rehearsed:
     """Empty rows of the residuals of links, which nodes keep when they first send."""
     notes: set[NoteKey] = field(default_factory=set)
     """What programs note, by tier and name."""
+    kept: dict[ColumnKey, Tensor] = field(default_factory=dict)
+    """Empty rows of what nodes of all tiers keep."""
+    asks: dict[AskForm, int] = field(default_factory=dict)
+    """What nodes of all tiers are asked for, and the number of values in the widest message."""
 
     def learn(self, tier: str, call: Call) -> None:
-        """A program of a tier below has run on no rows."""
+        """A program of another tier, or of its own, has run on no rows."""
+        for name, rows in call.kept.items():
+            self.kept[tier, name] = rows.detach()
         for name, figures in call.reports.items():
             self.widths[tier, name] = figures.shape[1]
         for model, names in call.needs.items():
@@ -93,6 +103,11 @@ class Rehearsed:
         """The facts of a child without notes that no rehearsal has, which are not passed on."""
         notes = [entry for entry in facts["notes"] if tuple(entry[:2]) in self.notes]
         return {**facts, "notes": notes}
+
+
+def ask_form(lane: str, tier: str, program: str, schemas: Iterable[Schema]) -> AskForm:
+    """The form of an ask whose messages have these schemas."""
+    return lane, tier, program, tuple((schema.kind, schema.dtype) for schema in schemas)
 
 
 def subtrees(tree: Tree, tier: str) -> list[Subtree]:
@@ -167,14 +182,14 @@ def _most_missing(subtree: Subtree) -> int:
 def field_of(table: Any, name: str) -> Any:
     """A field of a table; a DecodeError where there is no table, or no such field."""
     if not isinstance(table, dict) or name not in table:
-        raise DecodeError(f"an answer without {name!r}.")
+        raise DecodeError(f"a message without {name!r}.")
     return table[name]
 
 
 def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse what stands beside an answer and cannot be of this subtree."""
     _check_sums(field_of(header, "facts"), subtree, rehearsed)
-    _check_kept(_list_of(header, "kept"), subtree, rehearsed)
+    _check_kept(list_of(header, "kept"), subtree, rehearsed)
     check_missing(header, subtree)
     check_number(header)
 
@@ -182,7 +197,7 @@ def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> 
 def check_number(header: Any) -> None:
     """Refuse what cannot be the number of the last change of a child's disk."""
     number = field_of(header, "number")
-    if not _is_count(number):
+    if not is_count(number):
         raise DecodeError(f"number = {shown(number)}.")
 
 
@@ -191,71 +206,70 @@ def check_missing(header: Any, subtree: Subtree) -> None:
 
     Those that a child can miss are below it.
     """
-    _check_all_missing(_list_of(header, "missing"), subtree)
-    ended = _list_of(header, "ended")
+    _check_all_missing(list_of(header, "missing"), subtree)
+    ended = list_of(header, "ended")
     if len(ended) > _ENDED:
         raise DecodeError(f"{len(ended)} ended asks, more than {_ENDED}.")
     missing = []
     for pair in ended:
-        _, entries = _parts(pair, _is_key, _is_list, what="an ended ask")
+        _, entries = parts_of(pair, _is_key, is_list, what="an ended ask")
         missing += entries
     _check_all_missing(missing, subtree)
 
 
 def check_unreached(header: Any, subtree: Subtree) -> None:
     """Refuse lists of nodes that did not follow an order which cannot be true."""
-    unreached = _list_of(header, "unreached")
+    unreached = list_of(header, "unreached")
     if len(unreached) > nodes_of(subtree):
         raise DecodeError(f"{len(unreached)} nodes that did not follow an order.")
     for node in unreached:
-        tier, number = _parts(node, _is_name, _is_count, what="an unreached node")
+        tier, number = parts_of(node, is_name, is_count, what="an unreached node")
         check_place(tier, number, subtree)
 
 
-def check_version(name: Any, label: Any, round: Any) -> None:
-    """Refuse a kept row whose name, label or round nobody can have written."""
-    if not _is_name(name) or not _is_name(label):
+def check_row(kept: NodeRow, template: Tensor | None) -> None:
+    """Refuse a row without a name, of another shape or type than is known, or not finite."""
+    if not is_name(kept.name) or not is_name(kept.label) or not is_round(kept.round):
         raise DecodeError("a row without a name, a label or a round.")
-    if type(round) is not int or not -1 <= round < _ROUNDS:
-        raise DecodeError("a row without a name, a label or a round.")
+    row = kept.row
+    if row is None:
+        raise DecodeError(f"a row {shown(kept.name)} without values.")
+    if template is not None and (row.dtype, row.shape) != (template.dtype, template.shape[1:]):
+        wanted = f"{list(template.shape[1:])} of {template.dtype}"
+        form = f"{list(row.shape)} of {row.dtype}"
+        raise DecodeError(f"the row {kept.name!r} of shape {form}, expected {wanted}.")
+    if row.is_floating_point() and not native.finite(row):
+        raise DecodeError(f"the row {shown(kept.name)} is not finite.")
 
 
 def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse facts that cannot be added up (covey/runtimes/facts.py)."""
     most = _BYTES * nodes_of(subtree)
-    traffic = _list_of(facts, "traffic")
+    traffic = list_of(facts, "traffic")
     for entry in traffic:
         _check_traffic(entry, rehearsed, most)
-    _check_once([entry[:3] for entry in traffic], "traffic")
-    counted = _list_of(facts, "node_bytes")
+    check_once([entry[:3] for entry in traffic], "traffic")
+    counted = list_of(facts, "node_bytes")
     for entry in counted:
         _check_bytes(entry, subtree)
-    _check_once([entry[:2] for entry in counted], "bytes of nodes")
+    check_once([entry[:2] for entry in counted], "bytes of nodes")
     for tier, ids in _tables(facts, "cohorts"):
         _ids_of(tier, ids, subtree)
-    notes = _list_of(facts, "notes")
+    notes = list_of(facts, "notes")
     for entry in notes:
         _check_note(entry, subtree)
-    _check_once([entry[:2] for entry in notes], "a note")
+    check_once([entry[:2] for entry in notes], "a note")
     gradients = field_of(facts, "gradients")
     if not _is_number(gradients) or not 0 <= gradients <= _MOST:
         raise DecodeError(f"gradients = {shown(gradients)}.")
-    _check_reports(_list_of(facts, "reports"), subtree, rehearsed)
+    _check_reports(list_of(facts, "reports"), subtree, rehearsed)
     for model, names in _tables(facts, "needs"):
         known = rehearsed.needs.get(model)
         if known is None or any(not isinstance(n, str) or n not in known for n in names):
             raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
 
 
-def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
-    """Refuse a node that is not in a subtree."""
-    if not isinstance(tier, str) or tier not in subtree:
-        raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
-    if type(number) is not int or number not in subtree[tier]:
-        raise DecodeError(f"a fact of {tier} {shown(number)}, which is not in this subtree.")
-
-
-def _list_of(table: Any, name: str) -> list[Any]:
+def list_of(table: Any, name: str) -> list[Any]:
     values = field_of(table, name)
     if not isinstance(values, list):
         raise DecodeError(f"{name} that are no list.")
@@ -270,7 +284,7 @@ def _tables(table: Any, name: str) -> list[tuple[str, list[Any]]]:
     return list(values.items())
 
 
-def _parts(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
+def parts_of(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
     """The parts of an entry, each of its kind."""
     if not isinstance(entry, list) or len(entry) != len(kinds):
         raise DecodeError(f"{what} {shown(entry)}.")
@@ -280,22 +294,26 @@ def _parts(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
     return entry
 
 
-def _check_once(keys: Sequence[Sequence[str]], what: str) -> None:
+def check_once(keys: Sequence[Sequence[Any]], what: str) -> None:
     """Refuse two entries of one key."""
     if len(set(map(tuple, keys))) < len(keys):
         raise DecodeError(f"{what} of one kind twice.")
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
     """Whether a value can be a name: a log, a table and a terminal take it."""
     return isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
+
+
+def is_path(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**64
 
 
 def _is_key(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _KEY
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MOST
 
 
@@ -311,25 +329,31 @@ def _is_figure(value: Any) -> bool:
     return type(value) is float or _is_number(value)
 
 
-def _is_list(value: Any) -> bool:
+def is_round(value: Any) -> bool:
+    """Whether a value can be the number of a round; -1 is before the first."""
+    return type(value) is int and -1 <= value < _ROUNDS
+
+
+def is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _check_ids(ids: Sequence[Any], allowed: range) -> None:
-    for number in ids:
-        if type(number) is not int or number not in allowed:
-            raise DecodeError(f"a fact of node {shown(number)}, which is not in this subtree.")
+def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
+    """Refuse a node that is not in a subtree."""
+    _ids_of(tier, [number], subtree)
 
 
 def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
     if not isinstance(tier, str) or tier not in subtree:
         raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
-    _check_ids(ids, subtree[tier])
+    for number in ids:
+        if type(number) is not int or number not in subtree[tier]:
+            raise DecodeError(f"a fact of node {shown(number)}, which is not in this subtree.")
 
 
 def _check_traffic(entry: Any, rehearsed: Rehearsed, most: int) -> None:
-    kinds = [_is_name, _is_name, _is_name, *[_is_count] * 5]
-    link, direction, lane, *counts = _parts(entry, *kinds, what="traffic")
+    kinds = [is_name, is_name, is_name, *[is_count] * 5]
+    link, direction, lane, *counts = parts_of(entry, *kinds, what="traffic")
     if max(counts) > most:
         raise DecodeError(f"traffic of {max(counts)}, more than {most}.")
     if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
@@ -337,20 +361,20 @@ def _check_traffic(entry: Any, rehearsed: Rehearsed, most: int) -> None:
 
 
 def _check_bytes(entry: Any, subtree: Subtree) -> None:
-    kinds = (_is_name, _is_name, _is_list, _is_list)
-    tier, direction, ids, lengths = _parts(entry, *kinds, what="bytes of nodes")
+    kinds = (is_name, is_name, is_list, is_list)
+    tier, direction, ids, lengths = parts_of(entry, *kinds, what="bytes of nodes")
     _ids_of(tier, ids, subtree)
     if direction not in DIRECTIONS or len(ids) != len(lengths):
         raise DecodeError(f"bytes of nodes in the direction {shown(direction)}.")
-    if not all(_is_count(length) and length <= _BYTES for length in lengths):
+    if not all(is_count(length) and length <= _BYTES for length in lengths):
         raise DecodeError("bytes of nodes that are no counts.")
     if len(set(ids)) < len(ids):
         raise DecodeError("bytes of one node twice.")
 
 
 def _check_note(entry: Any, subtree: Subtree) -> None:
-    kinds = (_is_name, _is_name, _is_list, _is_number, _is_number, _is_count)
-    tier, name, sums, least, most, count = _parts(entry, *kinds, what="a note")
+    kinds = (is_name, is_name, is_list, _is_number, _is_number, is_count)
+    tier, name, sums, least, most, count = parts_of(entry, *kinds, what="a note")
     _ids_of(tier, [], subtree)
     if not 0 < len(sums) <= _SUMS or not count:
         raise DecodeError(f"a note {name!r} of {count} nodes in {len(sums)} sums.")
@@ -371,8 +395,8 @@ def _check_reports(entries: Sequence[Any], subtree: Subtree, rehearsed: Rehearse
 
 
 def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
-    kinds = (_is_name, _is_name, _is_list, _is_list)
-    name, tier, ids, figures = _parts(entry, *kinds, what="a report")
+    kinds = (is_name, is_name, is_list, is_list)
+    name, tier, ids, figures = parts_of(entry, *kinds, what="a report")
     _ids_of(tier, ids, subtree)
     width = rehearsed.widths.get((tier, name))
     if width is None or not ids or len(figures) != len(ids):
@@ -389,10 +413,10 @@ def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed
     if len(described) > _COLUMNS:
         raise DecodeError(f"{len(described)} kept names, more than {_COLUMNS}.")
     for entry in described:
-        kinds = (_is_name, _is_name, _is_name, _is_list)
-        tier, name, dtype, shape = _parts(entry, *kinds, what="a kept row")
+        kinds = (is_name, is_name, is_name, is_list)
+        tier, name, dtype, shape = parts_of(entry, *kinds, what="a kept row")
         _ids_of(tier, [], subtree)
-        if len(shape) > _DIMENSIONS or not all(_is_count(size) for size in shape):
+        if len(shape) > _DIMENSIONS or not all(is_count(size) for size in shape):
             raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
         if math.prod(max(size, 1) for size in shape) > _MOST:
             raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
@@ -412,11 +436,8 @@ def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
 
 
 def _check_missing(entry: Any, subtree: Subtree) -> None:
-    def is_path(value: Any) -> bool:
-        return type(value) is int and 0 <= value < 2**64
-
-    kinds = (_is_count, _is_name, is_path, _is_name, _is_count, _is_name)
-    _, lane, _, tier, number, status = _parts(entry, *kinds, what="a missing node")
+    kinds = (is_count, is_name, is_path, is_name, is_count, is_name)
+    _, lane, _, tier, number, status = parts_of(entry, *kinds, what="a missing node")
     check_place(tier, number, subtree)
     if lane not in LANES or status not in _STATUSES:
         raise DecodeError(f"a missing node {shown(entry)}.")

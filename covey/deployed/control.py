@@ -1,22 +1,28 @@
 """The control port of a process: its status, its metrics, and the orders of an operator.
 
-It listens on loopback. On another address it asks for a certificate of the tree's authority that
-names `operator`. It never shares a port with the nodes.
+It listens on loopback. There all users of the machine may look, and orders need a token that lies
+in the state folder, for the user of the node alone. On another address it asks for a certificate of
+the tree's authority that names `operator`, or to look `observer`. It never shares a port with the
+nodes.
 
-    GET /status   GET /metrics   POST /pause   POST /resume   POST /stop
-    POST /evict/SEAT   POST /admit/SEAT
+    GET /status   GET /metrics   GET /healthz   GET /readyz   GET /token
+    POST /pause   POST /resume   POST /stop   POST /evict/SEAT   POST /admit/SEAT
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import http.client
 import json
 import os
+import re
+import secrets
 import signal
 import socket
 import ssl
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -31,12 +37,18 @@ from covey.deployed.certificates import AUTHORITY, CERTIFICATE, KEY, Certificate
 from covey.deployed.events import EventLog
 from covey.deployed.plan import LOOPBACK, is_loopback, join_address
 from covey.deployed.progress import Progress
-from covey.deployed.seats import OPERATOR
+from covey.deployed.seats import OBSERVER, OPERATOR
 from covey.errors import ConfigError, CoveyError, TransportError
 
 ORDERS = ("pause", "resume", "stop", "evict", "admit")
 _HEADER = "X-Covey-Control"
-"""A header that no page of a browser can send to another site without being asked first."""
+"""A header that no page of a browser can send to another site without being asked first.
+
+On loopback it holds the token.
+"""
+_TOKEN = "control.token"
+"""The file of the state folder with the port and a secret of the process that runs now."""
+_PROBE = 4096  # bytes that a disk must take
 _SECONDS = 10.0  # that a request may take
 _MOST = 64  # connections at a time: each takes a thread and a descriptor of the node
 _POLL = 0.05  # s between two looks whether the port is to be closed
@@ -68,15 +80,17 @@ class Control:
         port: int = 0,
         identity: Identity | None = None,
         log: EventLog | None = None,
+        state: Path | None = None,
         evict: SeatOrder | None = None,
         admit: SeatOrder | None = None,
     ) -> None:
-        """`identity` is needed beyond loopback.
+        """`identity` is needed beyond loopback, and `state`, the state folder, for orders on it.
 
         `evict` puts a child out of its seat, and `admit` lets it back in.
         """
         self.progress = progress
         self.log = log
+        self.state = state
         self._seat_orders = {"evict": evict, "admit": admit}
         self.identity = None
         context = None
@@ -95,6 +109,9 @@ class Control:
             raise TransportError(
                 f"the control port {host}:{port}: {error.strerror or error}; {fix}."
             ) from error
+        if state is not None:
+            with suppress(OSError):  # the node says next that its state takes nothing
+                _write_token(state, self.port)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -116,6 +133,28 @@ class Control:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the token that lies in the state folder now."""
+        with suppress(OSError):
+            if self.state is not None:
+                return hmac.compare_digest(token.encode(), (self.state / _TOKEN).read_bytes())
+        return False
+
+    def unready(self) -> list[str]:
+        """Why the process cannot do its work now; nothing: it can."""
+        out = []
+        if self.progress.state in ("starting", "dialling", "draining", "ended"):
+            out.append(f"no seat is taken: it is {self.progress.state}")
+        left = self.progress.certificate_left()
+        if left is not None and left <= 0:
+            out.append("its certificate has ended")
+        try:
+            with tempfile.TemporaryFile(dir=self.state, buffering=0) as file:
+                file.write(bytes(_PROBE))
+        except OSError as error:
+            out.append(f"its disk takes nothing: {error}")
+        return out
 
     def obey(self, order: str, seat: str | None) -> str:
         """Carry out an order; return what was done."""
@@ -203,9 +242,10 @@ class _Server(ThreadingHTTPServer):
             socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what goes wrong with a connection, such as a handshake that fails."""
-        if self.control.log is not None:
-            error = sys.exception()
+        """Count connections that fail, such as those of strangers, and log what is unforeseen."""
+        self.control.progress.knocks["control_failures"] += 1
+        error = sys.exception()
+        if self.control.log is not None and not isinstance(error, OSError):
             text = f"{type(error).__name__}: {error}"
             self.control.log.warning("control_connection_failed", peer=client_address[0], text=text)
 
@@ -224,8 +264,15 @@ class _Requests(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(progress.as_dict()), "application/json")
         elif self.path == "/metrics":
             self._answer(200, progress.prometheus(), "text/plain; version=0.0.4")
+        elif self.path == "/healthz":
+            self._answer(200, "ok\n")
+        elif self.path == "/readyz":
+            reasons = self.server.control.unready()
+            self._answer(503 if reasons else 200, "\n".join(reasons or ["ok"]) + "\n")
+        elif self.path == "/token" and self.server.control.state is not None:
+            self._answer(200, str((self.server.control.state / _TOKEN).absolute()))
         else:
-            self._answer(404, "GET /status or /metrics")
+            self._answer(404, "GET /status, /metrics, /healthz, /readyz or /token")
 
     def do_POST(self) -> None:
         if self._refused():
@@ -236,6 +283,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._answer(404, f"POST {', '.join(ORDERS)}, by covey ctl")
             return
         control = self.server.control
+        if control.identity is None and not control.knows(self.headers[_HEADER]):
+            self._answer(403, f"orders need what {_TOKEN} in the node's state folder holds")
+            return
         try:
             done = control.obey(order, seat)
         except CoveyError as error:
@@ -271,13 +321,12 @@ class _Requests(BaseHTTPRequestHandler):
         assert isinstance(self.connection, ssl.SSLSocket)
         der = self.connection.getpeercert(binary_form=True)
         peer = Certificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
-        if OPERATOR in peer.seats and peer.serial not in identity.revoked():
+        roles = {OPERATOR} if self.command == "POST" else {OPERATOR, OBSERVER}
+        if roles & {*peer.seats} and peer.serial not in identity.revoked():
             return False
         names = ", ".join(peer.seats)
         fix = f"covey certs issue {OPERATOR}"
-        self._answer(
-            403, f"the control port needs the certificate of {OPERATOR}, not of {names}; {fix}"
-        )
+        self._answer(403, f"this needs the certificate of {OPERATOR}, not of {names}; {fix}")
         return True
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
@@ -308,27 +357,29 @@ def call(
     """
     host, port = address
     place = join_address(host, port)
-    context = None
+    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     headers = {_HEADER: "1"}
     if process is not None:
         headers[_PROCESS] = process
     if certificate is not None:
         context = _context(Identity(certificate), ssl.PROTOCOL_TLS_CLIENT)
+        connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
+    elif is_loopback(host) and method == "POST":
+        headers[_HEADER] = _token(Path(call("GET", address, "/token", process=process)), port)
     elif not is_loopback(host):
         fix = "give --certs with the folder of an operator's certificate"
         raise ConfigError(f"{place} is not on this machine; {fix}.")
+    fix = "is the node running, and is this its control_port?"
     try:
-        with closing(_connection(host, port, context)) as connection:
+        with closing(connection):
             connection.connect()
             _check_shown(connection, certificate, seats)
             connection.request(method, quote(path), headers=headers)
             response = connection.getresponse()
             text = response.read(_LONGEST).decode()
     except ConnectionRefusedError as error:
-        fix = "is the node running, and is this its control_port?"
         raise NotListening(f"nothing listens on {place}; {fix}") from error
     except (OSError, http.client.HTTPException, UnicodeError) as error:
-        fix = "is the node running, and is this its control_port?"
         if certificate is None:
             fix += " Beyond loopback it answers with --certs alone."
         raise ConfigError(f"no answer from {place} ({error}); {fix}") from error
@@ -337,6 +388,31 @@ def call(
     if response.status != 200:
         raise ConfigError(f"{place}: {text}")
     return text
+
+
+def _write_token(state: Path, port: int) -> None:
+    """Write a new token of a port: whoever can read it may give orders."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (state / _TOKEN).unlink(missing_ok=True)
+    descriptor = os.open(state / _TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{port} {secrets.token_hex()}")
+
+
+def _token(path: Path, port: int) -> str:
+    """The token of the node that has a port of this machine.
+
+    Another process on the port could name the folder of another node, and would get its token.
+    """
+    try:
+        with path.open(encoding="ascii") as file:
+            token = file.read(100)
+    except (OSError, ValueError) as error:
+        fix = "orders on this machine are for the user of the node, and for root"
+        raise ConfigError(f"cannot read {path}: {error}; {fix}.") from error
+    if re.fullmatch(rf"{port} [0-9a-f]{{64}}", token) is None:
+        raise ConfigError(f"{path} is not of the control port {port}; start the node again.")
+    return token
 
 
 def _check_shown(
@@ -360,12 +436,6 @@ def _check_shown(
         raise AnotherProcess(
             f"{place} shows the certificate of {names}, not of {', '.join(seats)}."
         )
-
-
-def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
-    if context is None:
-        return http.client.HTTPConnection(host, port, timeout=_SECONDS)
-    return http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
 
 
 def _context(identity: Identity, protocol: int) -> ssl.SSLContext:

@@ -31,7 +31,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from covey.deployed.blobs import Connection, LogMover, insert, move, read, whole
+from covey.deployed.blobs import LOG, Connection, LogMover, check, insert, move, read, whole
 from covey.deployed.node_rows import NodeRow, as_bytes, dtype_name, dtype_of
 from covey.deployed.stored import Stored
 from covey.deployed.transport import Answer, AskKey, Seat, Status
@@ -43,7 +43,7 @@ _SYNCHRONOUS: dict[Durability, str] = {"process": "NORMAL", "power": "FULL"}
 _PAGE = 2**14  # bytes: a model is a long chain of pages, and each costs a call
 _CACHE = 2**13  # KiB of pages, for the answers of one ask: to delete them, their pages are read
 
-FORMAT = "covey-node-2"
+FORMAT = "covey-node-3"
 _DIGITS = 18  # of the number of a change, which sqlite holds in 64 bits
 _CHILDREN = "children"
 OWED = "owed"
@@ -58,14 +58,15 @@ OWED_ORDERS = "owed orders"
 """The fact that lists (key, label, request, children) of orders that were not followed."""
 _TABLES = (
     # data is NULL where a held version is released
-    "rows (name TEXT, label TEXT, good INTEGER, round INTEGER, dtype TEXT, shape TEXT, data BLOB, "
-    "PRIMARY KEY (name, label, good))",
-    "answers (lane TEXT PRIMARY KEY, key TEXT, data BLOB)",
-    "journal (key TEXT, seat INTEGER, status TEXT, data BLOB, PRIMARY KEY (key, seat))",
+    "rows (good INTEGER, name TEXT, label TEXT, round INTEGER, dtype TEXT, shape TEXT, "
+    "sum INTEGER, data BLOB, PRIMARY KEY (name, label, good))",
+    "answers (lane TEXT PRIMARY KEY, key TEXT, sum INTEGER, data BLOB)",
+    "journal (key TEXT, seat INTEGER, status TEXT, sum INTEGER, data BLOB, "
+    "PRIMARY KEY (key, seat))",
     "received (seat INTEGER PRIMARY KEY, number INTEGER)",
     "trained (key TEXT PRIMARY KEY, round INTEGER)",
-    "facts (name TEXT PRIMARY KEY, value BLOB)",
-    "records (round INTEGER PRIMARY KEY, record TEXT)",
+    "facts (name TEXT PRIMARY KEY, sum INTEGER, value BLOB)",
+    "records (round INTEGER PRIMARY KEY, sum INTEGER, record TEXT)",
     # path is 64 bits without a sign, so it is a text
     "missing (round INTEGER, lane TEXT, path TEXT, tier TEXT, number INTEGER, status TEXT)",
 )
@@ -175,31 +176,38 @@ class Disk:
             timeout=30.0,
             factory=Connection,
         )
+        self._connection.path = self.path
         self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
         self._connection.execute(f"PRAGMA cache_size = -{_CACHE}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
+        pages = LOG // _PAGE
         if self.durability == "process":
-            self._mover = LogMover(self.path)
-            self._connection.execute("PRAGMA wal_autocheckpoint = 0")
+            self._mover = LogMover(self.path, self._alone)
+            pages = 0
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         with self._transaction() as connection:
             for table in _TABLES:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            connection.execute(
-                "INSERT OR IGNORE INTO facts VALUES (?, ?)", ["format", json.dumps(FORMAT)]
-            )
+            if not connection.execute("SELECT 1 FROM facts LIMIT 1").fetchall():
+                _note(connection, {"format": FORMAT})
 
     def _check_format(self) -> None:
-        written = self.fact("format")
+        (written,) = self._first("SELECT value FROM facts WHERE name = 'format'") or ("",)
+        written = str(written).strip('"')  # before its checksum, which older ones have not
         if written != FORMAT:
             fix = "use the version of covey that wrote it, or an empty folder"
             raise CheckpointError(f"{self.path} has the format {written!r}, not {FORMAT!r}; {fix}.")
+        (found,) = self._first("PRAGMA integrity_check(1)")  # also finds keys that have changed
+        if found != "ok":
+            fix = "restore the disk, or start a new run"
+            raise CheckpointError(f"{self.path} is damaged: {found}; {fix}.")
 
     def close(self) -> None:
         """Let go of the file."""
+        if self._mover is not None:
+            self._mover.end()
         with self._alone:
-            if self._mover is not None:
-                self._mover.end()
             self._connection.close()
 
     @contextmanager
@@ -221,8 +229,8 @@ class Disk:
             except BaseException:
                 self._undo()
                 raise
-            if self._mover is not None:
-                self._mover.look(self._connection)
+        if self._mover is not None:
+            self._mover.look(self._connection)
 
     def _undo(self) -> None:
         """Give up a transaction, unless the database has done so itself."""
@@ -235,7 +243,7 @@ class Disk:
         with self._alone:
             try:
                 yield self._connection
-            except sqlite3.Error as error:
+            except (sqlite3.Error, TypeError, ValueError) as error:  # or a changed form
                 fix = "mend the disk, and start the node again"
                 raise CheckpointError(f"cannot read {self.path}: {error}; {fix}.") from error
 
@@ -250,6 +258,14 @@ class Disk:
             return None
         return selected[0]
 
+    def _whole(self, table: str, where: str, values: Sequence[Any]) -> bytes | None:
+        """The long value of the row that a condition selects; None where it selects none."""
+        with self._reading() as connection:
+            selected = self._first(f"SELECT rowid FROM {table} WHERE {where}", values)
+            if selected is None:
+                return None
+            return whole(connection, table, selected[0])
+
     def shrink(self) -> None:
         """Let go of the pages of the file that are held in memory."""
         self._query("PRAGMA shrink_memory")
@@ -258,10 +274,8 @@ class Disk:
 
     def fact(self, name: str) -> Any:
         """A fact that JSON can hold; None where there is none."""
-        selected = self._first("SELECT value FROM facts WHERE name = ?", [name])
-        if selected is None:
-            return None
-        return json.loads(selected[0])
+        with self._reading() as connection:
+            return _fact(connection, name)
 
     def note(self, **facts: Any) -> None:
         """Write facts that JSON can hold."""
@@ -298,14 +312,15 @@ class Disk:
         """The rows of this node, without their numbers; pending ones stand for good ones."""
         columns = "name, label, round, dtype, shape, data IS NULL"
         out: dict[tuple[str, str], KeptForm | None] = {}
-        for name, label, round, dtype, shape, released in self._query(
-            f"SELECT {columns} FROM rows ORDER BY good"
-        ):
-            if (name, label) in out:
-                continue
-            out[name, label] = None
-            if not released:
-                out[name, label] = KeptForm(name, label, round, dtype, tuple(json.loads(shape)))
+        with self._reading():
+            for name, label, round, dtype, shape, released in self._query(
+                f"SELECT {columns} FROM rows ORDER BY good"
+            ):
+                if (name, label) in out:
+                    continue
+                out[name, label] = None
+                if not released:
+                    out[name, label] = KeptForm(name, label, round, dtype, tuple(json.loads(shape)))
         return [kept for kept in out.values() if kept is not None]
 
     def row(self, name: str, label: str) -> Tensor:
@@ -354,9 +369,9 @@ class Disk:
                 "(SELECT name, label FROM rows WHERE good = 0)"
             )
             connection.execute("DELETE FROM rows WHERE good = 0 AND data IS NULL")
-            text = "SELECT rowid, name, label, round, dtype, shape FROM rows WHERE good = 0"
-            for number, name, label, *form in connection.execute(text).fetchall():
-                move(connection, "rows", number, [name, label, 1, *form])
+            text = "SELECT rowid, name, label, round, dtype, shape, sum FROM rows WHERE good = 0"
+            for number, *values in connection.execute(text).fetchall():
+                move(connection, "rows", number, [1, *values])
             connection.execute("DELETE FROM trained")
             _note(connection, {**facts, "pending": None})
 
@@ -373,13 +388,7 @@ class Disk:
 
     def answer(self, key: AskKey) -> bytes | None:
         """The answer to this ask, where it was the last one of its lane; else None."""
-        text = "SELECT rowid, length(data) FROM answers WHERE lane = ? AND key = ?"
-        with self._reading() as connection:
-            selected = self._first(text, [key.lane, str(key)])
-            if selected is None:
-                return None
-            number, size = selected
-            return whole(connection, "answers", number, size)
+        return self._whole("answers", "lane = ? AND key = ?", [key.lane, str(key)])
 
     def trained(self, key: AskKey) -> bool:
         """Whether this training has ended here in a round that is not good yet."""
@@ -436,16 +445,11 @@ class Disk:
 
     def journalled_of(self, key: AskKey, seat: Seat) -> bytes:
         """What one child answered to an ask that was journalled."""
-        text = "SELECT rowid, length(data) FROM journal WHERE key = ? AND seat = ?"
-        with self._reading() as connection:
-            selected = self._first(text, [str(key), seat])
-            if selected is None:
-                fix = "restore the disk, or start a new run"
-                raise CheckpointError(
-                    f"{self.path}: the journal has no answer of {seat} to {key}; {fix}."
-                )
-            number, size = selected
-            return whole(connection, "journal", number, size)
+        data = self._whole("journal", "key = ? AND seat = ?", [str(key), seat])
+        if data is None:
+            text = f"{self.path}: the journal has no answer of {seat} to {key}"
+            raise CheckpointError(f"{text}; restore the disk, or start a new run.")
+        return data
 
     def receive(self, numbers: Mapping[Seat, int]) -> None:
         """Write the numbers of the last changes that children have told."""
@@ -454,11 +458,8 @@ class Disk:
 
     def received(self, seat: Seat) -> int:
         """The number of the last change that a child has told; 0: none."""
-        selected = self._first("SELECT number FROM received WHERE seat = ?", [seat])
-        if selected is None:
-            return 0
-        number: int = selected[0]
-        return number
+        (number,) = self._first("SELECT number FROM received WHERE seat = ?", [seat]) or (0,)
+        return int(number)
 
     def behind(self, seat: Seat, last_key: str | None, heard: int = 0) -> str | None:
         """Why a child's disk with this last key lacks what the child has told; None: it does not.
@@ -501,7 +502,7 @@ class Disk:
         with self._transaction("inside-round-commit") as connection:
             connection.execute("DELETE FROM journal")
             _note(connection, facts)
-            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", ["run state", state])
+            insert(connection, "facts", ["run state"], state)
 
     def copy(self, path: Path) -> None:
         """Write the whole disk to a new file."""
@@ -539,8 +540,8 @@ class Disk:
                 connection.execute("DELETE FROM journal")
             _note(connection, facts)
             _receive(connection, numbers or {})
-            for record in records:
-                connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", record)
+            for round, record in records:
+                insert(connection, "records", [round], record)
             for entry in missing:
                 round, lane, path, *rest = entry
                 values = [round, lane, str(path), *rest]
@@ -551,11 +552,7 @@ class Disk:
     @property
     def state(self) -> bytes | None:
         """Where the run stood after the last good round; None before the first."""
-        selected = self._first("SELECT value FROM facts WHERE name = 'run state'")
-        if selected is None:
-            return None
-        state: bytes = selected[0]
-        return state
+        return self._whole("facts", "name = ?", ["run state"])
 
     def missing(self) -> list[tuple[int, str, int, str, int, Status]]:
         """(round, lane, path, tier, number, status) of all who did not answer in good rounds.
@@ -569,10 +566,15 @@ class Disk:
             out.append((round, lane, int(path), tier, number, _status(status)))
         return out
 
-    def records(self) -> list[str]:
-        """The records of all rounds that were written, in order."""
-        selected = self._query("SELECT record FROM records ORDER BY round")
-        return [record for (record,) in selected]
+    def records(self, first: int = 0, count: int = -1) -> list[str]:
+        """The records of written rounds, in order: `count` from `first` on, or all of them."""
+        text = "SELECT round, sum, record FROM records WHERE round >= ? ORDER BY round LIMIT ?"
+        out = []
+        with self._reading() as connection:
+            for *values, record in connection.execute(text, [first, count]).fetchall():
+                check(connection, "records", values, record)
+                out.append(record)
+        return out
 
 
 def number_in(last_key: str | None) -> int:
@@ -629,16 +631,22 @@ def _move_children(connection: Connection, moved: Mapping[Seat, Seat]) -> None:
 
 def _listed(connection: Connection, name: str) -> list[Any]:
     """A fact that is a list; an empty one where there is none."""
-    selected = connection.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchall()
-    if not selected:
-        return []
-    entries: list[Any] = json.loads(selected[0][0])
+    entries: list[Any] = _fact(connection, name) or []
     return entries
+
+
+def _fact(connection: Connection, name: str) -> Any:
+    """A fact that JSON can hold; None where there is none."""
+    text = "SELECT name, sum, value FROM facts WHERE name = ?"
+    for *values, value in connection.execute(text, [name]).fetchall():
+        check(connection, "facts", values, value)
+        return json.loads(value)
+    return None
 
 
 def _note(connection: Connection, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
-        connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", [name, json.dumps(value)])
+        insert(connection, "facts", [name], json.dumps(value))
 
 
 def _put(connection: Connection, rows: Iterable[NodeRow], *, good: bool) -> None:
@@ -649,7 +657,7 @@ def _put(connection: Connection, rows: Iterable[NodeRow], *, good: bool) -> None
             shape = json.dumps(list(kept.row.shape))
             form = [dtype_name(kept.row.dtype), shape]
             data = as_bytes(kept.row)
-        values = [kept.name, kept.label, int(good), kept.round, *form]
+        values = [int(good), kept.name, kept.label, kept.round, *form]
         insert(connection, "rows", values, data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,10 @@ def cryptography() -> Any:
 
 
 def grpc() -> Any:
-    """gRPC, with its asynchronous part."""
+    """gRPC, with its asynchronous part.
+
+    Its core would log every handshake that fails, and any stranger can begin thousands a second.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     needed("grpc.aio")
     return needed("grpc")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -109,8 +109,11 @@ def channel_options(limits: Limits, parent: str | None) -> list[Option]:
     return out
 
 
-def server_credentials(identity: Identity) -> Any:
-    """Mutual TLS with the certificate that lies in the folder at every handshake."""
+def server_credentials(identity: Identity, begun: Callable[[], None]) -> Any:
+    """Mutual TLS with the certificate that lies in the folder at every handshake.
+
+    `begun` is called at each of them: gRPC does not tell which ones fail.
+    """
     library = grpc()
     shown = [(identity.key(), identity.certificate(), identity.authority())]
     unread = Failures()
@@ -121,6 +124,7 @@ def server_credentials(identity: Identity) -> Any:
 
     def renewed() -> Any:
         """The new configuration, or None where the files are the same or cannot be read."""
+        begun()
         try:
             now = (identity.key(), identity.certificate(), identity.authority())
         except CoveyError as error:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
@@ -349,6 +350,8 @@ class GrpcTransport:
         self._remembering = threading.Lock()
         self.refused: Counter[str] = Counter()
         """Refused processes and dropped messages, by the reason's status."""
+        self.knocks: Counter[str] = Counter(handshakes=0, streams=0)
+        """TLS handshakes that began, and streams that were opened after one."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._streams: dict[Seat, _Stream] = {}
@@ -463,7 +466,9 @@ class GrpcTransport:
             if self._identity is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, server_credentials(self._identity))
+                begun = partial(self.knocks.update, ["handshakes"])
+                credentials = server_credentials(self._identity, begun)
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise TransportError(_not_listening(address, str(error))) from None
         await self._server.start()
@@ -672,6 +677,7 @@ class GrpcTransport:
     async def _join(self, _: Any, context: Any) -> None:
         """The stream of one process, from its hello to its end."""
         peer = unquote(context.peer())
+        self.knocks["streams"] += 1
         certificate = None
         try:
             certificate = self._authenticated(context)
@@ -745,7 +751,8 @@ class GrpcTransport:
         self._knocking[serial] += 1
         try:
             hello = await self._hello(context, self._most_of_hello(certificate))
-            self.doorkeeper.check(hello, certificate)
+            # First: the disk of a second process is always behind one that answers meanwhile.
+            self._held(self.doorkeeper.check(hello, certificate), hello.instance)
             await asyncio.to_thread(self.doorkeeper.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.doorkeeper.check(hello, certificate)
@@ -808,14 +815,18 @@ class GrpcTransport:
             signature = self._identity.sign(signed_text(hello))
         return Welcome(PROTOCOL, self.doorkeeper.fingerprint, certificate, signature)
 
+    def _held(self, seats: Mapping[str, Seat], instance: bytes) -> set[_Stream]:
+        """The streams of a process that hold some seats; refused where another process has one."""
+        held = {self._streams[seat] for seat in seats.values() if seat in self._streams}
+        for other in held:
+            if other.instance != instance:
+                text = f"{', '.join(set(other.seats) & set(seats))} is taken by {other.peer}"
+                raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
+        return held
+
     def _take_seats(self, stream: _Stream) -> None:
         """Give a process its seats, unless another process has one of them."""
-        held = {self._streams[seat] for seat in stream.seats.values() if seat in self._streams}
-        for other in held:
-            if other.instance != stream.instance:
-                text = f"{', '.join(set(other.seats) & set(stream.seats))} is taken by {other.peer}"
-                raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
-        for other in held:
+        for other in self._held(stream.seats, stream.instance):
             self._close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self._streams[seat] = stream

@@ -1,6 +1,7 @@
-"""All processes of a tree on this machine, watched: if one fails, all are stopped.
+"""All processes of a tree on this machine, watched: one that dies is started again.
 
-One that its parent evicts, as `covey ctl evict` does, is started again, as systemd does.
+What is started again is what the systemd units of a plan start again. Here it has a bound: then all
+processes are stopped. One that its parent evicts, as `covey ctl evict` does, has none.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from covey.deployed.plan import Process
-from covey.deployed.plan_files import NODE
+from covey.deployed.plan_files import NO_RESTART, NODE, RESTART_SECONDS
 from covey.errors import CoveyError, DivergedError, EvictedError, TransportError
 
 STARTER = "COVEY_STARTER"
@@ -39,7 +41,10 @@ _POLL = 0.1  # s between two looks at the processes
 _LOOK = 1.0  # s between two looks at the process that has started a node
 _DIVERGED = 3  # the exit code of a run that diverged
 _REFUSED = 6  # the exit code of a node that its parent refuses, or that cannot listen
-_START_AGAIN = 5.0  # s after which an evicted node is started again, as in the units of a plan
+_KILLED = -9  # the code of a process that SIGKILL has ended
+_TOLD = (0, -1, -2, -13, -15)  # codes that are no failure for systemd: it was told to end
+_START_AGAIN = RESTART_SECONDS  # s after an error; a process that was killed does not wait
+_MOST_STARTS = 5  # how often one process is started again after a kill or an error
 _HEAD = 1 << 16  # bytes of a log in which a process says that it has started
 _TOO_MANY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a system that has no room for one more process or file."""
@@ -167,14 +172,16 @@ class LocalProcesses:
         self._folder = folder
         self._names = list(names)
         self._insecure = insecure
-        self._say = say
+        self._say = say or (lambda _: None)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._log_offsets: dict[str, int] = {}
         """Where the log of a process has what it has written since it was last started."""
-        self._evictions: dict[str, str] = {}
-        """Why a process was evicted, as it has been said."""
+        self.started_again: Counter[str] = Counter()
+        """How often a process was started again after it was killed or has failed."""
+        self._reasons: dict[str, str] = {}
+        """Why a process has ended the last time."""
         self._due: dict[str, float] = {}
-        """When a process that was evicted is started again."""
+        """When a process that has ended is started again."""
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -218,10 +225,9 @@ class LocalProcesses:
             raise ProcessFailed(text) from error
 
     def watch(self) -> Iterator[None]:
-        """A look every now and then until the server has ended; an error where a process fails."""
-        server = self._running[self._names[0]]
+        """A look every now and then until the server has ended; an error where one stays ended."""
         while True:
-            ended = server.poll()
+            ended = self._running[self._names[0]].poll()
             yield
             if ended == 0:
                 return
@@ -237,7 +243,7 @@ class LocalProcesses:
         return started, len(self._names)
 
     def _check(self) -> None:
-        """Raise if a process has failed, or has ended before the server."""
+        """Start again what has ended before the server; raise where a process stays ended."""
         server = self._names[0]
         if self._running[server].poll() == 0:
             return  # it has all it needs of the others
@@ -245,47 +251,60 @@ class LocalProcesses:
             code = process.poll()
             if code is None:
                 continue
-            if code == _REFUSED and self._is_evicted(name):
-                self._start_again(name)
-                continue
-            path = self._folder / name / LOG
-            text = f"{name} ended with code {code}: {self._last_words(name)}"
-            text = f"{text} (all processes are stopped; its log: {path})."
-            if code == _DIVERGED:
-                raise DivergedError(text)
-            raise ProcessFailed(text, code)
+            if name not in self._due:
+                self._due[name] = time.monotonic() + self._pause(name, code)
+            if time.monotonic() >= self._due[name]:
+                del self._due[name]
+                self._running[name] = self._start(name)
+
+    def _pause(self, name: str, code: int) -> float:
+        """Seconds until a process is started again, which is said; an error where it is not."""
+        reason = self._reason(name, code)
+        before = self._reasons.get(name)
+        self._reasons[name] = reason
+        if code == _REFUSED and self._is_evicted(name):  # it may be admitted at any time
+            if reason != before:
+                self._say(f"{reason} (it is started again every {_START_AGAIN:.0f} s)")
+            return _START_AGAIN
+        count = self.started_again[name] + 1
+        # An error with the words of the last one does not pass by itself.
+        same = code > 0 and reason == before
+        if code in (*_TOLD, *NO_RESTART) or same or count > _MOST_STARTS:
+            self._give_up(name, code, reason)
+        self.started_again[name] = count
+        if code < 0:
+            self._say(f"{reason}; started again ({count})")
+            return 0.0
+        self._say(f"{reason}; it is started again in {_START_AGAIN:.0f} s ({count})")
+        return _START_AGAIN
+
+    def _reason(self, name: str, code: int) -> str:
+        """How a process has ended, in words."""
+        if code in _TOLD:
+            return f"{name} was told to end, by covey ctl stop or a kill without -9"
+        if code < 0:
+            return f"{name} was killed" + f" by signal {-code}" * (code != _KILLED)
+        words = last_words(self._folder / name / LOG, self._log_offsets.get(name, 0))
+        return f"{name} ended with code {code}: {words}"
+
+    def _give_up(self, name: str, code: int, reason: str) -> NoReturn:
+        """Raise the end of a process as that of the tree."""
+        if self.started_again[name] == _MOST_STARTS:
+            reason += f", after it was started again {_MOST_STARTS} times"
+        if code == _KILLED:  # mostly by the system
+            reason += f"; if memory is short, {_SHARE}"
+        text = f"{reason} (all processes are stopped; its log: {self._folder / name / LOG})."
+        if code == _DIVERGED:
+            raise DivergedError(text)
+        raise ProcessFailed(text, code)
 
     def _is_evicted(self, name: str) -> bool:
-        """Whether a process has ended because its seat is evicted; no other refusal passes."""
-        if name in self._due:
-            return True
-        kinds = []
+        """Whether a process has ended because its seat is evicted."""
         with suppress(OSError):
             lines = _lines(self._folder / name / LOG, self._log_offsets.get(name, 0))
             failures = [event for event in _events(lines) if event.get("event") == "failed"]
-            kinds = [event.get("kind") for event in failures]
-        return EvictedError.__name__ in kinds
-
-    def _last_words(self, name: str) -> str:
-        """Why a process has ended, as it has said since it was last started."""
-        return last_words(self._folder / name / LOG, self._log_offsets.get(name, 0))
-
-    def _start_again(self, name: str) -> None:
-        """Start a process that was evicted again after a while: it may be admitted meanwhile."""
-        now = time.monotonic()
-        if name not in self._due:
-            self._due[name] = now + _START_AGAIN
-            self._tell_eviction(name, self._last_words(name))
-        if now >= self._due[name]:
-            del self._due[name]
-            self._running[name] = self._start(name)
-
-    def _tell_eviction(self, name: str, reason: str) -> None:
-        """Say why a process was evicted, once for each reason."""
-        if self._say is not None and self._evictions.get(name) != reason:
-            again = f"it is started again every {_START_AGAIN:.0f} s"
-            self._say(f"{name} ended with code {_REFUSED}: {reason} ({again})")
-        self._evictions[name] = reason
+            return EvictedError.__name__ in [event.get("kind") for event in failures]
+        return False
 
     def _end_server(self) -> None:
         """Let the server end its round and write everything down, while the others are there."""
@@ -348,9 +367,9 @@ def _lines(path: Path, since: int) -> list[str]:
 
 
 def last_words(path: Path, since: int = 0) -> str:
-    """Why a process has ended, as its log says: the text of its last error, or its last line.
+    """Why a process has ended, as its log says: the text of its last error, or its last words.
 
-    Bytes before `since` are not read: they are of an earlier start.
+    Events that are no errors tell no reason. Bytes before `since` are of an earlier start.
     """
     try:
         lines = _lines(path, since)
@@ -359,4 +378,5 @@ def last_words(path: Path, since: int = 0) -> str:
     for event in reversed(list(_events(lines))):
         if event.get("level") == "error":
             return str(event.get("text"))
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    words = [line for line in lines if line.strip() and not any(_events([line]))]
+    return words[-1] if words else "its log has no reason"

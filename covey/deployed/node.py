@@ -6,11 +6,12 @@ moment, and made again from the disk, goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 from covey import native
 from covey.data.shards import some
 from covey.deployed import node_rows, own_models, parcel
+from covey.deployed.certificates import Identity, read_again
 from covey.deployed.checked import OrderCheck, ReplyCheck, child_error
-from covey.deployed.checked_facts import Rehearsed, Subtree, nodes_of
-from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, Disk, fault
+from covey.deployed.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
+from covey.deployed.checked_orders import ENDING, read_ask, read_order
+from covey.deployed.disk import ENDED, GOOD_ENDED, GOOD_OWED, OWED, OWED_ORDERS, Disk, fault
 from covey.deployed.disk_store import DiskStore
 from covey.deployed.memory import give_back_free
 from covey.deployed.missed import MissedAsks, Missing, remembered
@@ -49,22 +52,18 @@ from covey.kernel.call import Call
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store import PRESENT, ColumnKey
 from covey.links.node_bytes import LowerEnds
-from covey.links.packed import Packed
+from covey.links.packed import Packed, Schema
 from covey.runs.scoring import Scorer
-from covey.runtimes.base import MessageKey, Question, residual_name
+from covey.runtimes.base import MessageKey, Question, flat, residual_name
+from covey.runtimes.contract import Lane
 from covey.runtimes.envelope import Pieces, header_of, open_sealed, release, seal, sealed
 from covey.runtimes.loopback import HeldReply, Station, messages_of
+from covey.runtimes.place import OwnStore
 from covey.types import Ids, Rows
 
 LOG = logging.getLogger("covey.deployed")
-ORDERS = ("hold", "release", "read", "freeze", "thaw", "write")
-"""What a node can be ordered to do, with everybody below it."""
 _CHANGING = ("hold", "release", "thaw")
-"""Those that change what a node keeps."""
-ENDING = "ending"
-"""The argument of an order that a run gives at its end: it does not wait for ever for nodes that
-are away, and takes no rows of those that keep them.
-"""
+"""The orders that change what a node keeps."""
 END_SECONDS = 60.0
 """How long such an order waits at least, where there is a quorum."""
 _ONCE = ("hold", "release")
@@ -73,7 +72,9 @@ _GOOD = {OWED: GOOD_OWED, ENDED: GOOD_ENDED}
 """Facts to which a rollback returns: under which name they stand as after the last good round."""
 _MUCH = 2**23
 """Bytes of messages before and after which free memory is given back: it takes milliseconds."""
-_BEHIND = "the disk of a node above it is behind; restore that disk, or start a new run"
+_BEHIND = "the disk of a node above it is behind, or a parent lied; restore that disk"
+_JUMP = 1000
+"""Rounds that may pass between two requests where no certificates tell who says so."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Epoch:
     """Everything that was kept in rounds before this one is good."""
     rollbacks: tuple[int, ...] = ()
     """The rounds that failed, in order; a round may have failed several times."""
+    certificate: str = ""
+    """That of the server, in PEM; empty where the tree has no certificates."""
+    signature: str = ""
+    """Of the first three with the key of that certificate, in hexadecimal digits."""
 
     @property
     def attempt(self) -> int:
@@ -99,15 +104,28 @@ class Epoch:
         later = self.rollbacks[attempt:]
         return any(failed <= round for failed in later)
 
+    @property
+    def signed_text(self) -> bytes:
+        """What the server signs: no node between can say that it stands elsewhere."""
+        return b"covey epoch\0" + json.dumps([self.run, self.before, self.rollbacks]).encode()
+
+    def signed(self, identity: Identity) -> Epoch:
+        """The same, signed by the server."""
+        identity.key()  # an error unless it is that of the certificate
+        certificate = identity.certificate().decode()
+        signature = identity.sign(self.signed_text).hex()
+        return replace(self, certificate=certificate, signature=signature)
+
     @staticmethod
     def from_dict(values: Any) -> Epoch:
         """The inverse of `asdict`; anything else is a DecodeError."""
         try:
-            epoch = Epoch(values["run"], values["before"], tuple(values["rollbacks"]))
+            epoch = Epoch(**{**values, "rollbacks": tuple(values["rollbacks"])})
         except (TypeError, KeyError):
             raise DecodeError("a request that does not say where the server stands.") from None
         numbers = (epoch.before, *epoch.rollbacks)
-        if not isinstance(epoch.run, str) or any(type(number) is not int for number in numbers):
+        texts = (epoch.run, epoch.certificate, epoch.signature)
+        if {*map(type, texts)} != {str} or any(type(number) is not int for number in numbers):
             raise DecodeError("a request that does not say where the server stands.")
         return epoch
 
@@ -129,6 +147,10 @@ class Node(Station):
     """The largest norm of a row that a child may answer in training; others have no bound."""
     drops_diverged: bool = field(default=False, kw_only=True)
     """Whether the answer of a device that diverged is a bad one, where there is a quorum."""
+    identity: Identity | None = field(default=None, kw_only=True)
+    """Signs where the server stands, or checks it; None: nobody signs."""
+    jump: int = field(default=0, kw_only=True)
+    """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
         self._alone = threading.Lock()
@@ -142,7 +164,7 @@ class Node(Station):
         """The numbers of the last changes that children have told since this node was made."""
         self._answered_key: AskKey | None = None
         """The key of the ask that this node answers."""
-        self._rehearsed = Rehearsed(self.tree.links)
+        self.rehearsed = Rehearsed(self.tree.links)
         self._dropped_notes = False
         """Whether the log has said that notes of children are dropped."""
         self._ended: list[Any] = []
@@ -153,12 +175,16 @@ class Node(Station):
         """
         self._missed = MissedAsks()
         """What children did not answer; their disks may have ended it."""
+        self._unfollowed: set[AskKey] = set()
+        """Orders that have failed here: training first would let them hold other rows later."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
         """(tier, number) of those below that did not follow the last order, or kept their rows."""
         self.epoch = Epoch("", 0)
         self._templates = _templates(self.database.fact("kept") or [])
+        if self.jump and not self.top:  # orders of rounds that the server may not know
+            self.database.note(**{OWED_ORDERS: []})
         self._owed_orders = OwedOrders(self.database)
         if self.transport is not None:
             self._owed_orders.hand_to(self.transport)
@@ -174,6 +200,15 @@ class Node(Station):
         """The ids of all children."""
         first = self.place.first_child
         return range(first, first + self.place.children)
+
+    @cached_property
+    def subtree(self) -> Subtree:
+        """The ids of this node and of all nodes below it."""
+        out = {self.place.tier: range(self.place.number, self.place.number + 1)}
+        for subtree in self.subtrees.values():  # in the order of their ids
+            for tier, ids in subtree.items():
+                out[tier] = range(out.get(tier, ids).start, ids.stop)
+        return out
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
@@ -191,7 +226,7 @@ class Node(Station):
 
     def reports_of(self, tier: str) -> set[str]:
         """The names of what nodes of a tier report, from a rehearsal."""
-        return {name for reporting, name in self._rehearsed.widths if reporting == tier}
+        return {name for reporting, name in self.rehearsed.widths if reporting == tier}
 
     def learn(self, tier: str, name: str, template: Tensor) -> None:
         """Rows like this one are kept somewhere below."""
@@ -235,7 +270,9 @@ class Node(Station):
             answer = answers[child]
             if answer.status == "answered":
                 data = answer.read()
-                self._correct(child, data)
+                if child in self._missed:  # perhaps it lost the ask for which it was late
+                    ended = header_of(data).get("ended", [])
+                    self.missing += self._missed.settle(child, ended)
                 yield data
                 continue
             where = (question.round, self._play.lane, question.path, question.tier)
@@ -243,11 +280,6 @@ class Node(Station):
             self.missing.append(entry)
             self._missed.add(key, entry)
             yield None
-
-    def _correct(self, child: Seat, reply: bytes) -> None:
-        """A child that was late says which asks it ended: perhaps it lost the late one."""
-        if child in self._missed:
-            self.missing += self._missed.settle(child, header_of(reply).get("ended", []))
 
     def _reply_check(self, key: AskKey, question: Question) -> ReplyCheck:
         """What every answer to a question must be, from a rehearsal on no rows."""
@@ -260,7 +292,7 @@ class Node(Station):
             frozenset(answering),
             self._link(question.key("up")),
             self.subtrees,
-            replace(self._rehearsed, templates=self.kept()),
+            replace(self.rehearsed, templates=self.kept()),
             self.norm_bounds,
             self.drops_diverged and self.patience is not None,
             owner if isinstance(owner, Scorer) else None,
@@ -286,9 +318,9 @@ class Node(Station):
         self._journal()
         self._trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
-        answers = dict(
-            self._reach().ask(key, common, own, self._patience(len(own)), check, check.most)
-        )
+        patience = self._patience(len(own))
+        check.asked = len(own) if patience is not None else None
+        answers = dict(self._reach().ask(key, common, own, patience, check, check.most))
         fault("answers-received")
         self._trim(sum(len(answer.data) for answer in answers.values()))
         answered = {seat for seat, answer in answers.items() if answer.status == "answered"}
@@ -328,7 +360,7 @@ class Node(Station):
         seat = int(question.ids[position])
         answer = answers[seat]
         if isinstance(answer.data, Stored):
-            held.drop(partial(_messages_of, answer))
+            held.drop(lambda: open_sealed(answer.read())[1])
         else:
             self._replies_held.append((key, seat, held))
 
@@ -361,7 +393,7 @@ class Node(Station):
         """
         super()._take_facts({**header, "facts": self._believed(header)})
         for tier, name, *_ in header["kept"]:
-            template = self._rehearsed.residuals.get((tier, name))
+            template = self.rehearsed.residuals.get((tier, name))
             if template is not None:
                 self._templates.setdefault((tier, name), template)
         self.missing += [Missing(*values) for values in header["missing"]]
@@ -369,7 +401,7 @@ class Node(Station):
     def _believed(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """The facts of a child without notes that no rehearsal has; the log names the first."""
         facts: dict[str, Any] = header["facts"]
-        believed = self._rehearsed.believed(facts)
+        believed = self.rehearsed.believed(facts)
         if len(believed["notes"]) < len(facts["notes"]) and not self._dropped_notes:
             self._dropped_notes = True
             names = [entry[1] for entry in facts["notes"] if entry not in believed["notes"]]
@@ -394,25 +426,25 @@ class Node(Station):
                 if key.lane == "order":
                     return self._followed(key, common, own)
                 return self._answered(key, common, own)
+            except DecodeError as error:  # before anything has changed
+                failure = ["TransportError", f"{self.place} refuses its parent: {error}"]
             except CoveyError as error:
-                failure = [type(error).__name__, self._with_place(error)]
+                text = str(error)
+                if isinstance(error, CheckpointError) and str(self.database.path) in text:
+                    text = f"{self.place}: {text}"
+                failure = [type(error).__name__, text]
             except (OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
-                fix = "mend its machine, and start the server again"
+                fix = "mend its machine, and start the server again if it has ended"
                 failure = ["TransportError", f"{self.place} cannot go on: {reason}; {fix}."]
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
+                if key.program in _ONCE:
+                    self._unfollowed.add(key)
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
-
-    def _with_place(self, error: CoveyError) -> str:
-        """What an error says; one of this node's disk says whose it is."""
-        text = str(error)
-        if isinstance(error, CheckpointError) and str(self.database.path) in text:
-            text = f"{self.place}: {text}"
-        return text
 
     def _trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""
@@ -421,9 +453,8 @@ class Node(Station):
             give_back_free()
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
-        shared, down = open_sealed(common)
-        personal, each = open_sealed(own)
-        self._catch_up(Epoch.from_dict(personal["epoch"]))
+        header, messages = read_ask(self, key, common, own)
+        self._catch_up(Epoch.from_dict(header["epoch"]), key)
         written = self.database.answer(key)
         if written is not None:
             return written
@@ -432,12 +463,14 @@ class Node(Station):
             raise TransportError(f"{self.place} is asked to train in {late}.")
         if self.database.trained(key):
             again = f"asked again for {key}, which it has answered, and others since"
-            raise TransportError(f"{self.place} is {again}: {_BEHIND}.")
+            raise TransportError(f"{self.place} is {again}: {_BEHIND}, or start a new run.")
+        attempts = {order.attempt for order in self._unfollowed}
+        if key.lane == "train" and self.epoch.attempt in attempts:
+            fix = "mend its machine, and start its process again"
+            raise TransportError(f"{self.place} could not follow an order; {fix}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
-        header = {
-            **shared,
-            **personal,
+        header |= {
             "round": key.round,
             "lane": key.lane,
             "path": key.path,
@@ -447,8 +480,6 @@ class Node(Station):
         self.missing.clear()
         self._answered_key = key
         self._ended = self.database.fact(ENDED) or []
-        messages = [*down, *each]
-        del down, each
         release(common)
         reply = self._served(header, messages)
         facts: dict[str, Any] = {
@@ -512,12 +543,18 @@ class Node(Station):
         if len(ids):
             self._let_go()
         else:
-            self._rehearsed.learn(tier, call)
+            self.rehearsed.learn(tier, call)
         super()._record(tier, ids, call, idle)
 
     def _on_no_rows(self, question: Question) -> Any:
         """As for every station; it tells too which residuals of links nodes will keep."""
         answer = super()._on_no_rows(question)
+        owner, _ = self._owner(question.program)
+        schemas = [Schema.of(message) for message in (*question.rows, *map(flat, question.each))]
+        program = f"{owner}.{question.program.__name__}"
+        form = ask_form(self._play.lane, question.tier, program, schemas)
+        widths = [schema.width for schema in schemas]
+        self.rehearsed.asks[form] = max(self.rehearsed.asks.get(form, 0), *widths, 0)
         for number, message in enumerate(question.rows):
             self._learn_residual(question.key("down", number), message)
         for number, message in enumerate(messages_of(answer)):
@@ -529,7 +566,22 @@ class Node(Station):
         feedback = self.wires[key.link, key.direction].feedback
         if rows is not None and feedback and not isinstance(message, Exact):
             name = residual_name(key)
-            self._rehearsed.residuals[key.sender, name] = rows[:0].detach().clone()
+            self.rehearsed.residuals[key.sender, name] = rows[:0].detach().clone()
+            self.rehearsed.kept[key.sender, name] = rows[:0].detach().clone()
+
+    def rehearse(self, owner: Any, round: int) -> None:
+        """Run the server's program of the algorithm, or of another owner, on no rows here.
+
+        Afterwards `rehearsed` knows what nodes are asked for and keep, and the store is as before.
+        """
+        store = self.store
+        self.store = OwnStore(self._sizes(), place=self.place)
+        lane: Lane = "train" if owner is None else "score"
+        program = (owner or self.algorithm).server
+        try:
+            self.play(program, self.start[:0], round=max(round, 0), lane=lane)
+        finally:
+            self.store = store
 
     def _missing_facts(self) -> list[Any]:
         """Who was missing in the ask under way, as JSON can hold it."""
@@ -542,24 +594,56 @@ class Node(Station):
             out.append([tier, name, dtype_name(template.dtype), list(template.shape[1:])])
         return out
 
-    def _catch_up(self, epoch: Epoch) -> None:
+    def _check_epoch(self, epoch: Epoch, key: AskKey) -> None:
+        """Refuse what the server has not signed, and an ask of another time than it says."""
+        told = f"{self.place} is told that round {epoch.before + 1} comes next"
+        if self.identity is not None and (epoch != self.epoch or not epoch.signature):
+            try:
+                signed = (epoch.certificate.encode(), bytes.fromhex(epoch.signature))
+                verify = partial(self.identity.verify, *signed, epoch.signed_text, ended=True)
+                read_again(partial(verify, self.place.tiers[0]))
+            except (CoveyError, ValueError) as error:
+                reason = f"which the server has not signed: {error}".rstrip(".")
+                raise TransportError(f"{told}, {reason}; a parent lied.") from None
+        if (key.run, key.attempt) != (epoch.run, epoch.attempt) or key.round > epoch.before:
+            raise TransportError(f"{told}, and asked for {key}; a parent lied.")
+
+    def _jumps(self, epoch: Epoch) -> bool:
+        """Whether the operator lets this node follow to where the server stands, which needs it.
+
+        The server is behind the disk. Or it is far ahead, and nobody has signed that.
+        """
+        before, attempt = self.database.fact("epoch") or (epoch.before, epoch.attempt)
+        steps = (epoch.before - before, epoch.attempt - attempt)
+        if min(steps) >= 0 and (self.identity is not None or max(steps) <= _JUMP):
+            return False
+        most = max(map(abs, steps))
+        told = f"round {epoch.before + 1} comes next, after round {before + 1} did"
+        if most > self.jump:
+            fix = f"or let {self.place} believe it with covey node ... --jump {most}, once"
+            raise TransportError(f"{self.place} is told that {told}: {_BEHIND}, {fix}.")
+        LOG.warning("jumped: %s believes that %s", self.place, told)
+        self.jump = 0
+        FollowedOrders(self.database).forget()
+        self.database.note(epoch=[epoch.before, epoch.attempt])
+        return True
+
+    def _catch_up(self, epoch: Epoch, key: AskKey) -> None:
         """Commit or roll back what this node kept before, as the server did."""
+        self._check_epoch(epoch, key)
         run = self.database.fact("run")
         if run is None:
             self.database.note(run=epoch.run)
         elif run != epoch.run:
             fix = "give this node an empty folder, or the server its own"
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
-        before, attempt = self.database.fact("epoch") or (0, 0)
-        if epoch.before < before or epoch.attempt < attempt:
-            stands = f"is told that round {epoch.before + 1} comes next, after round {before + 1}"
-            raise TransportError(f"{self.place} {stands} did: {_BEHIND}.")
+        jumps = self._jumps(epoch)
         self.epoch = epoch
         pending = self.database.pending
         if pending is None:
             return
         round, _ = pending
-        if epoch.undone(*pending):
+        if epoch.undone(*pending) or (jumps and round >= epoch.before):
             fault("between-rounds")
             good = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
             self.database.rollback(**good)
@@ -665,6 +749,7 @@ class Node(Station):
         )
         patience = self._order_patience(name, arguments, len(own))
         check = OrderCheck(name, arguments, self.subtrees, self.kept())
+        check.asked = len(own) if patience is not None else None
         answers = self._reach().ask(key, common, own, patience, check, check.most)
         self._note_owed_orders(key, arguments.get("label", ""), own, answers)
         return out + self._rows_of_orders(name, answers)
@@ -699,7 +784,8 @@ class Node(Station):
         numbers = {}
         for child in self.seats:
             if answers[child].status != "answered":
-                self._not_reached(child)  # it follows when it is back
+                below = self.place.below(self.place.tier)
+                self.unreached.append([below, child])  # it follows when it is back
                 continue
             reply, rows = parcel.unpack(answers[child].read())
             if reply["error"] is not None:
@@ -719,10 +805,6 @@ class Node(Station):
             self.database.receive(numbers)
         return out
 
-    def _not_reached(self, child: Seat) -> None:
-        tier = self.place.below(self.place.tier)
-        self.unreached.append([tier, child])
-
     def _part(
         self, child: Seat, rows: Sequence[NodeRow], arguments: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[list[int]] | None]:
@@ -741,20 +823,19 @@ class Node(Station):
 
     def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
-        header, rows = parcel.unpack(own)
-        if len(common):
-            rows += node_rows.unpack(common, borrow=True)
-        self._catch_up(Epoch.from_dict(header["epoch"]))
+        header, rows = read_order(self, key, common, own)
+        self._catch_up(Epoch.from_dict(header["epoch"]), key)
         self.missing.clear()
         self.unreached.clear()
         out = self.order(
             key.program,
             header["arguments"],
             rows,
-            round=header["round"],
+            round=key.round,
             deepest=header["deepest"],
             asked=key,
         )
+        self._unfollowed.discard(key)
         ended = self.database.fact(ENDED) or []
         facts = {
             "error": None,
@@ -791,12 +872,12 @@ class Node(Station):
         self, name: str, arguments: Mapping[str, Any], rows: Sequence[NodeRow], round: int
     ) -> list[NodeRow]:
         """Do at this node alone what an order says."""
-        if name not in ORDERS:
-            raise TransportError(f"{self.place} does not know the order {name[:20]!r}.")
         if name in ("read", "freeze"):
             return self._handed_out(name, arguments)
         if name == "thaw":
-            self._thaw_own(rows)
+            own_id = (self.place.tier, self.place.number)
+            self.database.replace([row for row in rows if (row.tier, row.number) == own_id])
+            self.forget()
         elif name == "write":
             with torch.no_grad():
                 own_models.write(self, arguments, rows)
@@ -870,12 +951,6 @@ class Node(Station):
                     out.append(kept)
         return out
 
-    def _thaw_own(self, rows: Sequence[NodeRow]) -> None:
-        own_id = (self.place.tier, self.place.number)
-        own_rows = [kept for kept in rows if (kept.tier, kept.number) == own_id]
-        self.database.replace(own_rows)
-        self.forget()
-
     # Joining
 
     def refusal(self, seat: Seat, last_key: str | None) -> str | None:
@@ -887,18 +962,9 @@ class Node(Station):
         return f"{tier} {seat}: {reason}"
 
 
-def _messages_of(answer: Answer) -> list[Packed]:
-    """The messages of a reply that waits outside memory."""
-    _, messages = open_sealed(answer.read())
-    return messages
-
-
-def _templates(described: Any) -> dict[ColumnKey, Tensor]:
+def _templates(described: Sequence[Any]) -> dict[ColumnKey, Tensor]:
     """Empty rows by (tier, name), from what `Node._described` gave."""
     out = {}
-    try:
-        for tier, name, dtype, shape in described:
-            out[str(tier), str(name)] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DecodeError(f"a description of kept rows that cannot be read: {error!r}.") from None
+    for tier, name, dtype, shape in described:
+        out[tier, name] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
     return out

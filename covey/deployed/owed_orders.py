@@ -15,6 +15,7 @@ from typing import Any
 from covey.deployed.disk import OWED_ORDERS, Disk
 from covey.deployed.transport import AskKey, Seat, Transport
 
+_KEYS = 64  # of orders on one label in one round; an honest run has a few
 _FOLLOWED = "followed orders"
 """The fact that tells, by label, when the last order was given, and the keys of that time."""
 
@@ -117,8 +118,12 @@ class FollowedOrders:
         last_time, last_keys = self._last(label)
         keys = [str(key)]
         if last_time == _time(key):
-            keys = [*last_keys, str(key)]
+            keys = [*last_keys, str(key)][-_KEYS:]
         self.disk.note(**{_FOLLOWED: {**self._all(), label: [_time(key), keys]}})
+
+    def forget(self) -> None:
+        """Follow every order that comes: the last ones were of rounds that are none."""
+        self.disk.note(**{_FOLLOWED: {}})
 
     def _all(self) -> dict[str, Any]:
         return self.disk.fact(_FOLLOWED) or {}

@@ -32,7 +32,8 @@ DISK = "node.sqlite"
 FOLDER = "models"
 FACTS = "node.json"
 """The file that says which node a folder is of, and the rounds of its models."""
-_FALLBACK = "fallback "
+FALLBACK = "fallback "
+"""Before the name of a model: the name of the global row of its chosen round."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def chosen_models(run: Seed) -> tuple[list[ChosenModel], list[NodeRow]]:
         model = ChosenModel(name, version.tier, version.label, version.round, version.beside)
         models.append(model)
         row = version.w[0]
-        rows.append(NodeRow(top, 0, f"{_FALLBACK}{name}", version.label, version.round, row))
+        rows.append(NodeRow(top, 0, f"{FALLBACK}{name}", version.label, version.round, row))
     return models, rows
 
 
@@ -128,7 +129,7 @@ def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapsh
     fallback = None
     versions = []
     for kept in rows:
-        if kept.name == f"{_FALLBACK}{model.model}":
+        if kept.name == f"{FALLBACK}{model.model}":
             fallback = kept.row
         elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
             versions.append(kept)

@@ -306,9 +306,10 @@ def split_address(text: str, port: int, key: str) -> tuple[str, int]:
         raise ConfigError(
             f"{key} = {text!r}: the port must be 1 to 65535, as in server.example:8443."
         )
-    if not host or any(letter.isspace() or letter in "/\"'" for letter in host):
+    host = host.strip("[]")
+    if _HOST.fullmatch(host) is None:  # it stands in commands of ssh
         raise ConfigError(f"{key} = {text!r}: give a host and a port, as in server.example:8443.")
-    return host.strip("[]"), int(number)
+    return host, int(number)
 
 
 def join_address(host: str, port: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.deployed import certificates
-from covey.deployed.plan import ANY_ADDRESS, Process
+from covey.deployed.plan import ANY_ADDRESS, Process, is_loopback, join_address
 from covey.errors import ConfigError
 
 NODE = "node.toml"
@@ -20,7 +20,10 @@ DRAIN_SECONDS = 60
 """How long a process that is told to end may take for the ask under way."""
 STATE_ROOT = "/var/lib/"
 """Folders of state below this one are made by systemd."""
-_NO_RESTART = "2 3"  # exit codes of an invalid file and of a run that diverged
+NO_RESTART = (2, 3)
+"""Exit codes after which a process stays ended: of an invalid file, of a run that diverged."""
+RESTART_SECONDS = 5
+"""How long after its end a process is started again."""
 
 
 def write(
@@ -120,8 +123,8 @@ def unit(process: Process) -> str:
         "KillSignal=SIGTERM",
         f"TimeoutStopSec={DRAIN_SECONDS}",
         "Restart=on-failure",
-        "RestartSec=5",
-        f"RestartPreventExitStatus={_NO_RESTART}",
+        f"RestartSec={RESTART_SECONDS}",
+        f"RestartPreventExitStatus={' '.join(map(str, NO_RESTART))}",
         "LimitNOFILE=65536",  # a stream of each child, and a file while its answer arrives
         "NoNewPrivileges=yes",
         "PrivateTmp=yes",
@@ -177,6 +180,10 @@ def compose(processes: Sequence[Process], image: str) -> str:
             "stop_grace_period": f"{DRAIN_SECONDS}s",
             "volumes": mounts,
         }
+        if is_loopback(process.control_host):  # elsewhere it asks for a certificate
+            url = f"http://{join_address(process.control_host, process.control_port)}/readyz"
+            look = f"import urllib.request as web; web.urlopen({url!r}, timeout=9)"
+            services[name]["healthcheck"] = {"test": ["CMD", "python", "-c", look]}
         volumes[volume] = {}
     head = "# All processes of the tree on one machine: docker compose up\n"
     return head + yaml_text({"services": services, "volumes": volumes})

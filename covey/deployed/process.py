@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +27,7 @@ from covey.deployed.door import Door
 from covey.deployed.events import EventLog
 from covey.deployed.memory import give_back_free
 from covey.deployed.node import Node
+from covey.deployed.own_models import DISK
 from covey.deployed.parked import parked_parts, share
 from covey.deployed.plan import Process
 from covey.deployed.progress import Progress
@@ -31,17 +36,17 @@ from covey.deployed.server_run import finish, server_run
 from covey.deployed.socket_bytes import counted
 from covey.deployed.transport import AskKey, Handler, Port, Seat, Transport
 from covey.deployed.tree_runtime import VERSIONS, TreeRuntime
-from covey.errors import TransportError
+from covey.errors import ConfigError, TransportError
 from covey.links.spec import wires
 from covey.runs import models
 from covey.runs.build import Parts, module_of, training_data
 from covey.runs.experiment import Experiment
 from covey.runs.fingerprint import program_fingerprint
+from covey.runs.lock import locked
 from covey.runs.record import Round
 from covey.runs.run import Run
+from covey.runs.status import LOCK
 from covey.runtimes.envelope import seal
-
-DISK = "node.sqlite"
 
 
 class Parent(Transport, Protocol):
@@ -63,6 +68,11 @@ class Parent(Transport, Protocol):
         """Why processes were refused that have a certificate of an empty seat."""
         ...
 
+    @property
+    def knocks(self) -> Counter[str]:
+        """How many handshakes began, and how many streams were opened."""
+        ...
+
 
 class Child(Port, Protocol):
     """A port that knows whether its parent has let it in."""
@@ -75,6 +85,11 @@ class Child(Port, Protocol):
 
 class Network(Protocol):
     """Makes both ends of a process: the one to its children, and the one to its parent."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """The certificate of the process; None: the tree has none."""
+        ...
 
     def listen(
         self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
@@ -152,6 +167,8 @@ class Member:
     """The data of devices that take no part of the experiment's data, by seat."""
     before_first: Callable[[], None] | None = None
     """Done once, before the first request. A process that its parent refuses gets none."""
+    jump: int = 0
+    """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
@@ -167,12 +184,14 @@ class Member:
         process = self.process
         with self._stack:
             try:
+                self._lock_state()
                 control = Control(
                     self.progress,
                     host=process.control_host,
                     port=process.control_port,
                     identity=identity,
                     log=self.log,
+                    state=Path(process.state),
                     evict=self._evict,
                     admit=self._admit,
                 )
@@ -190,6 +209,21 @@ class Member:
             self.progress.end()
             self.log.info("ended")
 
+    def _lock_state(self) -> None:
+        """Lock the folder of the disks until this process ends, and say there who it is."""
+        state = Path(self.process.state)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        busy = f"another process runs on the disks in {state}; end it, or give another state"
+        try:
+            file = self._stack.enter_context(locked(state / LOCK, busy))
+        except ConfigError as error:  # systemd tries again: the other process may end
+            raise TransportError(str(error)) from None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = f"(process {os.getpid()} on {platform.node()}, since {now})\n"
+        with suppress(OSError):  # a full disk: the first ask says so
+            file.truncate(0)
+            os.write(file.fileno(), text.encode())
+
     def close(self) -> None:
         """Close disks and connections."""
         self._stack.close()
@@ -197,9 +231,7 @@ class Member:
     def node(self, seat: NamedSeat) -> Node:
         """The node of a seat, with its disk, and with the way to its children."""
         process = self.process
-        state = Path(process.state)
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        disk = Disk(state / seat.name / DISK, process.durability)
+        disk = Disk(Path(process.state) / seat.name / DISK, process.durability)
         self._stack.callback(disk.close)
         self._disks[seat.name] = disk
         if seat.children:
@@ -223,6 +255,8 @@ class Member:
             norm_bounds=bounds,
             drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
+            identity=self.network.identity,
+            jump=self.jump,
         )
         door.node = node
         if process.aggregates:
@@ -272,6 +306,7 @@ class Member:
         arm_fault()
         for record in run:
             self.log.info("round", round=record.round + 1, seconds=round(record.seconds, 3))
+            self.progress.ended_round(record)
             yield record
             if self.progress.draining:
                 break
@@ -285,6 +320,7 @@ class Member:
         transport = self.network.listen(self.process, self._fingerprint, ids, door)
         self._stack.callback(transport.close)
         self._parents[seat.name] = transport
+        self.progress.knocks = transport.knocks
         names = {number: name for name, number in ids.items()}
         return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
 

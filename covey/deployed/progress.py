@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
+from covey.deployed.extras import needed
 from covey.deployed.socket_bytes import SocketBytes
 from covey.deployed.transport import (
     Answer,
@@ -20,11 +23,31 @@ from covey.deployed.transport import (
     Seat,
     Transport,
 )
+from covey.runs.record import Round
 
 State = Literal["starting", "dialling", "waiting", "working", "paused", "draining", "ended"]
 STATES = ("starting", "dialling", "waiting", "working", "paused", "draining", "ended")
 Clock = Callable[[], float]
 _SHOWN = 4  # digits of a path
+_RECENT = 20  # rounds of which the speed is told
+_HELP = {
+    "state": "1 for what the process does now, and 0 for everything else.",
+    "uptime_seconds": "Since the process was started.",
+    "certificate_left_seconds": "Until the certificate of the process ends.",
+    "socket_bytes_total": "On the sockets to the children or the parent, as the kernel counts.",
+    "knocks_total": "Handshakes begun, streams after one, and failures at the control port.",
+    "round": "The last round that has ended.",
+    "rounds_per_hour": "Over the last rounds, until now.",
+    "loss": "Of a model on a part of the data, when it was last scored.",
+    "accuracy": "Of a model on a part of the data, when it was last scored.",
+    "seat_taken": "1 where a process has the seat.",
+    "seat_evicted": "1 where the parent refuses the seat.",
+    "rounds_total": "Rounds of training that the seat has answered in.",
+    "bytes_total": "Of the messages of the seat.",
+    "asks_total": "Asks of the seat by outcome: answered, late, absent, bad, diverged.",
+    "ask_seconds_total": "That all asks of the seat took.",
+    "lag_seconds": "Since the last answer of the seat.",
+}
 
 
 @dataclass
@@ -103,8 +126,13 @@ class Progress:
         self._transports: list[WatchedTransport] = []
         self.sockets: SocketBytes | None = None
         """What the connections of the process have carried, where it has any."""
-        self.certificate_left: Callable[[], float | None] = _no_certificate
+        self.certificate_left: Callable[[], float | None] = lambda: None
         """Seconds until the certificate of the process ends; None where it has none."""
+        self.knocks: Counter[str] = Counter()
+        """Connections by kind: handshakes and streams of children, failures at the control port."""
+        self._round: int | None = None
+        self._round_times: deque[float] = deque([self._began], maxlen=_RECENT)
+        self._scores: dict[tuple[str, str], dict[str, float | None]] = {}
 
     # Orders
 
@@ -205,6 +233,14 @@ class Progress:
                 child = self.seats[names[seat]]
                 child.ended(key, answer.status, len(answer.data), now - began, now)
 
+    def ended_round(self, record: Round) -> None:
+        """A round of the server's run has ended; scores stay until there are others."""
+        self._round = record.round + 1
+        self._round_times.append(self._clock())
+        for name, model in record.models.items():
+            for part, score in model.scores.items():
+                self._scores[name, part] = {"loss": score.loss, "accuracy": score.accuracy}
+
     def refused(self, name: str, reason: str) -> None:
         """An answer of a child was bad, or says that its training diverged."""
         with self._lock:
@@ -216,17 +252,17 @@ class Progress:
 
     def members(
         self,
-        names: Collection[str],
-        taken: set[str],
-        evicted: set[str],
-        turned_away: Mapping[str, str],
+        names: Mapping[Seat, str],
+        taken: frozenset[Seat],
+        evicted: frozenset[Seat],
+        turned_away: Mapping[Seat, str],
     ) -> None:
         """Which of these children have taken their seats now, and which are refused."""
         with self._lock:
-            for name in names:
-                self.seats[name].taken = name in taken
-                self.seats[name].evicted = name in evicted
-                self.seats[name].turned_away = turned_away.get(name)
+            for seat, name in names.items():
+                self.seats[name].taken = seat in taken
+                self.seats[name].evicted = seat in evicted
+                self.seats[name].turned_away = turned_away.get(seat)
 
     # What is told
 
@@ -263,8 +299,17 @@ class Progress:
             "waits_for": waits_for,
             "certificate_left": self.certificate_left(),
             "socket_bytes": self._socket_bytes(),
+            "knocks": dict(self.knocks),
+            "round": self._round,
+            "rounds_per_hour": self._speed(now),
             "seats": seats,
         }
+
+    def _speed(self, now: float) -> float | None:
+        """The rounds per hour of the server's run, over its last ones."""
+        if self._round is None:
+            return None
+        return 3600 * (len(self._round_times) - 1) / (now - self._round_times[0])
 
     def _socket_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes on the sockets to the children and to the parent."""
@@ -306,33 +351,33 @@ class Progress:
     def prometheus(self) -> str:
         """The status in the text format of Prometheus."""
         status = self.as_dict()
-        metrics = _Metrics()
-        process = {"process": self.process}
+        metrics = _Metrics(self.process)
         for state in STATES:
-            value = int(status["state"] == state)
-            metrics.add("state", "gauge", process | {"state": state}, value)
-        metrics.add("uptime_seconds", "gauge", process, status["seconds"])
-        if status["certificate_left"] is not None:
-            left = status["certificate_left"]
-            metrics.add("certificate_left_seconds", "gauge", process, left)
+            metrics.add("state", int(status["state"] == state), state=state)
+        metrics.add("uptime_seconds", status["seconds"])
+        metrics.add("certificate_left_seconds", status["certificate_left"])
+        for kind, count in status["knocks"].items():
+            metrics.add("knocks_total", count, kind=kind)
         for link, counts in status["socket_bytes"].items():
             for direction, count in counts.items():
-                ends = process | {"link": link, "direction": direction}
-                metrics.add("socket_bytes_total", "counter", ends, count)
+                metrics.add("socket_bytes_total", count, link=link, direction=direction)
+        metrics.add("round", status["round"])
+        metrics.add("rounds_per_hour", status["rounds_per_hour"])
+        for (model, part), figures in list(self._scores.items()):
+            for figure, value in figures.items():
+                metrics.add(figure, value, model=model, part=part)
         for seat in status["seats"]:
-            labels = process | {"seat": seat["seat"]}
-            taken = seat["state"] not in ("empty", "evicted")
-            metrics.add("seat_taken", "gauge", labels, int(taken))
-            metrics.add("seat_evicted", "gauge", labels, int(seat["state"] == "evicted"))
-            metrics.add("rounds_total", "counter", labels, seat["rounds"])
+            name = seat["seat"]
+            metrics.add("seat_taken", int(seat["state"] not in ("empty", "evicted")), seat=name)
+            metrics.add("seat_evicted", int(seat["state"] == "evicted"), seat=name)
+            metrics.add("rounds_total", seat["rounds"], seat=name)
             for direction in ("down", "up"):
-                ends = labels | {"direction": direction}
-                metrics.add("bytes_total", "counter", ends, seat[f"{direction}_bytes"])
+                count = seat[f"{direction}_bytes"]
+                metrics.add("bytes_total", count, seat=name, direction=direction)
             for outcome, count in sorted(seat["asks"].items()):
-                metrics.add("asks_total", "counter", labels | {"status": outcome}, count)
-            metrics.add("ask_seconds_total", "counter", labels, seat["ask_seconds"])
-            if seat["lag"] is not None:
-                metrics.add("lag_seconds", "gauge", labels, seat["lag"])
+                metrics.add("asks_total", count, seat=name, status=outcome)
+            metrics.add("ask_seconds_total", seat["ask_seconds"], seat=name)
+            metrics.add("lag_seconds", seat["lag"], seat=name)
         return metrics.text()
 
 
@@ -393,10 +438,7 @@ class WatchedTransport:
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
         members = self._inner.members()
-        taken = {self._names[seat] for seat in members}
-        evicted = {self._names[seat] for seat in self._evicted()}
-        away = {self._names[seat]: text for seat, text in self._turned_away().items()}
-        self._progress.members(self._names.values(), taken, evicted, away)
+        self._progress.members(self._names, members, self._evicted(), self._turned_away())
         return members
 
     def close(self) -> None:
@@ -405,32 +447,31 @@ class WatchedTransport:
 
 
 class _Metrics:
-    """Lines in the text format of Prometheus, grouped by metric."""
+    """What prometheus-client writes as text: families of values by name."""
 
-    def __init__(self) -> None:
-        self._lines: dict[str, list[str]] = {}
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._families: dict[str, Any] = {}
 
-    def add(self, name: str, kind: str, labels: Mapping[str, str], value: float) -> None:
-        """One value."""
-        full = f"covey_{name}"
-        lines = self._lines.setdefault(full, [f"# TYPE {full} {kind}"])
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        lines.append(f"{full}{{{inside}}} {value}")
+    def add(self, name: str, value: float | None, **labels: str) -> None:
+        """One value, where it is known."""
+        if value is None:
+            return
+        if name not in self._families:
+            core = needed("prometheus_client.core")
+            counts = name.endswith("_total")
+            family = core.CounterMetricFamily if counts else core.GaugeMetricFamily
+            self._families[name] = family(f"covey_{name}", _HELP[name], None, ["process", *labels])
+        self._families[name].add_metric([self._process, *labels.values()], value)
 
     def text(self) -> str:
         """All lines."""
-        return "".join(f"{line}\n" for lines in self._lines.values() for line in lines)
-
-
-def _no_certificate() -> None:
-    """Nothing: the process has no certificate."""
+        families = SimpleNamespace(collect=self._families.values)
+        text: bytes = needed("prometheus_client").generate_latest(families)
+        return text.decode()
 
 
 def short(key: AskKey) -> str:
     """A key as a screen shows it: round, lane, the end of the path, program."""
     path = f"{key.path:x}"[-_SHOWN:]
     return f"{key.round}/{key.lane}/{path}/{key.program}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -17,6 +17,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """What may stand in a certificate, a host name and a file name alike."""
 OPERATOR = "operator"
 """The name in the certificate of who may give orders to the control ports of a tree."""
+OBSERVER = "observer"
+"""The name in the certificate of who may look at them, and order nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def check_name(name: str) -> None:
     if not is_name(name):
         fix = "use up to 63 lower-case letters, digits and -"
         raise ConfigError(f"{shown(name)} cannot name a seat or a process; {fix}.")
-    if name == OPERATOR:
-        rule = "its certificate would give orders to all nodes"
+    if name in (OPERATOR, OBSERVER):
+        rule = "its certificate would open the control ports of all nodes"
         raise ConfigError(f"{name!r} cannot name a seat or a process: {rule}; rename it.")
 
 

@@ -13,9 +13,11 @@ from covey.deployed.missed import Missing
 from covey.deployed.own_models import chosen_models
 from covey.deployed.tree_runtime import TreeRuntime
 from covey.errors import CheckpointError
+from covey.runs import record
 from covey.runs.build import Parts, RuntimeFactory
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.experiment import Experiment
+from covey.runs.record import Round
 from covey.runs.run import Run
 
 FACTS = "facts"
@@ -46,12 +48,11 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     captured = captured_in(disk)
     changed = 0
     if captured is not None:
-        records = [json.loads(record) for record in written]
-        changed = run.stand(captured, records)
+        changed = run.stand(captured, [json.loads(text) for text in written])
     ends = disk.fact("ends") or []
     if changed and len(written) not in ends:
         disk.note(ends=[*ends, len(written)])
-    runtime.capture = _Capture(run, len(written) - changed)
+    runtime.capture = _Capture(run, disk, len(written) - changed)
     return run
 
 
@@ -97,10 +98,11 @@ def captured_in(disk: Disk) -> Checkpoint | None:
 
 
 class _Capture:
-    """Says where a run stands, and which records are not on the disk yet."""
+    """Says where a run stands, and which records are not on the disk yet; it holds no others."""
 
-    def __init__(self, run: Run, written: int) -> None:
+    def __init__(self, run: Run, disk: Disk, written: int) -> None:
         self._run = run
+        self._disk = disk
         self._written = written
 
     def __call__(self) -> tuple[bytes, list[tuple[int, str]]]:
@@ -109,10 +111,13 @@ class _Capture:
         for name, tensor in captured.tensors.items():
             tensors[name] = tensor.detach().cpu().contiguous()
         state = save(tensors, {FACTS: json.dumps(captured.facts)})
-        new = self._run.history[self._written :]
-        records = [(record.round, json.dumps(record.as_dict())) for record in new]
-        self._written = len(self._run.history)
-        return state, records
+        new = self._run.hold_records(self._written, self._record)
+        self._written += len(new)
+        return state, [(one.round, json.dumps(one.as_dict())) for one in new]
+
+    def _record(self, round: int) -> Round:
+        (text,) = self._disk.records(round, 1)
+        return record.read(json.loads(text))
 
 
 def _read(state: bytes) -> Checkpoint:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from covey.data.shards import some
+from covey.deployed.certificates import read_again
+from covey.deployed.checked_orders import ENDING
 from covey.deployed.disk import fault
 from covey.deployed.missed import Missing
-from covey.deployed.node import ENDING, Epoch, Node
+from covey.deployed.node import Epoch, Node
 from covey.deployed.node_rows import NodeRow, Part
 from covey.deployed.own_models import ChosenModel, as_arguments
 from covey.errors import TransportError
@@ -91,6 +94,10 @@ class TreeRuntime(Runtime):
             disk.note(**{_CHOICE: choice})
 
     def _set_epoch(self, epoch: Epoch) -> None:
+        """Say from now on that the server stands here, signed where there are certificates."""
+        identity = self.server.identity
+        if identity is not None:
+            epoch = read_again(partial(epoch.signed, identity))
         self.server.epoch = epoch
 
     @property
@@ -102,6 +109,9 @@ class TreeRuntime(Runtime):
         """Run a program at the server; with no rows, every program below runs on none."""
         if len(rows):
             self._played = round
+            if round > self.epoch.before:  # of a checkpoint: what nodes got with it is good
+                self._set_epoch(replace(self.epoch, before=round))
+                self.server.database.note(before=round)
         self.server.missing.clear()
         played = self.server.play(program, rows, round=round, lane=lane)
         if lane == "score" and len(rows):

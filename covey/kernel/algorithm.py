@@ -37,7 +37,7 @@ class Algorithm(ABC):
     """
 
     sends: ClassVar[str]
-    """What leaves a device, in words."""
+    """What leaves a device in training, in words."""
     splits: ClassVar[bool] = False
     """Whether devices keep the layers `me.private` to themselves.
 

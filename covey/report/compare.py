@@ -5,7 +5,6 @@ The colour of a line is the tier that keeps the model, the style is the algorith
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from covey.report.picture_file import save
 from covey.report.plot import COLOURS, Histories, most_personal, of_chosen, reported, ring, value_of
 from covey.report.reported import models as models
 from covey.report.summary import Gain, Summary, Yardstick, gains_over, summarise
@@ -148,9 +148,7 @@ def draw(
     axes.set(xlabel=f"round; {of_chosen(len(histories))}", ylabel=f"test {metric.axis}")
     told = [f"{own} {each.model} against {each.other}: {each.difference}" for each in gains]
     axes.set_title("\n".join(told), loc="left", fontsize=9)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)
+    save(figure, path)
 
 
 def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:

@@ -5,7 +5,6 @@ Where numbers are to be predicted, ranges of targets stand in for labels.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.data import Shards
 from covey.data.shards import SPLITS
+from covey.report.picture_file import save
 from covey.tree import Tree
 
 _NAMED = 24  # devices, or classes, that have room for a name each
@@ -50,9 +50,7 @@ def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
     _edges(top, tree, shards)
     for panel in figure.axes:
         panel.spines[["top", "right"]].set_visible(False)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)
+    save(figure, path)
 
 
 def target_histogram(shards: Shards) -> tuple[Floats, Counts]:

@@ -5,7 +5,6 @@ The colour of a line is the tier that keeps the model; style and marker are the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covey.report.compare import Line, Used, line_of, metric_of, zoom
+from covey.report.picture_file import save
 from covey.report.plot import Histories
 from covey.runs.headline import Headline
 
@@ -54,9 +54,7 @@ def draw(runs: Runs, path: Path, *, modelled: bool) -> None:
     if metric.percent and drawn:
         zoom(every[0], drawn)
     _legend(figure, every[-1], drawn, metric)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)
+    save(figure, path)
 
 
 def lines(runs: Runs, used: Used, metric: Headline) -> list[Line]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from covey.report.picture_file import save
 from covey.wireless import Plan
 
 _NAMED = 40  # devices that have room for a name each
@@ -37,9 +37,7 @@ def draw(
     figure.suptitle(title)
     for axes in columns.reshape(-1):
         axes.spines[["top", "right"]].set_visible(False)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)
+    save(figure, path)
 
 
 def _devices(axes: Any, plan: Plan) -> None:

@@ -6,7 +6,6 @@ picture; several models of one tier differ by line style.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from covey.report.picture_file import save
 from covey.report.summary import gains_over
 from covey.runs.devices import DeviceScore
 from covey.runs.headline import Headline, for_devices, headline, named
@@ -53,7 +53,7 @@ def draw(
     A line is the mean over seeds, its band one standard deviation. The protocol chooses the round
     that a ring marks.
     """
-    _save(run_figure(histories, title, devices, protocol), path)
+    save(run_figure(histories, title, devices, protocol), path)
 
 
 def draw_devices(
@@ -66,7 +66,7 @@ def draw_devices(
     picture = devices_figure(histories, title, devices)
     if picture is None:
         return False
-    _save(picture, path)
+    save(picture, path)
     return True
 
 
@@ -476,10 +476,3 @@ def _finish(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """The file, replaced in one step."""
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)

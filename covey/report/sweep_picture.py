@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+
+from covey.report.picture_file import save
 
 _COLUMNS = 3
 _PANEL = (3.9, 3.1)  # inches
@@ -105,7 +106,7 @@ def draw_sensitivity(
         frameon=False,
         fontsize=9,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _columns(count: int) -> int:
@@ -216,7 +217,7 @@ def draw_parallel(
     axes.tick_params(axis="x", length=0)
     shown = ScalarMappable(shades, colours)
     figure.colorbar(shown, ax=axes, format=spell, label=f"{label}; red: the best")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _shares(scale: Scale, points: Sequence[Point]) -> list[float]:
@@ -267,9 +268,3 @@ def _spelled(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=120, format="png")
-    os.replace(part, path)

@@ -160,14 +160,7 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
         ) from error
 
 
-DAMAGE = (
-    OSError,
-    SafetensorError,
-    KeyError,
-    ValueError,
-    RecursionError,
-    AttributeError,
-)
+DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
 """Errors that a damaged file leads to."""
 
 
@@ -185,6 +178,11 @@ def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
     facts = json.loads(metadata["facts"])
     if not isinstance(facts, dict):
         raise ValueError(f"its facts are {facts!r:.50}")
+    round = facts["round"]
+    if type(round) is not int or round < 0:
+        raise ValueError(f"it stands at round {round!r:.50}")
+    if not isinstance(facts["experiment"], dict):
+        raise ValueError(f"its experiment is {facts['experiment']!r:.50}")
     return Checkpoint(tensors, facts)
 
 
@@ -231,8 +229,6 @@ def same_experiment(
 
     `data` is what the experiment's data is called, for instance its file: a hash would say nothing.
     """
-    if not isinstance(saved, dict):
-        raise ValueError(f"its experiment is {saved!r:.50}")
     for name in {**wanted, **saved}:
         if saved.get(name) == wanted.get(name):
             continue

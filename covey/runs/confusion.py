@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Literal
 
+from covey.runs.csv_text import csv_text
 from covey.runs.run import Round
 from covey.runs.selection import select
 
@@ -33,8 +32,4 @@ def to_csv(
             rows.append([name, chosen.round + 1, label, *counts])
     if not rows:
         return None
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["model", "round", "class", *(f"predicted {label}" for label in classes)])
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text(["model", "round", "class", *(f"predicted {label}" for label in classes)], rows)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.runs.csv_text import csv_text, unquoted
 from covey.runs.figures import NodeFigures
 
 PARTS = ("train", "validation", "test")
@@ -251,11 +252,7 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
         columns = [name for name in columns if name not in _NUMBERS]
     if all(row["tokens"] is None for row in rows):
         columns = [name for name in columns if name not in _TOKENS]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text(columns, rows)
 
 
 def _names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -282,7 +279,7 @@ def from_csv(text: str) -> list[DeviceScore]:
 
 
 def _device_score(row: Mapping[str, str]) -> DeviceScore:
-    values: dict[str, Any] = {name: row[name] or None for name in _TEXT}
+    values: dict[str, Any] = {name: unquoted(row[name]) or None for name in _TEXT}
     values["holds"] = row["holds"] == "True"
     for name in _WHOLE:
         values[name] = int(row[name])

@@ -38,7 +38,7 @@ class Experiment:
     Learning. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number
     labels are numbers where squared_error, also called mse, is named. `idle` says what devices that
     are not asked do: nothing, or train as the papers have it. `private`, a pattern or several, says
-    which layers stay on the device where the algorithm splits models: "conv*" for a kind of layer,
+    what training does not send where an algorithm splits models: "conv*" for a kind of layer,
     "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
     (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
     initialises every layer anew from the seed, "module" starts from the values the module came

@@ -15,7 +15,7 @@ from typing import IO
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import Store
 from covey.runs.experiment import Experiment
-from covey.runs.lock import is_locked, try_lock
+from covey.runs.lock import is_locked, open_lock, try_lock
 
 _LOCK = "in-use"
 
@@ -29,7 +29,7 @@ class LiveFolder:
             parent.mkdir(parents=True, exist_ok=True)
             _remove_unused(parent)
             self.path.mkdir()
-            self._lock: IO[str] = open(self.path / _LOCK, "w", encoding="utf-8")  # noqa: SIM115
+            self._lock = open_lock(self.path / _LOCK)
         except OSError as error:
             raise CheckpointError(
                 f"cannot make a folder for kept rows in {parent}: {error}; give store= another one."

@@ -149,8 +149,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             raise StopIteration
         self.writer.check()
         with self.alone("run a round"):
-            state = self._state
             self.runtime.commit()  # what the round before kept
+            state = self._state
             try:
                 self._play()
             except BaseException:
@@ -266,7 +266,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         histories = []
         meters = []
         for copy, new in enumerate(records):
-            histories.append((*self._state.histories[copy], new))
+            history = self._state.histories[copy]
+            histories.append(replace(history, held=(*history.held, new)))
             meters.append(self._state.meters[copy].plus(new.traffic))
         last = self._state.scored
         observed: tuple[Observed | None, ...] = (None,) * len(records)

@@ -23,7 +23,7 @@ from covey.runs.experiment import Experiment
 from covey.runs.figures import NodeFigures
 from covey.runs.record import Round
 from covey.runs.scoring import Model
-from covey.runs.state import State
+from covey.runs.state import History, State
 
 _LAST = "last "
 
@@ -157,12 +157,10 @@ def read(
     facts = saved.facts
     round = facts["round"]
     w = saved.tensors["server"]
-    if type(round) is not int or round < 0:
-        raise ValueError(f"it stands at round {round!r}")
     _check_row(w, like)
     if len(records) != round:
         raise ValueError(f"{len(records)} records of {round} rounds")
-    history = tuple(record.read(values) for values in records)
+    history = History(tuple(record.read(values) for values in records))
     state = State(
         w=w.to(like.device),
         round=round,
@@ -200,7 +198,7 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
     scored = {model: entry for model, entry in before if history[entry[0]].models}
     out = replace(
         state,
-        histories=(tuple(history),),
+        histories=(History(tuple(history)),),
         chosen=(chosen,),
         scored=(scored,),
     )

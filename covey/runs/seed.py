@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from covey.runs.record import Round
 from covey.runs.saving import Saved
 from covey.runs.scoring import Scorer
 from covey.runs.snapshot import PRIVATE, Beside, Reader, Snapshot
-from covey.runs.state import State
+from covey.runs.state import History, State
 from covey.runs.totals import dense
 from covey.runtimes.base import BaseRuntime
 
@@ -118,7 +118,16 @@ class Seed:
     @property
     def history(self) -> tuple[Round, ...]:
         """The records so far, also of what was run before a resume."""
-        return self._state.histories[self._copy]
+        history = self._state.histories[self._copy]
+        return history.held if not history.before else history[:]
+
+    def hold_records(self, first: int, read: Callable[[int], Round]) -> tuple[Round, ...]:
+        """Hold the records from round `first` on, which are returned; `read` gives the others."""
+        held = self._state.histories[self._copy][first:]
+        one = self._state.of_seed(self._copy)
+        one = replace(one, histories=(History(held, first, read),))
+        self._state = self._state.with_seed(self._copy, one)
+        return held
 
     @property
     def meter(self) -> Meter:

@@ -28,20 +28,14 @@ from typing import Any
 
 from covey.origin import own_file
 
-_FOREIGN = (
-    "torch",
-    "numpy",
-    "covey",
-)  # packages that count by version, but for covey's algorithms
+_FOREIGN = ("torch", "numpy", "covey")  # they count by version, but for covey's algorithms
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSIDE = ("fget", "__func__", "func")
 """The attributes in which properties, class methods and cached properties have their function."""
-_UNSEEN = {
-    "kind",
-    "type_comment",
-    "type_ignores",
-}  # fields of a syntax tree that change nothing
+_IMPORTERS = ("import_module", "__import__")
+"""Functions that import a module by a text."""
+_UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a tree that change nothing
 
 
 def digest(things: Iterable[Any]) -> str:
@@ -285,6 +279,8 @@ def _imports(node: ast.AST, module: str) -> list[str]:
             names += [alias.name for alias in part.names]
         elif isinstance(part, ast.ImportFrom):
             names += _imported_from(part, package)
+        elif isinstance(part, ast.Call) and ast.unparse(part.func).endswith(_IMPORTERS):
+            names += _imported_by_name(part, package)
     with_packages: list[str] = []
     for name in names:
         parts = name.split(".")
@@ -303,6 +299,18 @@ def _imported_from(statement: ast.ImportFrom, package: str) -> list[str]:
     base = ".".join(parts)
     names = [alias.name for alias in statement.names if alias.name != "*"]
     return [base, *(f"{base}.{name}" for name in names)]
+
+
+def _imported_by_name(call: ast.Call, package: str) -> list[str]:
+    """The module that import_module("late") or __import__("late") imports, if it is written out."""
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = [value.value for value in values if isinstance(value, ast.Constant)]
+    names = [text for text in texts if isinstance(text, str)]
+    if not names:
+        return []
+    inside = names[0].lstrip(".")
+    statement = ast.ImportFrom(inside, [], len(names[0]) - len(inside))
+    return _imported_from(statement, package)
 
 
 @cache

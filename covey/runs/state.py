@@ -5,8 +5,9 @@ An assignment moves them all from one round to the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from torch import Tensor
 
@@ -16,6 +17,32 @@ from covey.runs.devices import Sums
 from covey.runs.observed import Observed
 from covey.runs.record import Round
 from covey.runs.totals import Totals
+
+
+@dataclass(frozen=True, eq=False)
+class History(Sequence[Round]):
+    """The records of one seed: all of them, or the last ones and a way to read those before."""
+
+    held: tuple[Round, ...] = ()
+    before: int = 0
+    """How many are not held."""
+    read: Callable[[int], Round] | None = None
+    """A record that is not held, by its round."""
+
+    def __len__(self) -> int:
+        return self.before + len(self.held)
+
+    @overload
+    def __getitem__(self, place: int) -> Round: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Round, ...]: ...
+    def __getitem__(self, place: int | slice) -> Round | tuple[Round, ...]:
+        places = range(len(self))[place]
+        if isinstance(places, range):
+            return tuple(self[each] for each in places)
+        if places >= self.before or self.read is None:
+            return self.held[places - self.before]
+        return self.read(places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +58,7 @@ class State:
 
     w: Tensor
     round: int
-    histories: tuple[tuple[Round, ...], ...]
+    histories: tuple[History, ...]
     chosen: tuple[dict[str, Chosen], ...]
     scored: tuple[dict[str, tuple[int, Sums]], ...]
     meters: tuple[Meter, ...]
@@ -45,7 +72,7 @@ class State:
         return State(
             w=w.clone(),
             round=0,
-            histories=((),) * count,
+            histories=(History(),) * count,
             chosen=tuple({} for _ in range(count)),
             scored=tuple({} for _ in range(count)),
             meters=tuple(Meter() for _ in range(count)),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from covey.runs.csv_text import csv_text
 from covey.runs.record import Round
 
 
@@ -54,8 +53,4 @@ def columns(table: Sequence[Mapping[str, float]]) -> list[str]:
 def to_csv(history: Sequence[Round]) -> str:
     """The rounds as a CSV file; a figure that a round has not is an empty cell."""
     table = rows(history)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns(table) or ["round"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return out.getvalue()
+    return csv_text(columns(table) or ["round"], table)

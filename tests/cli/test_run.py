@@ -487,10 +487,10 @@ def test_list(kind: str) -> None:
 
 def test_list_says_what_leaves_the_device() -> None:
     rows = {row["name"]: row for row in json.loads(covey("list", "algorithms", "--json").out)}
-    assert rows["local"]["leaves the device"] == "nothing"
+    assert rows["local"]["leaves the device in training"] == "nothing"
     assert rows["sfedhp"]["tiers"] == "server, edge, device"
     assert rows["nested"]["tiers"] == rows["fedalt"]["tiers"] == "any"
-    assert "personal" in rows["demlearn"]["leaves the device"]
+    assert "personal" in rows["demlearn"]["leaves the device in training"]
     assert "scores and its number of examples leave it too" in covey("list", "algorithms").out
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import covey
 from covey.algorithms import FedAvg
 from covey.cli import trackers
+from covey.cli.terminal import Console
 from covey.cli.tracked import Tracked
 from covey.cli.trackers import Maker
 from covey.errors import ConfigError

@@ -335,11 +335,12 @@ def test_labels_that_are_no_labels(labels: Any, tmp_path: Path) -> None:
         formats.read(one, find(one, tmp_path))
 
 
-def test_labels_of_lists_of_lists_are_not_multiplied_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_labels_of_lists_of_lists_are_not_multiplied_out(kind: Any, tmp_path: Path) -> None:
     """Ten lists, each with the one before it ten times, are 10^10 numbers to numpy."""
-    nested: Any = [1]
+    nested: Any = kind([1])
     for _ in range(10):
-        nested = [nested] * 10
+        nested = kind([nested] * 10)
     cifar(tmp_path, nested)
     one = known("cifar10")
     with cheaply(), refused("data_batch_1", "lists"):

@@ -8,11 +8,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from covey.deployed.disk import FAULT_VARIABLE
 from covey.deployed.local import LOG, LocalProcesses
 from covey.deployed.plan_files import NODE
 
@@ -27,9 +29,10 @@ _PRELOADED = [
 ]
 
 
-def run_node(words: list[str], log: str) -> None:
+def run_node(words: list[str], log: str, fault: str) -> None:
     """The command, with both outputs in a file; the end of a forked process."""
     os.setsid()
+    os.environ[FAULT_VARIABLE] = fault
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -44,8 +47,9 @@ def run_node(words: list[str], log: str) -> None:
 class Forked:
     """A forked process, with as much of Popen as `LocalProcesses` uses."""
 
-    def __init__(self, words: list[str], log: Path) -> None:
-        self._process = _SERVER.Process(target=run_node, args=(words, str(log)), daemon=True)
+    def __init__(self, words: list[str], log: Path, fault: str) -> None:
+        given = (words, str(log), fault)
+        self._process = _SERVER.Process(target=run_node, args=given, daemon=True)
         self._process.start()
 
     @property
@@ -70,8 +74,14 @@ class Forked:
         return code
 
 
-def start_by_forks(patch: pytest.MonkeyPatch) -> dict[str, Forked]:
-    """Let `covey deploy local` fork its processes; they are in the table that is returned."""
+def start_by_forks(
+    patch: pytest.MonkeyPatch, faults: Mapping[str, str] | None = None
+) -> dict[str, Forked]:
+    """Let `covey deploy local` fork its processes; they are in the table that is returned.
+
+    `faults` are the points of their work at which processes are killed, once each.
+    """
+    left = dict(faults or {})
     _SERVER.set_forkserver_preload(_PRELOADED)
     started: dict[str, Forked] = {}
 
@@ -81,7 +91,7 @@ def start_by_forks(patch: pytest.MonkeyPatch) -> dict[str, Forked]:
         if self._insecure:
             words.append("--insecure")
         (folder / LOG).touch()
-        started[name] = Forked(words, folder / LOG)
+        started[name] = Forked(words, folder / LOG, left.pop(name, ""))
         return started[name]
 
     patch.setattr(LocalProcesses, "_start", start)

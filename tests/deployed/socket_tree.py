@@ -76,6 +76,8 @@ class SocketTree:
         if self.authority is None:
             return None
         folder = self.authority.folder / name
+        if name == "server0":  # where the server stands is signed by the seat "server"
+            seats = ["server", *seats]
         if not folder.exists():
             self.authority.issue(name, seats=seats, holders="keep")  # a seat may dial, and listen
         return Identity(folder)
@@ -84,6 +86,7 @@ class SocketTree:
         """A node with its disk and, if it has children, an address at which they dial."""
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", "process")
         below = parts.tree.below(tier)
+        identity = self._identity(f"{tier}{number}", [f"{tier}{number}"])
         transport = None
         admission = _Late()
         if below is not None:
@@ -93,7 +96,7 @@ class SocketTree:
                 "127.0.0.1:0",
                 listed(below, range(first, first + place.children)),
                 fingerprint=FINGERPRINT,
-                identity=self._identity(f"{tier}{number}", [f"{tier}{number}"]),
+                identity=identity,
                 admission=admission,
                 limits=self.limits,
                 folder=disk.path.parent,
@@ -102,7 +105,9 @@ class SocketTree:
         patience = None
         if below == parts.tree.tiers[-1]:
             patience = self.patience
-        node = node_of(parts, facts, disk, transport=transport, patience=patience)
+        node = node_of(
+            parts, facts, disk, transport=transport, patience=patience, identity=identity
+        )
         admission.node = node
         self.nodes[tier, number] = node
 

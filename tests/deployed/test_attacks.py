@@ -26,6 +26,6 @@ def test_a_round_under_attack_has_the_bits_of_an_undisturbed_one(
     attack: Attack, siege: Siege
 ) -> None:
     outcome = attacked(siege, attack)
-    assert outcome.line is not None, (outcome.covey, outcome.core)
+    assert outcome.line is not None, outcome.covey
     if attack.who == CORE:
         assert not any("refused" in line for line in outcome.covey)

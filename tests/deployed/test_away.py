@@ -412,7 +412,7 @@ def test_the_status_tells_who_is_gone_while_an_ask_waits() -> None:
     asking.start()
     gone.asked.wait(10)
     assert progress.as_dict()["seats"][0]["state"] == "empty"
-    assert 'covey_seat_taken{process="server",seat="edge0"} 0' in progress.prometheus()
+    assert 'covey_seat_taken{process="server",seat="edge0"} 0.0' in progress.prometheus()
     gone.end.set()
     asking.join()
 
@@ -450,12 +450,12 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
         return device.answer(asked, common, own)
 
     local.transport_above("device", 2).take(2, watched)
-    run.runtime.hold("best", 0, [("device", "personal")])
-    (held,) = device.own_rows("personal", "best")
+    run.runtime.hold("chosen personal", 0, [("device", "personal")])
+    (held,) = device.own_rows("personal", "chosen personal")
     next(run)
     header, _ = parcel.unpack(device.answer(*orders[0]))
     assert header["error"] is None
-    (again,) = device.own_rows("personal", "best")
+    (again,) = device.own_rows("personal", "chosen personal")
     (present,) = device.own_rows("personal", "present")
     assert held.row is not None
     assert again.row is not None
@@ -476,15 +476,15 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     run.runtime.commit()
     local.nodes["server", 0].patience = Patience(0.05, 7)
     local.transport_above("device", 2).leave(2)
-    run.runtime.hold("best", 0, [("device", "personal")])
-    run.runtime.hold("second", 0, [("device", "personal")])
-    assert not local.nodes["device", 2].own_rows("personal", "best")
+    run.runtime.hold("chosen personal", 0, [("device", "personal")])
+    run.runtime.hold("final personal", 0, [("device", "personal")])
+    assert not local.nodes["device", 2].own_rows("personal", "chosen personal")
     local.patience["server"] = Patience(60, 7)  # nobody is late
     again = server_run(one, local)  # all nodes are made anew, from their disks
     next(again)
     device = local.nodes["device", 2]
     (present,) = device.own_rows("personal", "present")
-    for label in ("best", "second"):
+    for label in ("chosen personal", "final personal"):
         (held,) = device.own_rows("personal", label)
         assert held.row is not None
         assert present.row is not None
@@ -660,7 +660,7 @@ def test_the_last_owed_order_of_a_good_round_stays(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     orders = OwedOrders(disk)
     for number, before in ((1, 1), (2, 2), (3, 2), (4, 4), (5, 4)):
-        orders.add(key(number, "order"), "best", {0: b"hold"}, before)
+        orders.add(key(number, "order"), "chosen personal", {0: b"hold"}, before)
     assert [entry[0]["round"] for entry in disk.fact("owed orders")] == [3, 5]
     disk.close()
 
@@ -672,22 +672,22 @@ def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -
     one = experiment(CASES["PFedMe"], score_every=9, rounds=6)
     run = server_run(one, local)
     next(run)
-    run.runtime.hold("best", 0, personal)
+    run.runtime.hold("chosen personal", 0, personal)
     next(run)
     (chosen,) = local.nodes["device", 2].own_rows("personal", "present")
     local.patience["server"] = Patience(0.05, 7)
     local.nodes["server", 0].patience = local.patience["server"]
     local.transport_above("device", 2).leave(2)
-    run.runtime.hold("best", 0, personal)
+    run.runtime.hold("chosen personal", 0, personal)
     next(run)
-    run.runtime.hold("best", 0, personal)  # of a round that never becomes good
+    run.runtime.hold("chosen personal", 0, personal)  # of a round that never becomes good
     local.patience["server"] = Patience(60, 7)  # nobody is late any more
     again = server_run(one, local)
     assert local.nodes["server", 0].epoch.rollbacks == (2,)
     next(again)
     again.runtime.commit()
     next(again)
-    (held,) = local.nodes["device", 2].own_rows("personal", "best")
+    (held,) = local.nodes["device", 2].own_rows("personal", "chosen personal")
     assert held.round == chosen.round == 1
     assert held.row is not None
     assert chosen.row is not None

@@ -46,7 +46,7 @@ def test_long_values_are_read_as_they_were_written(
 def test_a_log_is_moved_when_much_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "_LOG", 2**19)
+    monkeypatch.setattr(blobs, "LOG", 2**19)
     path = tmp_path / "node.sqlite"
     disk = Disk(path)
     before = path.stat().st_size

@@ -479,8 +479,8 @@ def test_a_child_that_lies_is_counted_evicted_and_let_in_again(folder: Path) -> 
         assert told(progress)["device1"]["bad_reason"] == "a lie"
         assert progress.as_dict()["waits_for"] == ["device1"]
         metrics = progress.prometheus()
-        assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3' in metrics
-        assert 'covey_seat_evicted{process="server",seat="device1"} 1' in metrics
+        assert 'covey_asks_total{process="server",seat="device1",status="bad"} 3.0' in metrics
+        assert 'covey_seat_evicted{process="server",seat="device1"} 1.0' in metrics
         liar.thread.join(10)
         tree.parent.admit("device1")
         tree.dial(1, handler=lambda *_: bad.pop(0))
@@ -852,7 +852,7 @@ def test_bad_facts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(DecodeError):
         check(header, SUBTREE, rehearsed())
     del where[name]
-    with pytest.raises(DecodeError, match=f"an answer without '{name}'"):
+    with pytest.raises(DecodeError, match=f"a message without '{name}'"):
         check(header, SUBTREE, rehearsed())
 
 
@@ -944,7 +944,7 @@ ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"number": 1}, "a fact of device 1"),
+        ({"number": 1}, "a fact of node 1"),
         ({"tier": "server"}, "the tier 'server'"),
         ({"name": "other"}, "the row 'other', asked for 'personal'"),
         ({"row": torch.ones(4)}, "of shape [4] of torch.float32, expected [3]"),
@@ -953,7 +953,7 @@ ROW = NodeRow("device", 3, "personal", "present", 0, torch.ones(3))
         ({"row": None}, "without values"),
         ({"round": "1"}, "without a name, a label or a round"),
         ({"round": 2**70}, "without a name, a label or a round"),
-        ({"name": "\ud800"}, "without a name, a label or a round"),
+        ({"name": "\ud800"}, "asked for 'personal'"),
     ],
 )
 def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:

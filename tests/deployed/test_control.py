@@ -78,9 +78,9 @@ def progress() -> Progress:
 
 
 @pytest.fixture
-def control(progress: Progress) -> Iterator[Control]:
+def control(progress: Progress, tmp_path: Path) -> Iterator[Control]:
     evicted: list[str] = []
-    out = Control(progress, evict=evicted.append)
+    out = Control(progress, state=tmp_path / "state", evict=evicted.append)
     yield out
     out.close()
 
@@ -105,9 +105,9 @@ def test_metrics_are_in_the_format_of_prometheus(progress: Progress) -> None:
     lines = progress.prometheus().splitlines()
     values = [text for text in lines if not text.startswith("#")]
     assert all(line.fullmatch(text) for text in values)
-    assert 'covey_rounds_total{process="edge0",seat="device0"} 2' in values
-    assert 'covey_state{process="edge0",state="waiting"} 1' in values
-    types = [text.split()[2] for text in lines if text.startswith("#")]
+    assert 'covey_rounds_total{process="edge0",seat="device0"} 2.0' in values
+    assert 'covey_state{process="edge0",state="waiting"} 1.0' in values
+    types = [text.split()[2] for text in lines if text.startswith("# TYPE")]
     assert len(types) == len(set(types))
 
 
@@ -199,7 +199,7 @@ def test_beyond_loopback_only_the_operator_is_heard(progress: Progress, tmp_path
     place = ("127.0.0.1", control.port)
     try:
         assert json.loads(call("GET", place, "/status", operator))["process"] == "edge0"
-        with pytest.raises(ConfigError, match="certificate of operator"):
+        with pytest.raises(ConfigError, match="certificate of operator, not of device0"):
             call("GET", place, "/status", device)
         with pytest.raises(ConfigError, match="no answer"):
             call("GET", place, "/status", other.issue("operator"))

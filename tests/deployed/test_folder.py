@@ -19,7 +19,6 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from rich.console import Console
 
 import covey
 from covey.cli import deploy_config, deploy_local, outcome, server_folder
@@ -29,6 +28,7 @@ from covey.cli.folder import Folder
 from covey.cli.node import _rounds
 from covey.cli.replay import run_folder
 from covey.cli.server_folder import REPLAY, ServerFolder
+from covey.cli.terminal import Console
 from covey.deployed import node, own_models
 from covey.deployed.disk import Disk, set_fault
 from covey.deployed.events import EventLog

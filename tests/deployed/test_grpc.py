@@ -384,7 +384,7 @@ def test_a_training_that_diverged_is_no_bad_answer(
     assert child["asks"] == {"diverged": 1}
     assert child["bad_reason"] is None
     labels = 'process="server",seat="device1",status="diverged"'
-    assert f"covey_asks_total{{{labels}}} 1" in progress.prometheus()
+    assert f"covey_asks_total{{{labels}}} 1.0" in progress.prometheus()
     assert plain.parent.refused == {"diverged": 1}
     assert "diverged of device1: its training diverged" in caplog.text
     assert "bad_answer" not in caplog.text
@@ -757,7 +757,7 @@ def test_a_certificate_that_cannot_be_renewed_is_told_ever_more_rarely(
     monkeypatch.setattr(
         grpc, "dynamic_ssl_server_credentials", lambda first, renewed, **more: renewed
     )
-    renewed = server_credentials(identity)
+    renewed = server_credentials(identity, lambda: None)
     (identity.folder / "key.pem").chmod(0o644)
     assert [renewed() for _ in range(6)] == [None] * 6
     assert len(caplog.messages) == 3  # the 1st, 2nd and 4th time

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 import pytest
 
-from covey.deployed import local
+from covey.deployed import local, plan_files
 from covey.deployed.local import LocalProcesses, ProcessFailed, free_ports, last_words
-from covey.errors import TransportError
+from covey.errors import CoveyError, TransportError
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="processes are not forked")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps ports reserved")
@@ -216,22 +216,27 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scripted:
-    """A tree of a server that runs, and of a device whose starts end as the script says."""
+    """A server and a device, one of which runs; the starts of the other end as the script says."""
 
     def __init__(
-        self, folder: Path, script: Sequence[tuple[int | None, str]], patch: pytest.MonkeyPatch
+        self,
+        folder: Path,
+        script: Sequence[tuple[int | None, str]],
+        patch: pytest.MonkeyPatch,
+        name: str = "device0",
     ) -> None:
-        """The script has the code and the log of each start of the device."""
+        """The script has the code and the log of each start of the process `name`."""
         self._script = list(script)
+        self._name = name
         self.starts = 0
         self.said: list[str] = []
         for name in ("server", "device0"):
             (folder / name).mkdir()
         patch.setattr(subprocess, "Popen", self._start)
-        self._tree = LocalProcesses(folder, ["server", "device0"], say=self.said.append)
+        self.tree = LocalProcesses(folder, ["server", "device0"], say=self.said.append)
 
     def _start(self, command: list[str], *, stdout: BinaryIO, **_: object) -> Ended:
-        if "device0" not in command[-1]:
+        if Path(command[-1]).parent.name != self._name:
             return Ended(None)
         self.starts += 1
         code, log = self._script.pop(0)
@@ -239,8 +244,8 @@ class Scripted:
         return Ended(code)
 
     def watch(self, looks: int = 9) -> None:
-        with self._tree.started():
-            for _ in zip(range(looks), self._tree.watch(), strict=False):
+        with self.tree.started():
+            for _ in zip(range(looks), self.tree.watch(), strict=False):
                 pass
 
 
@@ -255,6 +260,58 @@ def test_a_process_that_is_evicted_is_started_again(
     assert tree.said == ["device0 ended with code 6: evicted (it is started again every 0 s)"]
 
 
+STARTED = '{"level": "info", "event": "started"}\n'
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("name", ["server", "device0"])
+def test_a_process_that_is_killed_is_started_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(-9, STARTED), (-11, STARTED), (None, "")], monkeypatch, name)
+    tree.watch()
+    assert tree.said == [
+        f"{name} was killed; started again (1)",
+        f"{name} was killed by signal 11; started again (2)",
+    ]
+    assert tree.tree.started_again == {name: 2}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_process_that_is_killed_too_often_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(-9, STARTED)] * 9, monkeypatch)
+    text = r"device0 was killed, after it was started again 5 times; .*devices_per_process"
+    with pytest.raises(ProcessFailed, match=text):
+        tree.watch()
+    assert (tree.starts, len(tree.said)) == (6, 5)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("code", [0, -15, *plan_files.NO_RESTART])
+def test_what_systemd_leaves_ended_is_not_started_again(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(code, STARTED)] * 9, monkeypatch)
+    with pytest.raises(CoveyError, match=r"device0 (was told to end|ended with code)") as failed:
+        tree.watch()
+    assert tree.starts == 1
+    assert "{" not in str(failed.value)  # an event that is no error is no reason
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("words", "starts"), [(["no room"] * 9, 2), (list("abcdefghi"), 6)])
+def test_an_error_that_does_not_pass_ends_the_command(
+    words: list[str], starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Scripted(tmp_path, [(4, f"{word}\n") for word in words], monkeypatch)
+    with pytest.raises(ProcessFailed, match=f"device0 ended with code 4: {words[starts - 1]}"):
+        tree.watch()
+    assert tree.starts == starts
+    assert tree.said[0] == f"device0 ended with code 4: {words[0]}; it is started again in 0 s (1)"
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_refusal_that_does_not_pass_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,24 +319,26 @@ def test_a_refusal_that_does_not_pass_ends_the_command(
     tree = Scripted(tmp_path, [(6, EVICTED)] + [(6, BEHIND)] * 9, monkeypatch)
     with pytest.raises(ProcessFailed, match="device0 ended with code 6: behind") as failed:
         tree.watch()
-    assert (tree.starts, failed.value.exit_code) == (2, 6)
+    assert (tree.starts, failed.value.exit_code) == (3, 6)
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_death_is_not_explained_by_an_earlier_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = Scripted(tmp_path, [(6, EVICTED), (-9, "")], monkeypatch)
-    with pytest.raises(ProcessFailed, match="device0 ended with code -9: it said nothing"):
-        tree.watch()
+    tree = Scripted(tmp_path, [(6, EVICTED), (4, ""), (None, "")], monkeypatch)
+    tree.watch()
+    assert "device0 ended with code 4: its log has no reason" in tree.said[-1]
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("code", "exit_code"), [(4, 4), (-9, 6), (130, 6), (6, 6)])
 def test_a_process_that_fails_gives_its_code(
     code: int, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalProcesses, "_start", lambda self, name: Ended(code))
     tree = LocalProcesses(tmp_path, ["server"])
-    with pytest.raises(ProcessFailed, match=f"code {code}") as failed, tree.started():
+    text = rf"server (was killed|ended with code {code})"
+    with pytest.raises(ProcessFailed, match=text) as failed, tree.started():
         list(tree.watch())
     assert failed.value.exit_code == exit_code

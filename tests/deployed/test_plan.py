@@ -1,5 +1,6 @@
 """`covey deploy plan`: which processes a tree has, the files of each, and what is refused."""
 
+import ast
 import json
 import os
 import shutil
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from covey.cli import deploy, node_config
 from covey.cli.config import load
 from covey.cli.deployment import Deployment
+from covey.cli.terminal import Console
 from covey.deployed.certificates import Authority, Identity
 from covey.deployed.plan import Process, Settings, processes_of, split_address
 from covey.deployed.plan_files import compose, node_file, unit, unit_name
@@ -218,6 +219,14 @@ def test_what_names_no_machine_is_refused(key: str, machine: str, said: str) -> 
         plan(machine={key: machine})
 
 
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "$(id)", "a;b", "a`b`", "a\nb", "", "a|b"])
+def test_an_address_is_named_as_a_machine_is(host: str) -> None:
+    """It stands in the commands of ssh that a plan writes."""
+    for address in (host, f"{host}:8443", f"[{host}]:8443"):
+        with pytest.raises(ConfigError, match=r"deploy\.address\.edge1 = .*give a host and a port"):
+            processes_of(TREE, Settings(address=ADDRESS | {"edge1": address}))
+
+
 def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
     settings = Settings(address={"server": "localhost"}, machine={"device": "m"})
     with pytest.raises(ConfigError, match="it is on the machine of server"):
@@ -347,6 +356,10 @@ def test_units_and_the_compose_file_are_valid(file: Path, tmp_path: Path) -> Non
     yaml = pytest.importorskip("yaml")
     compose = yaml.safe_load((out / "compose.yaml").read_text(encoding="utf-8"))
     assert compose["services"]["edge1"]["command"][-2:] == ["--parent", "server:8443"]
+    look = compose["services"]["edge1"]["healthcheck"]["test"]
+    assert look[:3] == ["CMD", "python", "-c"]
+    assert "'http://127.0.0.1:9443/readyz'" in look[3]
+    ast.parse(look[3])
     assert set(compose["volumes"]) == {f"{name}-state" for name in compose["services"]}
 
 

@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +14,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from rich.console import Console
 
 import covey
 from covey.cli import deploy_local, node_config
 from covey.cli.config import load
 from covey.cli.deploy_local import StartProgress
+from covey.cli.terminal import Console
 from covey.deployed import assemble, parcel
 from covey.deployed import process as process_module
 from covey.deployed.certificates import Authority, Identity
@@ -31,7 +33,7 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.runtimes.envelope import open_sealed
 from covey.tree import Tree
-from tests.cli.command import BASE, SMALL, contents, spawn
+from tests.cli.command import BASE, SMALL, Result, contents, spawn
 from tests.cli.command import covey as command
 from tests.deployed.forked import start_by_forks
 from tests.deployed.members import ADDRESS, member, planned, serving
@@ -206,7 +208,7 @@ def test_the_last_words_of_a_process(tmp_path: Path) -> None:
         '{"level": "error", "text": "why"}\n{"level": "info"}\nTraceback\n', encoding="utf-8"
     )
     assert last_words(log) == "why"
-    log.write_text("Segmentation fault\n\n", encoding="utf-8")
+    log.write_text('Segmentation fault\n\n{"level": "info"}\n', encoding="utf-8")
     assert last_words(log) == "Segmentation fault"
 
 
@@ -255,13 +257,24 @@ SEVEN = (*SMALL, "rounds=2", "data.devices=4", "tree.edges=2", "checkpoint_every
 PERMFL = ("algorithm={name='permfl', edge_rounds=2, steps=2}", "codec=int8")
 
 
-@pytest.mark.parametrize("changes", [(), PERMFL], ids=["sfedhp", "permfl"])
+FAULTS = {"device3": "after-commit:1", "server": "round-ended:1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"), [((), {}), (PERMFL, FAULTS)], ids=["sfedhp", "permfl, two are killed"]
+)
 def test_seven_processes_are_the_simulator(
-    changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: tuple[str, ...],
+    faults: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1 + 2 + 4 processes with certificates, each with its own memory, disk and signals."""
-    started = start_by_forks(monkeypatch)
-    _is_the_simulator(tmp_path, *SEVEN, *changes)
+    started = start_by_forks(monkeypatch, faults)
+    local = _is_the_simulator(tmp_path, *SEVEN, *changes)
+    for name in faults:
+        assert f"{name} was killed; started again (1)\n" in local.err
+    assert json.loads(local.out)["started_again"] == dict.fromkeys(faults, 1)
     assert len(started) == 7
     assert {process.poll() for process in started.values()} == {0}  # all were drained
 
@@ -271,7 +284,7 @@ def test_a_tree_of_real_processes_is_the_simulator(tmp_path: Path) -> None:
     _is_the_simulator(tmp_path, *LOCAL)
 
 
-def _is_the_simulator(tmp_path: Path, *words: str) -> None:
+def _is_the_simulator(tmp_path: Path, *words: str) -> Result:
     local = command("deploy", "local", *words, "--out", tmp_path / "local", "--json")
     assert local.code == 0, local.err
     run = Path(json.loads(local.out)["folder"])
@@ -284,26 +297,59 @@ def _is_the_simulator(tmp_path: Path, *words: str) -> None:
     logs = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("log.jsonl"))
     assert all(json.loads(line) for line in logs.splitlines())
     assert "BEGIN" not in logs
+    return local
 
 
 def _records(folder: Path) -> list[dict[str, object]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in _lines(folder / "metrics.jsonl")]
     for record in records:
         del record["spent"], record["seconds"]
     return records
 
 
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
 @SLOW
-def test_a_process_that_fails_stops_all_with_its_message(tmp_path: Path) -> None:
+def test_five_random_kills_change_nothing(tmp_path: Path) -> None:
+    """Any process, at any time; also the server, and the same one twice."""
+    out = tmp_path / "local"
+    started = spawn("deploy", "local", *LOCAL, "rounds=150", "--out", out)
+    metrics = out / "server" / "state" / "run" / "metrics.jsonl"
+    draw = random.Random(8)
+    killed = Counter[str]()
+    rounds = 0
+    until = time.monotonic() + 300
+    for _ in range(5):
+        while not metrics.exists() or len(_lines(metrics)) <= rounds:
+            assert time.monotonic() < until, f"no round after {killed}"
+            time.sleep(0.1)
+        time.sleep(draw.uniform(0, 0.5))
+        name = draw.choice(["server", "edge0", "edge1", "device0-1", "device2-3"])
+        rounds = len(_lines(metrics))
+        os.kill(_pid(out, name), signal.SIGKILL)
+        killed[name] += 1
+    said, error = started.communicate(timeout=300)
+    assert started.returncode == 0, error
+    for name, count in killed.items():
+        assert f"{name} was killed; started again ({count})\n" in said
+    assert "started again: " + ", ".join(f"{name} {n}" for name, n in killed.items()) in said
+    assert command("replay", out).code == 0
+    assert not _alive(out)
+
+
+@SLOW
+def test_a_process_that_is_told_to_end_stops_all_with_its_message(tmp_path: Path) -> None:
     out = tmp_path / "local"
     started = spawn("deploy", "local", *LOCAL, "rounds=100000", "--out", out)
     status = _until_rounds(out)
     assert {seat["seat"] for seat in status[0]["seats"]} == {"edge0", "edge1"}
-    os.kill(_pid(out, "edge1"), signal.SIGKILL)
+    os.kill(_pid(out, "edge1"), signal.SIGTERM)
     _, error = started.communicate(timeout=120)
     assert started.returncode == 6
-    assert "edge1 ended with code -9" in error
+    assert "edge1 was told to end" in error
+    assert '{"' not in error
     assert not _alive(out)
 
 

@@ -74,8 +74,8 @@ def test_metrics_and_the_screen_have_them(listener: socket.socket) -> None:
         with exchanged(listener, bytes(10), bytes(2000)):
             text = progress.prometheus()
             status = progress.as_dict()
-    labels = 'process="device0",link="parent",direction="received"'
-    assert f"covey_socket_bytes_total{{{labels}}} 2000\n" in text
+    labels = 'direction="received",link="parent",process="device0"'
+    assert f"covey_socket_bytes_total{{{labels}}} 2000.0\n" in text
     assert "2 kB received" in on_sockets([status])[0]
     assert on_sockets([{"process": "device1", "state": "not running", "seats": []}]) == []
 

@@ -350,7 +350,7 @@ def test_a_parent_whose_disk_is_behind_is_told_by_name(tree: LocalTree) -> None:
     kind, text = header_of(device.answer(*first))["error"]
     assert kind == "TransportError"
     assert "device 3 is asked again for" in text
-    assert "the disk of a node above it is behind; restore that disk" in text
+    assert "the disk of a node above it is behind, or a parent lied; restore that disk" in text
     next(run)
     _, text = header_of(device.answer(*last))["error"]
     assert "device 3 is told that round 1 comes next, after round 2 did" in text

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
-
 from covey.cli.assemble import Experiments
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder
 from covey.cli.seeds import Seeds, folders_of
 from covey.cli.stop import stoppable
+from covey.cli.terminal import Console
 from tests.cli.command import BASE, SMALL
 
 FLAT = (*SMALL[1:-1], "algorithm.name=fedavg", "codec=dense")

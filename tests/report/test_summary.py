@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from covey.cli import show
+from covey.cli.terminal import Console
 from covey.links.meter import Traffic
 from covey.report.paired import interval
 from covey.report.summary import Figure, gains_over, summarise

@@ -16,7 +16,8 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 PICTURES = (".png", ".svg", ".jpg")
 ALWAYS = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md", "experiments/RESULTS.md",
+    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md",
+    "experiments/RESULTS.md",
     "experiments/papers/README.md", "experiments/papers/pfedme.md", "experiments/papers/fedmac.md",
     "experiments/papers/permfl.md",
 )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +18,7 @@ from covey.report.paired import holm, interval, t_test, wilcoxon
 from covey.report.reported import models
 from covey.report.summary import ModelFigures, drop_no_metrics, summarise
 from covey.runs import record
+from covey.runs.csv_text import csv_text
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.headline import Headline, for_devices, headline
 from covey.runs.run import Round
@@ -145,11 +144,7 @@ class Result:
         for row in self.rows:
             of_models: list[ModelFigures | None] = [*row.models]
             lines += [_line(row, figures, names) for figures in of_models or [None]]
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return out.getvalue()
+        return csv_text(list(lines[0]), lines)
 
 
 def collect(comparison: Comparison, model: str) -> Result:

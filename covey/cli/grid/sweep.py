@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ from covey.cli.grid.store import Store
 from covey.cli.grid.tables import Table
 from covey.cli.validate import spell
 from covey.errors import ConfigError
+from covey.runs.csv_text import csv_text
 from covey.runs.headline import Headline, named
 
 _SHOWN = 15  # trials in the printed table
@@ -91,10 +90,8 @@ class Result:
     def csv(self) -> str:
         """One line per trial."""
         keys = [axis.key for axis in self.axes]
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         heads = ["trial", "metric", "value", "score", "model", "chosen_round"]
-        writer.writerow([*heads, *keys, "seconds", "error"])
+        rows = []
         for trial in self.trials:
             score = trial.score if math.isfinite(trial.score) else ""
             rounds = " ".join(map(str, trial.chosen_round))
@@ -102,8 +99,8 @@ class Result:
             name = trial.metric.removeprefix("-")
             value = "" if trial.value is None else trial.value
             row = [trial.number, name, value, score, trial.model, rounds]
-            writer.writerow([*row, *values, trial.seconds, trial.error])
-        return out.getvalue()
+            rows.append([*row, *values, trial.seconds, trial.error])
+        return csv_text([*heads, *keys, "seconds", "error"], rows)
 
 
 def start(

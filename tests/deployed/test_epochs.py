@@ -1,0 +1,242 @@
+"""Where the server stands: nobody else can say it, and an operator can mend what a lie has left."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("grpc")
+
+from covey.cli import node
+from covey.cli.config import load
+from covey.deployed import parcel
+from covey.deployed.certificates import Authority, Identity
+from covey.deployed.local_tree import LocalTree
+from covey.deployed.node import Epoch, Node
+from covey.deployed.server_run import server_run
+from covey.deployed.transport import AskKey
+from covey.errors import CoveyError, TransportError
+from covey.runtimes.envelope import header_of, open_sealed, seal
+from tests.cli.command import BASE, SMALL
+from tests.cli.command import covey as command
+from tests.laws.cases import CASES, PLAIN, differences, experiment, state, whole
+from tests.laws.test_loopback import drained
+
+NAME = "SFedHP"
+FAR = 10**6
+Request = tuple[AskKey, bytes, bytes]
+
+
+class Certified(LocalTree):
+    """A tree whose nodes have certificates, though they are objects of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "nodes")
+        self.authority = Authority.create(folder / "certs")
+
+    def restart(self, tier: str, number: int) -> Node:
+        node = super().restart(tier, number)
+        name = "server" if tier == "server" else f"{tier}{number}"
+        if not (self.authority.folder / name).exists():
+            self.authority.issue(name)
+        node.identity = Identity(self.authority.folder / name)
+        return node
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Iterator[Certified]:
+    tree = Certified(tmp_path)
+    yield tree
+    tree.close()
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[LocalTree]:
+    tree = LocalTree(tmp_path / "nodes")
+    yield tree
+    tree.close()
+
+
+def overheard(tree: LocalTree) -> list[Request]:
+    """What device 3 is asked from now on, as its edge knows it."""
+    out: list[Request] = []
+
+    def recorded(*request: Any) -> bytes:
+        out.append(request)
+        return tree.nodes["device", 3].answer(*request)
+
+    tree.transport_above("device", 3).take(3, recorded)
+    return out
+
+
+def trainings(asked: list[Request]) -> list[Request]:
+    return [one for one in asked if one[0].lane == "train"]
+
+
+def lie(request: Request, epoch: Epoch, **changes: Any) -> Request:
+    """The same request with another epoch, and with a key to suit it but for `changes`."""
+    key, common, own = request
+    header, messages = open_sealed(own)
+    told = {"run": epoch.run, "round": epoch.before, "attempt": epoch.attempt}
+    forged = seal({**header, "epoch": asdict(epoch)}, messages)
+    return replace(key, **{**told, **changes}), common, forged
+
+
+def order(name: str, epoch: Epoch, arguments: dict[str, Any], round: int) -> Request:
+    header = {"name": name, "arguments": arguments, "round": epoch.before, "deepest": "device"}
+    key = AskKey(epoch.run, round, "order", 0, name, "ab", attempt=epoch.attempt)
+    return key, b"", parcel.pack({**header, "epoch": asdict(epoch)})
+
+
+def refusal(node: Node, request: Request) -> str:
+    """What a node says to a lie; its disk has not moved."""
+    before = list(node.database._connection.iterdump())
+    answer = node.answer(*request)
+    reply = parcel.unpack(answer)[0] if request[0].lane == "order" else header_of(answer)
+    kind, text = reply["error"]
+    assert kind == "TransportError"
+    assert list(node.database._connection.iterdump()) == before
+    return str(text)
+
+
+def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Path) -> None:
+    """A stolen edge lies to a device in every way; the run then ends as if nobody had lied."""
+    run = server_run(experiment(CASES[NAME]), certified)
+    asked = overheard(certified)
+    next(run)
+    device = certified.nodes["device", 3]
+    stolen = certified.nodes["edge", 0].identity
+    assert stolen is not None
+    other = Authority.create(tmp_path / "other").issue("server")
+    request = trainings(asked)[-1]
+    true = Epoch.from_dict(header_of(request[2])["epoch"])
+    far = replace(true, before=FAR)
+    lies = [
+        replace(far, certificate="", signature=""),
+        far,  # with the signature of another epoch
+        far.signed(stolen),
+        far.signed(Identity(other)),
+        replace(far, signature="no digits"),
+        replace(far, certificate="\ud800"),
+        replace(true, rollbacks=(0,)),
+        replace(true, run="another"),
+        Epoch("", 0),
+    ]
+    for epoch in lies:
+        text = refusal(device, lie(request, epoch))
+        assert "device 3 is told that round" in text
+        assert "which the server has not signed" in text
+        assert "a parent lied" in text
+    asks: list[dict[str, Any]] = [{"round": FAR}, {"attempt": 1}, {"run": "another"}]
+    requests = [lie(request, true, **changes) for changes in asks]
+    requests.append(order("release", true, {"label": "best"}, FAR))
+    for forged in requests:
+        assert "and asked for" in refusal(device, forged)
+    certified.restart("device", 3)
+    drained(run)
+    assert differences(state(whole(NAME)), state(run)) == []
+
+
+def test_the_certificate_of_the_server_may_end_but_not_be_revoked(certified: Certified) -> None:
+    """An order may wait for long, and its epoch with it; a stolen key is of no use."""
+    certified.authority.issue("server", days=-1)
+    run = server_run(experiment(PLAIN["FedAvg"]), certified)
+    next(run)
+    server = certified.nodes["server", 0].epoch
+    device = certified.nodes["device", 3]
+    certified.authority.issue("server", holders="revoke")
+    device.epoch = Epoch("", 0)
+    hold = order("release", server, {"label": "best"}, 0)
+    assert "is revoked; a parent lied" in refusal(device, hold)
+    drained(run)  # the server signs with its new key
+
+
+def test_a_lie_far_ahead_needs_certificates_or_the_operator(plain: LocalTree) -> None:
+    """Without certificates a jump is bounded, and what a smaller lie has left can be mended."""
+    run = server_run(experiment(CASES[NAME]), plain)
+    asked = overheard(plain)
+    next(run)
+    device = plain.nodes["device", 3]
+    request = trainings(asked)[-1]
+    true = Epoch.from_dict(header_of(request[2])["epoch"])
+    assert f"--jump {FAR}" in refusal(device, lie(request, replace(true, before=FAR)))
+    small = replace(true, before=500)
+    assert header_of(device.answer(*lie(request, small)))["error"] is None
+    hold = order("release", small, {"label": "best"}, 500)
+    assert parcel.unpack(device.answer(*hold))[0]["error"] is None
+    with pytest.raises(TransportError) as refused:
+        next(run)
+    text = str(refused.value)
+    assert "device 3 is told that round 2 comes next, after round 501 did" in text
+    assert "or a parent lied" in text
+    assert "covey node ... --jump 499, once" in text
+    plain.restart("device", 3).jump = 498
+    with pytest.raises(TransportError, match="--jump 499"):
+        next(run)
+    plain.restart("device", 3).jump = 499
+    drained(run)
+    assert plain.nodes["device", 3].jump == 0
+    assert differences(state(whole(NAME)), state(run)) == []
+
+
+def test_a_server_from_a_backup_goes_on_where_the_operator_says(
+    plain: LocalTree, tmp_path: Path
+) -> None:
+    """The devices of FedAvg keep nothing, so the rounds that are run again are the same."""
+    run = server_run(experiment(PLAIN["FedAvg"]), plain)
+    next(run)
+    plain.nodes["server", 0].database.copy(tmp_path / "backup")
+    next(run)
+    plain.close()
+    disk = plain.folder / "server0" / "node.sqlite"
+    for file in disk.parent.iterdir():
+        file.unlink()
+    shutil.copy(tmp_path / "backup", disk)
+    again = server_run(experiment(PLAIN["FedAvg"]), plain)
+    with pytest.raises(TransportError, match=r"comes next, after round 2 did.*--jump 1, once"):
+        next(again)
+    again = server_run(experiment(PLAIN["FedAvg"]), plain)
+    for one in plain.nodes.values():
+        one.jump = 1
+    drained(again)
+    assert differences(state(whole("FedAvg")), state(again)) == []
+
+
+def test_a_certificate_that_is_being_copied_ends_no_run(certified: Certified) -> None:
+    run = server_run(experiment(PLAIN["FedAvg"]), certified)
+    next(run)
+    file = certified.authority.folder / "server" / "certificate.pem"
+    whole_file = file.read_bytes()
+    file.write_bytes(whole_file[:99])
+
+    def copied() -> None:
+        time.sleep(0.1)
+        file.write_bytes(whole_file)
+
+    copying = threading.Thread(target=copied)
+    copying.start()
+    next(run)
+    copying.join()
+
+
+def test_the_command_tells_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps: list[int] = []
+
+    def stop(*_: Any, jump: int) -> None:
+        jumps.append(jump)
+        raise CoveyError("enough")
+
+    monkeypatch.setattr(node, "Member", stop)
+    file = tmp_path / "tree.toml"
+    file.write_text(load(BASE, [*SMALL[1:], "data.devices=4"]).text(), encoding="utf-8")
+    words = ["--insecure", "--name", "device0", "--parent", "localhost:1", "--experiment", file]
+    command("node", *words, "--jump", 7)
+    assert jumps == [7]
