@@ -133,7 +133,7 @@ def test_true_and_false_are_numbers_as_features_and_classes_as_labels(make: Any)
 @pytest.mark.parametrize("make", [pandas, polars])
 def test_dates_are_refused_by_name(make: Any) -> None:
     days = np.datetime64("2026-01-31") + np.arange(9)
-    with refused("column 'heat' has dates", "exclude"):
+    with refused("exclude = ['heat']", "column 'heat' has dates"):
         frame(make({**COLUMNS, "heat": days.astype("datetime64[ns]")}))
 
 

@@ -1,7 +1,8 @@
 """Constructed with no argument, every algorithm in the folder works on two populations: the law of
 experiments/defaults.
 
-One seed with one more point of slack; `python -m experiments.defaults.run` takes three.
+One seed with one and a half more points of slack, since FedAMP's gap to FineTune is 4.0, 2.2 and
+2.1 points at seeds 0, 1 and 2; `python -m experiments.defaults.run` takes three.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from experiments.defaults.law import (
     worlds_of,
 )
 
-SEED, SLACK = 0, 1.0
+SEED, SLACK = 0, 1.5
 ALGORITHMS = {cls.__name__: cls for cls in found()}
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 TWICE = ("FedMac", "PFedMe", "SFedHP")

@@ -37,7 +37,8 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 @cache
 def results(world: int, folder: Path) -> dict[str, Any]:
     """What differs between the ranks and the simulator, by law and case."""
-    target = folder / f"{world}.json"
+    target = folder / f"{world}-ranks" / "differences.json"  # beside its own checkpoints
+    target.parent.mkdir()
     script = ("-m", "tests.laws.sharded", str(target))
     more = ("all",) if ALL else ()
     command = [sys.executable, *TORCHRUN, str(world), *script, *more]
