@@ -294,7 +294,7 @@ def _rounded(differences: Sequence[float], largest: float) -> list[float]:
     ([0.3, 0.3], [1e-11, 2e-11])
     """
     digits = 9
-    if largest:
+    if 0 < largest < math.inf:
         digits -= math.ceil(math.log10(largest))
     return [round(difference, digits) for difference in differences]
 
