@@ -179,6 +179,25 @@ def test_backward_hooks_are_called_row_by_row(kind: str) -> None:
     assert moved == [False, False, True, True]
 
 
+class Halved(nn.Module):
+    """A hook of a tensor in forward, which does not see a gradient under vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 0.5)
+        return self.out(hidden)
+
+
+def test_hooks_of_tensors_are_called_row_by_row() -> None:
+    check(Halved(), inputs(6), "each")
+
+
 def test_order_of_private_layers_changes_nothing() -> None:
     module = mlp(6, 4, 3).double()
     plain, private = ParameterLayout(module), ParameterLayout(module, private=["1.*"])

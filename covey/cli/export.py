@@ -17,7 +17,7 @@ from torch import Tensor
 import covey
 from covey.cli import nodes
 from covey.cli.folder import refused
-from covey.cli.formats import FORMATS, Format, Model
+from covey.cli.formats import FORMATS, Format, Model, units
 from covey.cli.load import MOST_PERSONAL, Loaded, load
 from covey.cli.nodes import Node
 from covey.cli.options import AsJson
@@ -308,12 +308,6 @@ def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
 
 def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str, Any]:
     """What a file says of its model; `inside`: it scales its inputs by itself."""
-    stated = None
-    if run.scaling is not None and run.scaling.kind != "none" and not inside:
-        stated = {"rule": "(x - shift) * factor", **run.scaling.as_dict()}
-    target = None
-    if run.target is not None and not inside:
-        target = {"rule": "output / factor + shift", **run.target.as_dict()}
     return {
         "covey": covey.__version__,
         "algorithm": run.config.method(),
@@ -324,10 +318,8 @@ def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str
         "seed": run.seed,
         "shape": list(run.shape),
         "dtype": str(run.experiment.dtype).removeprefix("torch."),
-        "inputs": "scaled by `scaling`" if stated else "as measured",
-        "scaling": stated,
+        **units(None if inside else run.scaling, None if inside else run.target),
         "outputs": "values" if run.classes is None else "logits",
-        "target": target,
         "classes": run.class_names,
         "features": list(run.names.features),
     } | _statistics(run, node, read)

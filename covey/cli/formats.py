@@ -54,6 +54,17 @@ class Format:
     read: Callable[[Model, Path], Predict]
 
 
+def units(scaling: Scaling | None, target: Scaling | None) -> Facts:
+    """How a user of a file's network scales its inputs, and its answers back."""
+    facts: Facts = {"inputs": "as measured", "scaling": None, "target": None}
+    if scaling is not None and scaling.kind != "none":
+        facts["inputs"] = "scaled by `scaling`"
+        facts["scaling"] = {"rule": "(x - shift) * factor", **scaling.as_dict()}
+    if target is not None:
+        facts["target"] = {"rule": "output / factor + shift", **target.as_dict()}
+    return facts
+
+
 def _write_safetensors(model: Model, example: Tensor, path: Path) -> None:
     state = model.network.state_dict()
     tensors = {name: value.detach().clone().contiguous() for name, value in state.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
+from covey.cli.formats import KEY, units
 from covey.cli.own_code import refusal
 from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
@@ -145,7 +147,7 @@ def personalize(
             for name, by_part in tallies.items()
         }
         own = None if statistics is None else statistics[number]
-        _write(path, space.fill(personal[number].cpu(), own), config, data)
+        _write(path, space.fill(personal[number].cpu(), own), config, data, form)
         begun = names[int(chosen[number])]
         done.append(Personalized(device, path, begun, scores, counts, experiment.select))
     return done
@@ -230,10 +232,13 @@ def _chosen(edge: str, above: str, names: list[str]) -> int:
     return names.index(edge)
 
 
-def _write(path: Path, module: nn.Module, config: Config, data: Path) -> None:
-    """The personal model as a module's state, in one step."""
+def _write(path: Path, module: nn.Module, config: Config, data: Path, form: DataForm) -> None:
+    """The personal model as a module's state, in one step; its metadata are those of an export."""
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
     metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
+    facts = units(form.scaling, form.target)
+    facts |= {"classes": form.names.classes, "features": form.names.features}
+    metadata[KEY] = json.dumps(facts)
     with refused(path):
         path.parent.mkdir(exist_ok=True)
         checkpoint.write_tensors(path, state, metadata)

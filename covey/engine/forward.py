@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from covey.engine import attention, axes, norm, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
@@ -109,8 +111,8 @@ def _convolves(graph: Graph) -> bool:
 def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reason: str) -> Forward:
     """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
 
-    Under vmap no backward hook is called. On a CPU convolutions always run row by row, which is
-    faster.
+    Under vmap no backward hook is called, of a layer or of a tensor in `forward`. On a CPU
+    convolutions always run row by row, which is faster.
     """
     unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
     by_row = _by_row(space, unknown, single.of_module(space))
@@ -122,12 +124,26 @@ def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reas
     by_vmap = Forward("vmap", _vmapped(space), unknown)
     if sample is None:
         return by_vmap
+    with _Hooks() as hooks:
+        fault_by_row = _fault(by_row, space, sample)
+    if hooks.met and fault_by_row is None:
+        return by_row
     fault = _fault(by_vmap, space, sample)
     if fault is None or "random" in fault:  # the trial of the task refuses random draws
         return by_vmap
-    if _fault(by_row, space, sample) is None:
+    if fault_by_row is None:
         return replace(by_row, graph=f"{unknown}, and {fault}")
     return by_vmap  # neither works: the trial of the task says why
+
+
+class _Hooks(TorchFunctionMode):
+    """Notes whether a pass gives a tensor a backward hook."""
+
+    met = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.met |= func is Tensor.register_hook
+        return func(*args, **(kwargs or {}))
 
 
 def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import covey
@@ -266,6 +267,31 @@ def test_shared_layers_are_not_called_global_and_three_seeds_are_tested(tmp_path
     assert low < first["mean"] < high
     assert (low > 0 or high < 0) == (first["p_seeds"] < 0.05)
     assert first["p_seeds_holm"] >= first["p_seeds"]
+
+
+def test_tests_do_not_depend_on_the_unit_of_the_targets(tmp_path: Path) -> None:
+    """With targets near 1e-10 all differences were 0."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=160)
+    y = x + 0.3 * rng.normal(size=160) + np.arange(160) % 8
+    pairs = []
+    for unit in (1.0, 1e-10):
+        place = tmp_path / f"unit-{unit:g}"
+        place.mkdir()
+        rows = [f"d{n % 8},{x[n]:.6f},{unit * y[n]:.8e}" for n in range(160)]
+        (place / "table.csv").write_text("\n".join(["device,x,label", *rows]), encoding="utf-8")
+        (place / "table.toml").write_text(
+            'rounds = 2\nseeds = 3\nloss = "mse"\nmodel = { name = "linear" }\n'
+            'data = { name = "files", path = "table.csv" }\nalgorithm = { name = "fedavg" }\n'
+        )
+        words = ("--trials", 1, "--jobs", 1, "--out", place / "grid")
+        ended = command("compare", place / "table.toml", *words)
+        assert ended.code == 0, ended.err
+        pairs.append(json.loads((place / "grid" / "compare.json").read_text())["pairs"])
+    for one, other in zip(*pairs, strict=True):
+        for key in ("devices", "better", "worse", "p", "p_seeds"):
+            assert other[key] == pytest.approx(one[key], rel=1e-4), key
+        assert other["better"] + other["worse"] > 0
 
 
 def test_a_resumed_grid_runs_what_is_missing_and_nothing_else(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from covey.cli.config import load
@@ -50,9 +51,16 @@ def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
     for word in ("global", "edge", "personal", "test %"):
         assert word in text
     model = load(run / "config.toml").experiment(0).model
-    model.load_state_dict(
-        load_file(run / "personal-pump-99.safetensors")
-    )  # what was written is a module's state
+    file = run / "personal-pump-99.safetensors"
+    model.load_state_dict(load_file(file))  # what was written is a module's state
+    with safe_open(file, "pt") as opened:
+        facts = json.loads(opened.metadata()["covey"])
+    shift, factor = (torch.tensor(facts["scaling"][key]) for key in ("shift", "factor"))
+    table = np.genfromtxt(pump, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    rows = torch.tensor(np.stack([table[name] for name in facts["features"]], axis=1)).float()
+    answers = model((rows - shift) * factor).argmax(1)  # scaled as the file's metadata says
+    named = np.array([facts["classes"][at] for at in answers.tolist()])
+    assert np.mean(named == table["label"]) > 0.6
 
 
 def test_it_starts_from_the_models_that_the_table_reports(

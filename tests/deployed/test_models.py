@@ -73,6 +73,45 @@ def test_a_device_predicts_with_its_own_disk(nodes: LocalTree, simulated: Path) 
         assert np.array_equal(device.predict(examples), whole.predict(examples, device=number))
 
 
+def test_a_nodes_module_takes_the_units_of_the_table(tmp_path: Path) -> None:
+    """Gaps, words, scaled columns and scaled targets, from the state folder of a device alone."""
+    rng = np.random.default_rng(0)
+    rows = ["device,price,carat,cut"]
+    for number in range(80):
+        carat = rng.uniform(0.2, 2)
+        shown = "" if number % 9 == 0 else f"{carat:.3f}"
+        rows.append(f"{'abcd'[number % 4]},{3000 * carat + 900:.0f},{shown},{'xy'[number % 2]}")
+    (tmp_path / "prices.csv").write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "prices.toml").write_text(
+        'rounds = 2\nloss = "mse"\n[algorithm]\nname = "pfedme"\n[model]\nname = "linear"\n'
+        '[data]\nname = "files"\npath = "prices.csv"\nlabel = "price"\nmissing = "mean"\n',
+        encoding="utf-8",
+    )
+    config = load(tmp_path / "prices.toml")
+    tree = LocalTree(tmp_path / "nodes")
+    experiment = config.experiment(config.seed)
+    run = server_run(experiment, tree)
+    for _ in run:
+        pass
+    finish(run)
+    tree.close()
+    shards = experiment.data
+    assert shards.target is not None
+    cells = [row.split(",") for row in rows[1:]]
+    columns = {"carat": [row[2] for row in cells], "cut": [row[3] for row in cells]}
+    for number in (0, 3):
+        folder = tree.folder / f"device{number}"
+        write_form(folder, config, shards)
+        device = covey.load(folder)
+        assert isinstance(device, LoadedNode)
+        for model in device.models():
+            bare = device.module(model, scaled=True)
+            expected = shards.target.undone(bare(shards.x).double()).float()
+            answers = device.module(model)(columns)
+            torch.testing.assert_close(answers, expected, rtol=1e-5, atol=1e-2)
+            assert float(answers.detach().mean()) > 1000
+
+
 def test_an_edge_has_its_own_model(nodes: LocalTree, simulated: Path) -> None:
     whole = covey.load(simulated)
     read = whole.snapshot("edge")

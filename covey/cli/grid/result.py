@@ -255,16 +255,19 @@ def _pairs(row: Row, baseline: Row, result: Result, devices: Devices) -> Pairs:
     every = [line for seeds in devices.values() for lines in seeds for line in lines]
     metric = for_devices(result.metric, every)
     gains: dict[str, list[float]] = {}
+    largest = 0.0
     for own, other in zip(devices[row.title], devices[baseline.title], strict=False):
         bases = _by_device(other, baseline.model, metric)
         for device, value in _by_device(own, row.model, metric).items():
             if device in bases:
                 gains.setdefault(device, []).append(metric.difference(value, bases[device]))
-    # Equal differences tie in spite of rounding.
-    rounded = [round(mean(values), 9) for values in gains.values()]
+                largest = max(largest, abs(value), abs(bases[device]))
+    rounded = _rounded([mean(values) for values in gains.values()], metric.scaled(largest))
     figures = zip(_by_seed(row, result), _by_seed(baseline, result), strict=False)
     known = [(value, base) for value, base in figures if value is not None and base is not None]
-    seeds = [round(result.metric.difference(value, base), 9) for value, base in known]
+    largest = max((abs(value) for pair in known for value in pair), default=0.0)
+    differences = [result.metric.difference(value, base) for value, base in known]
+    seeds = _rounded(differences, result.metric.scaled(largest))
     p_seeds = t_test(seeds)
     return Pairs(
         method=row.title,
@@ -282,6 +285,18 @@ def _pairs(row: Row, baseline: Row, result: Result, devices: Devices) -> Pairs:
         p_holm=1.0,
         metric=metric.name,
     )
+
+
+def _rounded(differences: Sequence[float], largest: float) -> list[float]:
+    """Differences to nine digits of the largest figure, so that equal ones tie.
+
+    >>> _rounded([0.1 + 0.2, 0.3], 1.0), _rounded([1e-11, 2e-11], 4e-11)
+    ([0.3, 0.3], [1e-11, 2e-11])
+    """
+    digits = 9
+    if 0 < largest < math.inf:
+        digits -= math.ceil(math.log10(largest))
+    return [round(difference, digits) for difference in differences]
 
 
 def _by_seed(row: Row, result: Result) -> list[float | None]:
