@@ -298,6 +298,11 @@ class Nodes:
             metrics=metrics,
         )
 
+    def few(self, part: str, least: int) -> Tensor:
+        """Which nodes have some examples of a part, but fewer than `least`, bool [n]."""
+        counts = self._runtime.task.counts(part, self.device_ids)
+        return (counts > 0) & (counts < least)
+
     @property
     def scores_together(self) -> bool:
         """Whether several models are scored at once: on a GPU every kernel costs its launch."""
