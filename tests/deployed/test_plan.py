@@ -692,7 +692,7 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
         (("algorithm.name=fedper", "private="), False, 5, True),
     ],
 )
-def test_what_nodes_keep_to_themselves(
+def test_a_plan_keeps_few_examples_and_private_layers(
     file: Path, changes: tuple[str, ...], local: bool, least: int, shares: bool
 ) -> None:
     """By default: sums of fewer than five examples, and private layers."""
@@ -702,3 +702,24 @@ def test_what_nodes_keep_to_themselves(
     assert read(planned.deploy or {}).share_rows is shares
     assert deployable(planned) == deployable(planned, local=True)  # the file says it from then on
     assert load(BASE).least == 1
+
+
+def test_a_plan_says_what_nodes_keep_to_themselves(file: Path) -> None:
+    changes = ("algorithm.name=fedper", "model.name=mlp", "--out", file.parent / "out")
+    result = small(file, *changes)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    told = "least = 5: a device tells no sums of fewer than 5 examples of a part; 0 have so few"
+    assert told in said
+    assert "share_rows = false: edges and devices keep their models to themselves" in said
+    for name in ("server", "device0"):
+        folder = file.parent / "out" / (name if name == "server" else "device0-1")
+        assert "share_rows = false" in (folder / "node.toml").read_text(encoding="utf-8")
+        assert load(folder / "experiment.toml").least == 5
+
+
+def test_a_tree_in_which_nobody_may_tell_is_refused(file: Path) -> None:
+    result = small(file, "least=400", "--out", file.parent / "out")
+    assert result.code == 2
+    assert "no device has least = 400 validation examples" in result.err
+    assert "change data.split, or least." in " ".join(result.err.split())
