@@ -172,9 +172,10 @@ def _note_needs(console: Console, deployment: Deployment) -> None:
 def _note_kept(console: Console, deployment: Deployment) -> None:
     """Say what nodes keep to themselves of examples and of rows."""
     least = deployment.config.least
-    counts = [deployment.experiment.data.part(part).counts() for part in deployment.config.parts]
-    few = int(sum((count > 0) & (count < least) for count in counts).count_nonzero())
     if least > 1:
+        data = deployment.experiment.data
+        parts = [data.part(part).counts() for part in deployment.config.parts]
+        few = sum(any(0 < count < least for count in counts) for counts in zip(*parts, strict=True))
         told = f"tells no sums of fewer than {least} examples of a part"
         console.print(f"note: least = {least}: a device {told}; {few} have so few")
     if not deployment.deploy.share_rows:

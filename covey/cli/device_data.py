@@ -52,8 +52,8 @@ def described(config: Config, file: Path) -> dict[str, Any]:
     columns = Columns(features=features, categorical=tuple(settings["categorical"]), **form)
     number = number_of(stem(file), settings["order"]) or 0
     cut = {"split": split, "seed": config.seed, "number": number}
-    form = (settings["classes"], settings["normalise"], least_of(config))
-    facts = DeviceFacts.of(file, columns, *form, **cut)
+    classes, normalise = settings["classes"], settings["normalise"]
+    facts = DeviceFacts.of(file, columns, classes, normalise, least_of(config), **cut)
     return facts.as_dict()
 
 

@@ -705,8 +705,8 @@ def test_a_plan_keeps_few_examples_and_private_layers(
 
 
 def test_a_plan_says_what_nodes_keep_to_themselves(file: Path) -> None:
-    changes = ("algorithm.name=fedper", "model.name=mlp", "--out", file.parent / "out")
-    result = small(file, *changes)
+    changes = ("algorithm.name=fedper", "model.name=mlp", 'deploy.address={server = "s"}')
+    result = small(file, *changes, "--out", file.parent / "out")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     told = "least = 5: a device tells no sums of fewer than 5 examples of a part; 0 have so few"

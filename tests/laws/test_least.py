@@ -45,8 +45,9 @@ def shards(*, numbers: bool = False, counts: list[tuple[int, int]] = COUNTS) -> 
         return out
 
     validation, test = (list(sizes) for sizes in zip(*counts, strict=True))
-    parts = {"train": part([8] * len(counts)), "validation": part(validation), "test": part(test)}
-    return own_parts(**parts, classes=None if numbers else 2)
+    train = part([8] * len(counts))
+    classes = None if numbers else 2
+    return own_parts(train=train, validation=part(validation), test=part(test), classes=classes)
 
 
 def experiment(numbers: bool = False, **changes: Any) -> Experiment:
