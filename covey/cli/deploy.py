@@ -173,11 +173,8 @@ def _note_kept(console: Console, deployment: Deployment) -> None:
     """Say what nodes keep to themselves of examples and of rows."""
     least = deployment.config.least
     if least > 1:
-        data = deployment.experiment.data
-        parts = [data.part(part).counts() for part in deployment.config.parts]
-        few = sum(any(0 < count < least for count in counts) for counts in zip(*parts, strict=True))
-        told = f"tells no sums of fewer than {least} examples of a part"
-        console.print(f"note: least = {least}: a device {told}; {few} have so few")
+        told = f"a device tells no sums of fewer than {least} examples of a part"
+        console.print(f"note: least = {least}: {told}")
     if not deployment.deploy.share_rows:
         console.print("note: share_rows = false: edges and devices keep their models to themselves")
 

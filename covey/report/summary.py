@@ -212,8 +212,7 @@ class Summary:
     """The names of models in tables, where their own would mislead."""
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
-    uncounted: int | None = None
-    """Devices with fewer than `least` test examples, the most of any seed; None: `least` is 1."""
+    uncounted: int | None = None  # devices with fewer than `least` test examples; None: it is 1
     select: str = ""  # the metric by which rounds were chosen; "": accuracy, or else the loss
     rounds_by_seed: list[int] = field(default_factory=list)
     """Where seeds ran different numbers of rounds; else empty, and all ran `rounds`."""

@@ -10,8 +10,7 @@ over the holders alone and, beside them, with that fallback. The mean and the wo
 are over all devices.
 
 A device with fewer than `least` examples of a part answers its right answers and their count alone,
-in columns of their own. Nodes above add these up, and send them on where they are of `least`
-examples. So neither sums of all devices nor differences of sums tell the targets of so few.
+in columns of their own. Nodes above add these up, and send on those of `least` examples or more.
 """
 
 from __future__ import annotations
@@ -424,8 +423,6 @@ class Scorer:
         cohort = self._cohort(me)
         replies = me.ask(self.node, *sent, sample=cohort)
         total, _ = replies.sums()
-        if self.least == 1:
-            return total
         return self._enough(total)
 
     def _enough(self, total: Rows) -> Rows:
@@ -433,6 +430,8 @@ class Scorer:
 
         Neither the holders of a model nor the other devices may be so few.
         """
+        if self.least == 1:
+            return total
         total = total.clone()
         count = len(self._model_names) * len(self.parts)
         blocks = total[:, : count * self._width].view(len(total), count, self._width)

@@ -709,8 +709,7 @@ def test_a_plan_says_what_nodes_keep_to_themselves(file: Path) -> None:
     result = small(file, *changes, "--out", file.parent / "out")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    told = "least = 5: a device tells no sums of fewer than 5 examples of a part; 0 have so few"
-    assert told in said
+    assert "least = 5: a device tells no sums of fewer than 5 examples of a part" in said
     assert "share_rows = false: edges and devices keep their models to themselves" in said
     for name in ("server", "device0"):
         folder = file.parent / "out" / (name if name == "server" else "device0-1")
