@@ -242,8 +242,7 @@ def _need_parts(config: Config, shards: Shards) -> None:
             raise ConfigError(f"parts = {spell(config.parts)} {why}.")
         if shards.part(part).counts().max() < config.least:
             why = "which the summary is made from; change data.split"
-            have = f"no device has {part} examples"
             if config.least > 1:
-                have = f"no device has least = {config.least} {part} examples"
+                part = f"least = {config.least} {part}"
                 why += ", or least"
-            raise ConfigError(f"{have}, {why}.")
+            raise ConfigError(f"no device has {part} examples, {why}.")

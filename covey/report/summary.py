@@ -334,10 +334,8 @@ def _sample(
 def _uncounted(selections: Mapping[str, Sequence[Selection]]) -> Iterator[int]:
     """The devices with too few test examples to be counted, by model and seed."""
     for name, selected in selections.items():
-        for selection in selected:
-            count = selection.chosen.models[name].scores["test"].uncounted
-            if count is not None:
-                yield count
+        counts = [one.chosen.models[name].scores["test"].uncounted for one in selected]
+        yield from (count for count in counts if count is not None)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
