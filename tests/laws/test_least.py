@@ -14,12 +14,14 @@ import torch
 import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg, FedPer, HierFAVG
+from covey.cli import show
 from covey.codecs import codec
 from covey.data import Shards, own_parts
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.replay import replay
 from covey.deployed.server_run import missing_of
 from covey.errors import ConfigError
+from covey.report.summary import summarise
 from covey.runs.fingerprint import program_fingerprint
 from covey.runtimes.envelope import open_sealed
 from covey.runtimes.loopback import Station
@@ -129,6 +131,23 @@ def test_a_few_answers_go_on_only_with_others() -> None:
     assert score.accuracy is not None
     assert score.accuracy * counted == pytest.approx(round(score.accuracy * counted), abs=1e-9)
     assert score.uncounted == 4
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counted"), [(False, "in the accuracy alone"), (True, "in no")]
+)
+def test_the_table_says_how_many_are_not_counted(numbers: bool, counted: str) -> None:
+    loss = "squared_error" if numbers else "auto"
+    summaries = []
+    for least in (1, LEAST):
+        run = drained(covey.run(experiment(numbers, loss=loss, least=least)))
+        summaries.append(summarise([run.history]))
+    plain, limited = summaries
+    assert "uncounted" not in plain.as_dict()
+    assert limited.as_dict()["uncounted"] == 4
+    said = f"4 devices with fewer test examples than `least` counted {counted}"
+    assert said in " ".join(show.text(limited).split())
+    assert "least" not in show.text(plain)
 
 
 def test_no_answer_tells_the_target_of_one_example(monkeypatch: pytest.MonkeyPatch) -> None:
