@@ -299,9 +299,9 @@ class Nodes:
         )
 
     def few(self, part: str, least: int) -> Tensor:
-        """Which nodes have some examples of a part, but fewer than `least`, bool [n]."""
+        """How many examples of a part each node has, [n]; 0 where they are `least` or more."""
         counts = self._runtime.task.counts(part, self.device_ids)
-        return (counts > 0) & (counts < least)
+        return counts.where(counts < least, 0)
 
     @property
     def scores_together(self) -> bool:

@@ -202,7 +202,7 @@ class Newcomers:
         me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows) or me.predictor(rows)
         scores = {part: me.evaluate(rows, part, predict=predict) for part in parts}
-        return {part: score.without(me.few(part, self.least)) for part, score in scores.items()}
+        return {part: score.without(me.few(part, self.least) > 0) for part, score in scores.items()}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
         rows = row.expand(len(ids), -1)

@@ -51,8 +51,8 @@ _SUMS = 5 + _BINS + 3
 """Of the holders: right, loss, count and, after everybody's accuracy, 1; of everybody: a histogram
 of accuracy, right, loss, count."""
 _OF_HOLDERS = [0, 1, 2, 4]
-_FEW = 5
-"""Of devices with too few examples: right and count of holders, right and count of all; devices."""
+_FEW = 7
+"""Of devices with few examples: right, count, examples of holders; the same of all; devices."""
 _FACTS = 3
 """Holders, the sum of their ages, the sum of their shares of non-zeros.
 
@@ -436,8 +436,8 @@ class Scorer:
         count = len(self._model_names) * len(self.parts)
         blocks = total[:, : count * self._width].view(len(total), count, self._width)
         few = blocks[:, :, _SUMS : _SUMS + _FEW - 1]
-        held = few[:, :, 1]
-        others = few[:, :, 3] - held
+        held = few[:, :, 2]
+        others = few[:, :, 5] - held
         hidden = ((held > 0) & (held < self.least)) | ((others > 0) & (others < self.least))
         few.masked_fill_(hidden[:, :, None], 0)
         return total
@@ -518,10 +518,10 @@ class Scorer:
         if self.least == 1:
             return score, held[:, :0]
         models = len(held) // max(len(me), 1)
-        few = me.few(part, self.least).to(held.device).repeat(models)
-        answers = torch.stack([score.right, score.count], dim=1)
+        few = me.few(part, self.least).to(held).repeat(models)
+        answers = torch.stack([score.right, score.count, few], dim=1)
         columns = torch.cat([held * answers, answers, torch.ones_like(held)], dim=1)
-        return score.without(few), columns.masked_fill(~few[:, None], 0)
+        return score.without(few > 0), columns.masked_fill((few == 0)[:, None], 0)
 
     def _columns(
         self, score: PartScore, held: Rows, few: Rows, metrics: Sequence[Metric]
@@ -794,15 +794,15 @@ def _score(
         rmse_fallback=everybody.rmse,
         mae_fallback=everybody.mae,
         r2_fallback=everybody.r2,
-        uncounted=int(few[4]) if few else None,
+        uncounted=int(few[6]) if few else None,
     )
     if not classifies:
         return score
     if few:
         right += few[0]
         count += few[1]
-        all_right += few[2]
-        all_count += few[3]
+        all_right += few[3]
+        all_count += few[4]
     return replace(
         score,
         accuracy=_mean(right, count),

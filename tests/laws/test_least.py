@@ -26,6 +26,7 @@ from covey.runs.fingerprint import program_fingerprint
 from covey.runtimes.envelope import open_sealed
 from covey.runtimes.loopback import Station
 from tests.laws.cases import differences, state
+from tests.laws.networks import lstm, sentences
 from tests.laws.test_loopback import drained, nodes
 
 LEAST = 5
@@ -199,3 +200,18 @@ def test_it_is_in_the_fingerprint_where_it_decides_figures() -> None:
 def test_a_bad_value_says_what_to_do(least: Any) -> None:
     with pytest.raises(ConfigError, match=r"least = .* must be a whole number of 1 or more"):
         replace(experiment(), least=least)
+
+
+def test_positions_are_no_examples() -> None:
+    """One sentence has many tokens, and is one example."""
+    data = sentences()
+    counts = data.test.counts()
+    least = int(counts.max())
+    few = (counts > 0) & (counts < least)
+    tree = Tree.flat(data.devices)
+    flat: dict[str, Any] = {"tree": tree, "algorithm": FedAvg(steps=1, lr=0.1), "metrics": ()}
+    run = drained(covey.run(experiment(data=data, model=lstm(), least=least, rounds=1, **flat)))
+    score = run.history[-1].models["global"].scores["test"]
+    assert score.uncounted == int(few.sum()) > 0
+    lines = [line for line in run.devices() if line.part == "test"]
+    assert [int(line.device) for line in lines] == (~few).nonzero()[:, 0].tolist()
