@@ -74,8 +74,8 @@ def test_who_is_held_out_changes_nothing_for_the_others() -> None:
 @every_case
 def test_every_algorithm_adapts(case: Case) -> None:
     here = experiment(case, rounds=2)
-    if here.tree.devices < 2 or "lists" in case.name:
-        pytest.skip("one device, or settings that name every device")
+    if here.tree.devices < 2 or "lists" in case.name or here.least > 1:
+        pytest.skip("one device, settings that name every device, or few examples of the newcomer")
     record = list(covey.run(replace(here, holdout_devices=(1,))))[-1]
     names = [name for name in record.models if name.startswith("new_")]
     assert names[0] == "new_global"

@@ -87,8 +87,8 @@ FOOT = """
 - Nested takes its levels as data. It is the oracle that tests the methods on trees.
 - Pruned can follow a radio plan. `covey plan` allocates a cell's bandwidth and a pruning ratio per
   device ([radio](radio.md)).
-- Scores leave a device too, and at the end of a deployed run what it keeps, private layers among it
-  ([what travels](deploy.md#what-travels)).
+- Scores leave a device too, and at the end of a deployed run what it keeps, but by default no
+  private layers ([what travels](deploy.md#what-travels)).
 - A method with two tiers runs on a deeper tree with the devices directly under the server.
 - [sFedHP's file](sfedhp.md) stands beside its paper's equations.
 - [Write an algorithm](write-an-algorithm.md) adds one of your own.

@@ -118,6 +118,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_every=config.score_every,
         score_train_every=config.score_train_every,
         score_sample=config.score_sample,
+        least=config.least,
         metrics=metrics(config.metrics),
         select=config.select,
         stop=config.stop,
@@ -239,6 +240,9 @@ def _need_parts(config: Config, shards: Shards) -> None:
         if part not in config.parts:
             why = f"lacks {spell(part)}, which the summary is made from; add it"
             raise ConfigError(f"parts = {spell(config.parts)} {why}.")
-        if not shards.part(part).counts().sum():
+        if shards.part(part).counts().max() < config.least:
             why = "which the summary is made from; change data.split"
+            if config.least > 1:
+                part = f"least = {config.least} {part}"
+                why += ", or least"
             raise ConfigError(f"no device has {part} examples, {why}.")

@@ -70,6 +70,7 @@ class Config(BaseModel):
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
+    least: int = Field(1, ge=1)
     metrics: list[str] = []
     select: str = ""
     stop: dict[str, Any] | None = None

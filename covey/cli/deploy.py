@@ -101,6 +101,7 @@ def plan(
         print(json.dumps({"folder": str(out), "processes": names, "commands": commands}))
         return
     _note_needs(console, deployment)
+    _note_kept(console, deployment)
     places = f"{len(processes)} processes; each has a folder in {out}"
     console.print(f"{deployment.tree}: {places}")
     if no_keys:
@@ -166,6 +167,16 @@ def _note_needs(console: Console, deployment: Deployment) -> None:
         name, folder = found
         fix = "to have it elsewhere, give data.data_dir"
         console.print(f"note: data.name: every machine needs {name}, here in {folder}; {fix}")
+
+
+def _note_kept(console: Console, deployment: Deployment) -> None:
+    """Say what nodes keep to themselves of examples and of rows."""
+    least = deployment.config.least
+    if least > 1:
+        told = f"a device tells no sums of fewer than {least} examples of a part"
+        console.print(f"note: least = {least}: {told}")
+    if not deployment.deploy.share_rows:
+        console.print("note: share_rows = false: edges and devices keep their models to themselves")
 
 
 @app.command()

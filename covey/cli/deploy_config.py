@@ -36,6 +36,8 @@ def _state_folder(text: str) -> str:
 
 SCORE_EVERY = 10
 """Rounds between two scores where a file does not say: scores cost as many messages as training."""
+LEAST = 5
+"""Examples of a part below which a device keeps its sums, where a file does not say."""
 
 
 class DeployFile(BaseModel):
@@ -50,7 +52,8 @@ class DeployFile(BaseModel):
     quorum, a device whose training diverged does not end the run: its answer is a bad one.
     `processes` names devices that share a process; `devices_per_process` puts neighbours together.
     `state` is the folder of a node's disk on its machine. Without `share_rows`, edges and devices
-    keep what they keep to themselves: the server's folder has no models of theirs.
+    keep what they keep to themselves: the server's folder has no models of theirs. So it is where
+    the algorithm leaves layers private and the file does not say otherwise.
     """
 
     model_config = STRICT
@@ -94,17 +97,30 @@ def read(table: Mapping[str, Any]) -> DeployFile:
     return check(DeployFile, table, "deploy.")
 
 
-def deployable(config: Config) -> Config:
-    """The experiment as a deployed tree runs it; an error that says what such a tree cannot do."""
+def deployable(config: Config, *, local: bool = False) -> Config:
+    """The experiment as a deployed tree runs it; an error that says what such a tree cannot do.
+
+    A `local` tree of this machine hides nothing where every node reads the source of all data.
+    """
     if config.deploy is None:
         why = "has no table [deploy], which says where the nodes run"
         raise ConfigError(f"the file {why}; docs/deploy.md has an example.")
     reason = _refusal(config)
     if reason is not None:
         raise ConfigError(f"{reason}.")
+    changes: dict[str, Any] = {"deploy": config.deploy, "least": config.least}
     if "score_every" not in config.model_fields_set:
-        return config.model_copy(update={"score_every": SCORE_EVERY})
-    return config
+        changes["score_every"] = SCORE_EVERY
+    if not (local and read(config.deploy).from_source):
+        changes["least"] = least_of(config)
+    if config.learner().splits and config.private not in ("", []):
+        changes["deploy"] = {"share_rows": False, **config.deploy}
+    return config.model_copy(update=changes)
+
+
+def least_of(config: Config) -> int:
+    """How many examples a device has that tells sums of them."""
+    return config.least if "least" in config.model_fields_set else LEAST
 
 
 def _refusal(config: Config) -> str | None:

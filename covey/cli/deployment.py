@@ -52,7 +52,7 @@ class Deployment:
             if not is_census(config):
                 compare = config.compare
                 config = config.model_copy(update={"compare": []})
-        config = deployable(config)
+        config = deployable(config, local=local)
         check_quorum(read(config.deploy or {}), config.learner())
         experiment = config.experiment(config.seed)
         check([experiment])

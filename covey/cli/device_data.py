@@ -7,6 +7,7 @@ from typing import Any
 
 from covey.cli import named
 from covey.cli.config import Config, expanded
+from covey.cli.deploy_config import least_of
 from covey.data import Shards
 from covey.data.census import DeviceFacts, number_of, own_part, read
 from covey.data.table_readers import stem
@@ -51,7 +52,8 @@ def described(config: Config, file: Path) -> dict[str, Any]:
     columns = Columns(features=features, categorical=tuple(settings["categorical"]), **form)
     number = number_of(stem(file), settings["order"]) or 0
     cut = {"split": split, "seed": config.seed, "number": number}
-    facts = DeviceFacts.of(file, columns, settings["classes"], settings["normalise"], **cut)
+    classes, normalise = settings["classes"], settings["normalise"]
+    facts = DeviceFacts.of(file, columns, classes, normalise, least_of(config), **cut)
     return facts.as_dict()
 
 

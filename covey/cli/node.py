@@ -286,9 +286,9 @@ def _rounds(member: Member, run: Run, folder: ServerFolder) -> None:
 
 
 def _warn_of_lacks(member: Member, run: Run) -> None:
-    """Let the log say whose rows the run folder lacks."""
+    """Let the log say whose rows the run folder lacks, if it should have them."""
     lacks = run.runtime.lacks
-    if lacks is not None:
+    if lacks is not None and member.process.share_rows:
         fix = "start the server again when their nodes are back"
         member.log.warning("incomplete", text=f"the run folder lacks {lacks}; {fix}")
 

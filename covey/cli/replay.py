@@ -85,6 +85,8 @@ def _compared(folder: Path) -> dict[str, Any]:
     lacks = checkpoint.read(folder / _SAVED, tensors=False).facts.get(checkpoint.LACKS)
     if lacks is not None:
         fix = "start its server again while all nodes are there"
+        if not (config.deploy or {}).get("share_rows", True):
+            fix = "a run that is to be compared needs deploy.share_rows = true from its start"
         raise ConfigError(f"{folder} lacks {lacks}, so it cannot be compared; {fix}.")
     facts = ReplayFacts.read(folder)
     if facts.changes:

@@ -110,6 +110,10 @@ def table(console: Console, summary: Summary) -> None:
     print_wide(console, _fitting(console, summary))
     if summary.sample is not None:
         console.print(_sample(summary.sample))
+    if summary.uncounted:
+        few = plural(summary.uncounted, "device")
+        told = "in the accuracy alone, together" if _classifies(summary) else "in no figure"
+        console.print(f"{few} with fewer test examples than `least` counted {told}")
     for line in _gains(summary):
         console.print(line)
     _sparsity(console, summary)

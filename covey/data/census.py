@@ -50,11 +50,13 @@ class DeviceFacts:
         columns: Columns,
         classes: Sequence[str] | None,
         normalise: Normalise,
+        least: int = 1,
         **cut: Any,
     ) -> DeviceFacts:
         """The facts of a device's own file; `cut` has its split, seed and number.
 
-        Words that seem to be names or dates are refused, unless they are called categorical.
+        Words that seem to be names or dates are refused, unless they are called categorical. Of a
+        column it tells what `least` rows have in common: neither means of fewer, nor rarer words.
         """
         check_options(columns, classes, regression=classes is None)
         table, goal, _, parts, _ = device_rows(path, columns, classes, classes is None, **cut)
@@ -68,6 +70,7 @@ class DeviceFacts:
             labels = 0
             told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows.numpy()), {})
         counts = {name: len(part.index) for name, part in zip(SPLITS, parts, strict=True)}
+        told = {role: columns.known_of(least) for role, columns in told.items()}
         facts = DeviceFacts(table.x.shape[1:], counts, labels, cut["number"], told)
         return DeviceFacts.from_dict(facts.as_dict(), str(path))  # or the server would refuse it
 
@@ -275,8 +278,12 @@ def read(
         return devices, _heard(together, devices[0].shape, str(path))
     if any(facts.columns.keys() != devices[0].columns.keys() for facts in devices):
         raise DataError(f"{path}: not all devices tell of columns; describe them alike.")
-    merged = {role: [facts.columns[role] for facts in devices] for role in devices[0].columns}
-    return devices, {role: ColumnFacts.merged(parts) for role, parts in merged.items()}
+    parts = {role: [facts.columns[role] for facts in devices] for role in devices[0].columns}
+    merged = {role: ColumnFacts.merged(facts) for role, facts in parts.items()}
+    if not all(facts.rows for facts in merged.values()):
+        fix = "set least lower in the experiment, and describe again"
+        raise DataError(f"{path}: every device has fewer training rows than least; {fix}.")
+    return devices, merged
 
 
 def number_of(name: str, order: Sequence[str] = ()) -> int | None:

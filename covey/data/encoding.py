@@ -75,6 +75,17 @@ class ColumnFacts:
             raise DataError(f"{have}; name it in categorical, and describe them again.")
         return ColumnFacts(rows, names, all_moments, words)
 
+    def known_of(self, least: int) -> ColumnFacts:
+        """Without what fewer than `least` rows tell: means of so few values, and rare words."""
+        enough = self.moments.count >= least
+        moments = (np.where(enough, values, 0.0) for values in vars(self.moments).values())
+        words = {
+            name: {word: often for word, often in counts.items() if often >= least}
+            for name, counts in self.words.items()
+        }
+        rows = self.rows if self.rows >= least else 0
+        return ColumnFacts(rows, self.names, Moments(*moments), words)
+
     def present(self, name: str) -> int:
         """How many rows have a value in a column."""
         if name in self.words:

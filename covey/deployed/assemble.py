@@ -104,7 +104,7 @@ def node_of(
     if place.below(place.tier) is None:
         own = parts.data.only([place.number])
     task = task_of(experiment, parts.module, own, facts.population)
-    scorer = partial(Scorer.made, experiment.algorithm)
+    scorer = partial(Scorer.made, experiment.algorithm, experiment.least)
     return Node(
         experiment.algorithm,
         place,

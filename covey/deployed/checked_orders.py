@@ -149,7 +149,8 @@ def _check_scorer(node: Node, scorer: Scorer, round: int) -> None:
         perplexity=task.has_perplexity,
         metrics=task.metric_columns,
     )
-    calibrates = Scorer(scorer.algorithm, scorer.names, scorer.parts, own.top, bins=scorer.bins)
+    plain = Scorer(scorer.algorithm, scorer.names, scorer.parts, own.top)
+    calibrates = replace(plain, bins=scorer.bins, least=scorer.least)
     sampled = (scorer.sample or 0) in range(node.place.sizes[-1] + 1)
     known = sampled and scorer.bins in _BINS and set(scorer.parts) <= set(PARTS)
     if not known or scorer not in (own, calibrates):

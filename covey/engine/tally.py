@@ -39,6 +39,14 @@ class PartScore:
     errors: Tensor | None = None  # [n, error_columns], for numbers: the sums of `error_sums`
     metrics: Tensor | None = None  # [n, columns], the sums of the task's metrics one after another
 
+    def without(self, left_out: Tensor) -> PartScore:
+        """These sums with zeros for the devices that are left out, bool [n]."""
+        zeroed = {}
+        for name, sums in vars(self).items():
+            if sums is not None:
+                zeroed[name] = sums.masked_fill(left_out.view(-1, *[1] * (sums.ndim - 1)), 0)
+        return PartScore(**zeroed)
+
 
 def evaluate(
     task: Task,

@@ -298,6 +298,11 @@ class Nodes:
             metrics=metrics,
         )
 
+    def few(self, part: str, least: int) -> Tensor:
+        """How many examples of a part each node has, [n]; 0 where they are `least` or more."""
+        counts = self._runtime.task.counts(part, self.device_ids)
+        return counts.where(counts < least, 0)
+
     @property
     def scores_together(self) -> bool:
         """Whether several models are scored at once: on a GPU every kernel costs its launch."""

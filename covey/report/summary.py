@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -212,6 +212,7 @@ class Summary:
     """The names of models in tables, where their own would mislead."""
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
+    uncounted: int | None = None  # devices with fewer than `least` test examples; None: it is 1
     select: str = ""  # the metric by which rounds were chosen; "": accuracy, or else the loss
     rounds_by_seed: list[int] = field(default_factory=list)
     """Where seeds ran different numbers of rounds; else empty, and all ran `rounds`."""
@@ -227,8 +228,9 @@ class Summary:
             drop_no_metrics(model)
         if not self.select:
             del out["select"]
-        if self.sample is None:
-            del out["sample"]
+        for name in ("sample", "uncounted"):
+            if out[name] is None:
+                del out[name]
         if not self.rounds_by_seed:
             del out["rounds_by_seed"]
         return out
@@ -274,6 +276,7 @@ def summarise(
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
         sample=_sample(selections, headline(scored[0])),
+        uncounted=max(_uncounted(selections), default=None),
         select=_selected_by(selections),
         rounds_by_seed=_different([len(history) for history in histories]),
     )
@@ -326,6 +329,13 @@ def _sample(
     if not drawn:
         return None
     return SampleFigures(max(drawn), errors, metric.name)
+
+
+def _uncounted(selections: Mapping[str, Sequence[Selection]]) -> Iterator[int]:
+    """The devices with too few test examples to be counted, by model and seed."""
+    for name, selected in selections.items():
+        counts = [one.chosen.models[name].scores["test"].uncounted for one in selected]
+        yield from (count for count in counts if count is not None)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -322,7 +322,7 @@ def _loopback(
     links: LinkSpecs,
 ) -> Loopback:
     """A tree of nodes that share nothing."""
-    scorer = partial(Scorer.made, experiment.algorithm)
+    scorer = partial(Scorer.made, experiment.algorithm, experiment.least)
 
     def station(location: Place, training: Place | None, own_task: Task, examples: int) -> Station:
         return Station(

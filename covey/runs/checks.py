@@ -73,6 +73,7 @@ _COUNTS = {
     "score_every": 2**53,
     "score_train_every": 2**53,
     "score_sample": 2**53,
+    "least": 2**31,
     "memory": 2**63 - 1,
     "workers": 4096,
 }

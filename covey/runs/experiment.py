@@ -60,7 +60,9 @@ class Experiment:
     Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of
     the data, and every `score_train_every` rounds on the training part too, which takes longer.
     With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
-    every score has a standard error (covey/runs/sampling.py). `metrics` are computed beside
+    every score has a standard error (covey/runs/sampling.py). A device with fewer than `least`
+    examples of a part sends no sums of their targets: it counts in the accuracy alone, and there
+    together with others (covey/runs/scoring.py). `metrics` are computed beside
     accuracy and loss, by name or by a function (covey/engine/metrics.py). `select` names the metric
     whose best round on validation is reported; "" is accuracy or else the loss. `stop`, for
     instance {"patience": 5}, ends the run after so many scored rounds in which no model got better
@@ -104,6 +106,7 @@ class Experiment:
     holdout_devices: int | tuple[int, ...] = 0
     radio: Radio | None = None
     score_sample: int | None = None
+    least: int = 1
     frozen: str | tuple[str, ...] = ()
     compute: Literal["fp32", "bf16"] = "fp32"
     augment: Augment | list[Augment] | tuple[Augment, ...] = ()

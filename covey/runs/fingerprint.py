@@ -97,8 +97,8 @@ def program_fingerprint(
         out["augment"] = _augment(experiment.augmentations())
     if experiment.metrics:
         out["metrics"] = ", ".join(map(_metric, experiment.metrics))
-    if experiment.select:
-        out["select"] = experiment.select
+    scores = {"least": experiment.least, "select": experiment.select}
+    out |= {name: str(value) for name, value in scores.items() if value not in (1, "")}
     if experiment.radio is not None:
         out["radio"] = str(experiment.radio)
     return out

@@ -61,6 +61,7 @@ class Newcomers:
         self.algorithm = first.algorithm
         self.rates = first.rates()
         self.select = first.select
+        self.least = first.least
         self.each = shards[0].devices
         self.task = Task(
             module,
@@ -200,7 +201,8 @@ class Newcomers:
         tier = self.tree.tiers[-1]
         me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows) or me.predictor(rows)
-        return {part: me.evaluate(rows, part, predict=predict) for part in parts}
+        scores = {part: me.evaluate(rows, part, predict=predict) for part in parts}
+        return {part: score.without(me.few(part, self.least) > 0) for part, score in scores.items()}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
         rows = row.expand(len(ids), -1)

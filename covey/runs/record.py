@@ -144,8 +144,9 @@ def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
         left_out += _METRICS
     if not score["standard_errors"]:
         left_out += _ERRORS
-    if score["confusion"] is None:
-        left_out += ("confusion",)
+    for name in ("confusion", "uncounted"):
+        if score[name] is None:
+            left_out += (name,)
     return {name: value for name, value in score.items() if name not in left_out}
 
 

@@ -479,6 +479,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             perplexity=task.has_perplexity,
             metrics=task.metric_columns,
             select=self.experiment.select,
+            least=self.experiment.least,
         )
 
     def _above(self, copy: int, w: Tensor) -> Tensor:

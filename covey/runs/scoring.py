@@ -8,6 +8,9 @@ all devices under it. Where an algorithm leaves layers private, each device scor
 its own private layers. Where a node keeps no model yet, the global one stands in: figures are given
 over the holders alone and, beside them, with that fallback. The mean and the worst tenth of devices
 are over all devices.
+
+A device with fewer than `least` examples of a part answers its right answers and their count alone,
+in columns of their own. Nodes above add these up, and send on those of `least` examples or more.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ _SUMS = 5 + _BINS + 3
 """Of the holders: right, loss, count and, after everybody's accuracy, 1; of everybody: a histogram
 of accuracy, right, loss, count."""
 _OF_HOLDERS = [0, 1, 2, 4]
+_FEW = 7
+"""Of devices with few examples: right, count, examples of holders; the same of all; devices."""
 _FACTS = 3
 """Holders, the sum of their ages, the sum of their shares of non-zeros.
 
@@ -104,6 +109,11 @@ class Score:
     standard_errors: dict[str, float | None] = field(default_factory=dict)
     """Of `metrics` and of the RMSE, where devices were drawn to be scored."""
     standard_errors_fallback: dict[str, float | None] = field(default_factory=dict)
+    uncounted: int | None = None
+    """Devices with fewer than `least` examples, of which no figure but accuracy has any part.
+
+    None where `least` is 1.
+    """
 
     def figure(self, name: str) -> float | None:
         """The figure of a metric over all devices; the global model where none is held."""
@@ -187,18 +197,18 @@ class Scorer:
     perplexity: bool = False  # whether exp of the mean loss is a perplexity
     metrics: int = 0  # how many sums the metrics follow from
     select: str = ""  # as `Model.select`
+    least: int = 1  # examples of a part below which a device sends no sums of targets
 
     def parameters(self) -> dict[str, Any]:
-        """Everything but the algorithm, in the types of JSON.
+        """Everything but the algorithm and `least`, in the types of JSON.
 
-        Another machine can make the same scorer from them.
+        Another machine, which has these two from its own experiment, can make the same scorer.
         """
         names = [field.name for field in fields(self)]
-        names.remove("algorithm")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names if name not in ("algorithm", "least")}
 
     @staticmethod
-    def made(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Scorer:
+    def made(algorithm: Algorithm, least: int, parameters: Mapping[str, Any]) -> Scorer:
         """The scorer that has these parameters."""
         values = dict(parameters)
         values["names"] = tuple((str(tier), str(name)) for tier, name in values["names"])
@@ -207,7 +217,7 @@ class Scorer:
             slots.append((str(name), int(start), int(stop)))
         values["slots"] = tuple(slots)
         values["parts"] = tuple(map(str, values["parts"]))
-        return Scorer(algorithm, **values)
+        return Scorer(algorithm, **values, least=least)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -307,7 +317,8 @@ class Scorer:
             own = values[start : start + width]
             of_metrics = width - 2 * self.metrics
             errors = own[of_metrics - 2 * self._errors : of_metrics]
-            score = _score(own[:_SUMS], self.classifies, errors, self.targets)
+            few = own[_SUMS : _SUMS + self._few]
+            score = _score(own[:_SUMS], self.classifies, errors, self.targets, few)
             if self.perplexity:
                 score = with_perplexity(score)
             if metrics:
@@ -345,7 +356,7 @@ class Scorer:
         for number, name in enumerate(self._model_names):
             first = number * stride
             own = sums[0, first : first + self._width]
-            out[name] = calibration.read(own[_SUMS:])
+            out[name] = calibration.read(own[_SUMS + self._few :])
         return out
 
     @property
@@ -355,10 +366,15 @@ class Scorer:
     @property
     def _width(self) -> int:
         """How many sums there are of one model on one part."""
-        width = _SUMS + 2 * self._errors + 2 * self.metrics
+        width = _SUMS + self._few + 2 * self._errors + 2 * self.metrics
         if self.bins:
             width += 3 * self.bins + 2
         return width
+
+    @property
+    def _few(self) -> int:
+        """How many sums there are of devices with fewer than `least` examples."""
+        return _FEW if self.least > 1 else 0
 
     @property
     def _errors(self) -> int:
@@ -407,6 +423,23 @@ class Scorer:
         cohort = self._cohort(me)
         replies = me.ask(self.node, *sent, sample=cohort)
         total, _ = replies.sums()
+        return self._enough(total)
+
+    def _enough(self, total: Rows) -> Rows:
+        """The sums without those of devices with few examples that are of few together.
+
+        Neither the holders of a model nor the other devices may be so few.
+        """
+        if self.least == 1:
+            return total
+        total = total.clone()
+        count = len(self._model_names) * len(self.parts)
+        blocks = total[:, : count * self._width].view(len(total), count, self._width)
+        few = blocks[:, :, _SUMS : _SUMS + _FEW - 1]
+        held = few[:, :, 2]
+        others = few[:, :, 5] - held
+        hidden = ((held > 0) & (held < self.least)) | ((others > 0) & (others < self.least))
+        few.masked_fill_(hidden[:, :, None], 0)
         return total
 
     def _leaf_sums(self, me: Nodes, models: list[Rows]) -> Rows:
@@ -453,7 +486,8 @@ class Scorer:
     ) -> Rows:
         asked = self.metrics > 0
         score = me.evaluate(rows, part, predict=predict, bins=self.bins, metrics=asked)
-        columns, report = self._columns(score, held, me.metrics)
+        score, few = self._told(me, score, held, part)
+        columns, report = self._columns(score, held, few, me.metrics)
         me.report(f"{name}/{part}", report)
         self._report_sums(me, [name], part, score)
         return columns
@@ -467,7 +501,8 @@ class Scorer:
         by_part = []
         for part in self.parts:
             score = me.evaluate(rows, part, bins=self.bins, metrics=asked, models=len(names))
-            columns, reports = self._columns(score, held, me.metrics)
+            score, few = self._told(me, score, held, part)
+            columns, reports = self._columns(score, held, few, me.metrics)
             by_part.append(_by_model(columns, len(names)))
             for name, report in zip(names, _by_model(reports, len(names)), strict=True):
                 me.report(f"{name}/{part}", report)
@@ -478,15 +513,25 @@ class Scorer:
             me.call.needs.setdefault(name, set())
         return torch.cat(by_model, dim=1)
 
+    def _told(self, me: Nodes, score: PartScore, held: Rows, part: str) -> tuple[PartScore, Rows]:
+        """What devices tell of a part, and what those with few examples add up apart."""
+        if self.least == 1:
+            return score, held[:, :0]
+        models = len(held) // max(len(me), 1)
+        few = me.few(part, self.least).to(held).repeat(models)
+        answers = torch.stack([score.right, score.count, few], dim=1)
+        columns = torch.cat([held * answers, answers, torch.ones_like(held)], dim=1)
+        return score.without(few > 0), columns.masked_fill((few == 0)[:, None], 0)
+
     def _columns(
-        self, score: PartScore, held: Rows, metrics: Sequence[Metric]
+        self, score: PartScore, held: Rows, few: Rows, metrics: Sequence[Metric]
     ) -> tuple[Rows, Rows]:
         """The sums of one part of every row, and what its device reports."""
         totals = torch.stack([score.right, score.loss, score.count], dim=1)
         report = [totals, held.to(score.count)]
         figures = _figures(score)
         figures[:, _OF_HOLDERS] *= held
-        columns = [figures, totals]
+        columns = [figures, totals, few]
         if score.calibration is not None:
             columns.append(held * score.calibration)
         if score.errors is not None:
@@ -716,10 +761,17 @@ def _spread(sums: list[float], count: float, targets: int) -> float:
     return float(spread) if varied else 0.0
 
 
-def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:
+def _score(
+    values: list[float],
+    classifies: bool,
+    errors: list[float],
+    targets: int,
+    few: Sequence[float] = (),
+) -> Score:
     """The figures that follow from the sums.
 
-    `errors` are the sums of errors of the holders, then of everybody.
+    `errors` are the sums of errors of the holders, then of everybody. `few` are those of devices
+    with few examples, where there is such a limit.
     """
     right, loss, count, accuracy, holders = values[:5]
     bins = values[5 : 5 + _BINS]
@@ -742,9 +794,15 @@ def _score(values: list[float], classifies: bool, errors: list[float], targets: 
         rmse_fallback=everybody.rmse,
         mae_fallback=everybody.mae,
         r2_fallback=everybody.r2,
+        uncounted=int(few[6]) if few else None,
     )
     if not classifies:
         return score
+    if few:
+        right += few[0]
+        count += few[1]
+        all_right += few[3]
+        all_count += few[4]
     return replace(
         score,
         accuracy=_mean(right, count),

@@ -388,6 +388,7 @@ class Seed:
             (part,),
             runtime.tree.tiers[0],
             bins=bins,
+            least=self.experiment.least,
         )
         played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import covey
 from covey.cli.config import load
+from covey.cli.deploy_config import deployable
 from covey.cli.folder import Folder
 from covey.deployed.control import call
 from covey.deployed.disk import Disk
@@ -269,8 +270,8 @@ class Fleet:
     # Results
 
     def experiment(self) -> Experiment:
-        """The experiment of the file."""
-        config = load(self.file, [])
+        """The experiment of the file, as its tree runs it."""
+        config = deployable(load(self.file, []))
         return config.experiment(config.seed)
 
     def disk(self, name: str) -> Disk:

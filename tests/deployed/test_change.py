@@ -321,6 +321,7 @@ def test_names_that_are_none_are_refused(given: dict[str, list[str]], words: str
 FILE = """
 name = "pumps"
 rounds = ROUNDS
+least = 1
 score_every = 1
 
 [algorithm]

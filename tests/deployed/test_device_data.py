@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -257,6 +258,66 @@ def test_targets_are_told_as_sums(tmp_path: Path) -> None:
     targets = same.y[same.train.index].double()
     assert told.shift.item() == pytest.approx(targets.mean().item(), rel=1e-12)
     assert 1 / told.factor.item() == pytest.approx(targets.std(correction=0).item(), rel=1e-12)
+
+
+RARE = """
+[data]
+name = "census"
+path = "facts"
+normalise = "standard"
+missing = "mean"
+split = [0.8, 0.1, 0.1]
+categorical = ["kind"]
+
+[algorithm]
+name = "fedavg"
+
+[model]
+name = "linear"
+"""
+
+
+def rare(folder: Path, rows: int, least: str = "") -> dict[str, Any]:
+    """What a device tells of rows with a word that one of them has, and a column of two values."""
+    file = folder / "tree.toml"
+    file.write_text(least + RARE, encoding="utf-8")
+    lines = ["heat,flow,kind,label"]
+    for row in range(rows):
+        flow = row if row < 2 else ""
+        kind = "secret" if row == 0 else ("gear", "screw")[row % 2]
+        lines.append(f"{300 + row},{flow},{kind},{row / 7}")
+    own = folder / "device0.csv"
+    own.write_text("\n".join(lines), encoding="utf-8")
+    return described(load(file), own)
+
+
+def test_a_description_tells_what_five_rows_have_in_common(tmp_path: Path) -> None:
+    told = rare(tmp_path, 60)
+    x = told["columns"]["x"]
+    assert x["rows"] == told["counts"]["train"]
+    assert set(x["words"]["kind"]) == {"gear", "screw"}
+    at = x["names"].index("flow")
+    assert [x["moments"][name][at] for name in ("count", "mean", "squares")] == [0, 0, 0]
+    assert x["moments"]["count"][x["names"].index("heat")] == x["rows"]
+
+
+def test_a_description_of_few_rows_has_no_sums(tmp_path: Path) -> None:
+    told = rare(tmp_path, 6)
+    assert 0 < told["counts"]["train"] < 5
+    for columns in told["columns"].values():
+        assert columns["rows"] == 0
+        assert not any(any(column) for column in columns["moments"].values())
+        assert not any(columns["words"].values())
+    (tmp_path / "facts").mkdir()
+    (tmp_path / "facts" / "device0.json").write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(DataError, match="fewer training rows than least; set least lower"):
+        census(str(tmp_path / "facts"))
+
+
+def test_a_file_may_say_that_single_rows_are_told(tmp_path: Path) -> None:
+    told = rare(tmp_path, 6, "least = 1\n")
+    assert told["columns"]["y"]["rows"] == told["counts"]["train"]
+    assert sum(told["columns"]["x"]["words"]["kind"].values()) == told["counts"]["train"]
 
 
 TOLD = {

@@ -306,6 +306,7 @@ ASKS: dict[str, tuple[Ask, str]] = {
     "scores of another model": (scored(names=[["device", "junk"]]), "('device', 'junk')"),
     "scores in a billion bins": (scored(bins=10**9), "this experiment does not have"),
     "scores of other slots": (scored(slots=[["w", 0, 3]]), "this experiment does not have"),
+    "scores of single examples": (scored(least=1), "multiple values for keyword argument 'least'"),
     "a wide row": (
         lambda b: asked(b, "algorithm.device", rows=[packed(torch.zeros(9))]),
         "more than 6",

@@ -109,6 +109,7 @@ def test_a_tree_on_a_network_is_the_simulator(
         proxies=proxies,
         rounds=12,
         settings=settings,
+        deploy="share_rows = true",  # also private layers: the server's files are compared
     ) as fleet:
         assert len(fleet.processes) == (13 if flat else 16)
         fleet.wait_rounds(1)

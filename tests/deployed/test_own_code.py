@@ -63,7 +63,7 @@ def test_every_folder_has_what_the_experiment_imports(file: Path, tmp_path: Path
 
 def test_files_that_do_not_travel_are_named(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    rows = "0,1.0,x\n0,2.0,y\n1,2.0,y\n1,3.0,x\n" * 6
+    rows = "0,1.0,x\n0,2.0,y\n1,2.0,y\n1,3.0,x\n" * 30
     (tmp_path / "d.csv").write_text(f"device,a,label\n{rows}", encoding="utf-8")
     words = (f"data={{name='files', path='{tmp_path}/d.csv'}}", "model={name='linear'}")
     planned = command("deploy", "plan", file, *CHANGES[1:3], *words, "--out", tmp_path / "out")

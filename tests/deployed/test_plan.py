@@ -14,6 +14,7 @@ import pytest
 
 from covey.cli import deploy, node_config
 from covey.cli.config import load
+from covey.cli.deploy_config import deployable, read
 from covey.cli.deployment import Deployment
 from covey.cli.terminal import Console
 from covey.deployed.certificates import Authority, Identity
@@ -677,3 +678,47 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
     for changed in ({**table, "quorum": None, "deadline": None}, {**top, "diverged": "drop"}):
         with pytest.raises(ConfigError, match="is for a parent of devices with a quorum"):
             node_config.read({**changed, "diverged": "drop"}).process(tree)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "least", "shares"),
+    [
+        ((), False, 5, True),
+        ((), True, 1, True),  # every node reads the source of all data
+        (("least=2",), False, 2, True),
+        (("least=2",), True, 2, True),
+        (("algorithm.name=fedper",), False, 5, False),
+        (("algorithm.name=fedper", "deploy.share_rows=true"), False, 5, True),
+        (("algorithm.name=fedper", "private="), False, 5, True),
+    ],
+)
+def test_a_plan_keeps_few_examples_and_private_layers(
+    file: Path, changes: tuple[str, ...], local: bool, least: int, shares: bool
+) -> None:
+    """By default: sums of fewer than five examples, and private layers."""
+    config = load(file, [*SMALL_TREE, "data.labels=5", *changes])
+    planned = deployable(config, local=local)
+    assert planned.least == least
+    assert read(planned.deploy or {}).share_rows is shares
+    assert deployable(planned) == deployable(planned, local=True)  # the file says it from then on
+    assert load(BASE).least == 1
+
+
+def test_a_plan_says_what_nodes_keep_to_themselves(file: Path) -> None:
+    changes = ("algorithm.name=fedper", "model.name=mlp", 'deploy.address={server = "s"}')
+    result = small(file, *changes, "--out", file.parent / "out")
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    assert "least = 5: a device tells no sums of fewer than 5 examples of a part" in said
+    assert "share_rows = false: edges and devices keep their models to themselves" in said
+    for name in ("server", "device0"):
+        folder = file.parent / "out" / (name if name == "server" else "device0-1")
+        assert "share_rows = false" in (folder / "node.toml").read_text(encoding="utf-8")
+        assert load(folder / "experiment.toml").least == 5
+
+
+def test_a_tree_in_which_nobody_may_tell_is_refused(file: Path) -> None:
+    result = small(file, "least=400", "--out", file.parent / "out")
+    assert result.code == 2
+    assert "no device has least = 400 validation examples" in result.err
+    assert "change data.split, or least." in " ".join(result.err.split())

@@ -289,6 +289,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "HierFAVG": {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
+        "least": {"device_sample": 0.5, "@least": 5},
         "late-train": {"device_sample": 0.5, "@idle": "train", "@radio": DROPS},
     },
     "PFedMe": {
