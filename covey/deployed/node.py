@@ -42,6 +42,7 @@ from covey.deployed.transport import (
 )
 from covey.errors import (
     CheckpointError,
+    ConfigError,
     CoveyError,
     DecodeError,
     DivergedError,
@@ -176,7 +177,7 @@ class Node(Station):
         self._missed = MissedAsks()
         """What children did not answer; their disks may have ended it."""
         self._unfollowed: set[AskKey] = set()
-        """Orders that have failed here: training first would let them hold other rows later."""
+        """Orders of the server that were not followed: training first, they would hold others."""
         self.missing: list[Missing] = []
         """Who was missing here and below in the play that is under way."""
         self.unreached: list[list[Any]] = []
@@ -441,8 +442,6 @@ class Node(Station):
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
             if key.lane == "order":
-                if key.program in _ONCE:
-                    self._unfollowed.add(key)
                 return parcel.pack({"error": failure})
             return seal({"error": failure}, [])
 
@@ -595,17 +594,19 @@ class Node(Station):
         return out
 
     def _check_epoch(self, epoch: Epoch, key: AskKey) -> None:
-        """Refuse what the server has not signed, and an ask of another time than it says."""
+        """Refuse what the server has not signed, and an ask of a later round than it says."""
         told = f"{self.place} is told that round {epoch.before + 1} comes next"
         if self.identity is not None and (epoch != self.epoch or not epoch.signature):
             try:
                 signed = (epoch.certificate.encode(), bytes.fromhex(epoch.signature))
                 verify = partial(self.identity.verify, *signed, epoch.signed_text, ended=True)
                 read_again(partial(verify, self.place.tiers[0]))
-            except (CoveyError, ValueError) as error:
+            except ConfigError:  # of this node's own files
+                raise
+            except (TransportError, ValueError) as error:
                 reason = f"which the server has not signed: {error}".rstrip(".")
                 raise TransportError(f"{told}, {reason}; a parent lied.") from None
-        if (key.run, key.attempt) != (epoch.run, epoch.attempt) or key.round > epoch.before:
+        if key.round > epoch.before:
             raise TransportError(f"{told}, and asked for {key}; a parent lied.")
 
     def _jumps(self, epoch: Epoch) -> bool:
@@ -639,6 +640,8 @@ class Node(Station):
             raise TransportError(f"{self.place} has the disk of another run; {fix}.")
         jumps = self._jumps(epoch)
         self.epoch = epoch
+        if key.lane == "order" and key.program in _ONCE:  # until it is followed; a lie never is
+            self._unfollowed.add(key)
         pending = self.database.pending
         if pending is None:
             return

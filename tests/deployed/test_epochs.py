@@ -135,10 +135,14 @@ def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Pa
         assert "device 3 is told that round" in text
         assert "which the server has not signed" in text
         assert "a parent lied" in text
-    asks: list[dict[str, Any]] = [{"round": FAR}, {"attempt": 1}, {"run": "another"}]
-    requests = [lie(request, true, **changes) for changes in asks]
-    requests.append(order("release", true, {"label": "best"}, FAR))
-    for forged in requests:
+    for changes in ({"attempt": 1}, {"run": "another"}):
+        forged = lie(request, true, **changes)
+        assert "a key that is not of the epoch beside it" in refusal(device, forged)
+    later = [
+        lie(request, true, round=FAR),
+        order("release", true, {"label": "chosen global"}, FAR),
+    ]
+    for forged in later:
         assert "and asked for" in refusal(device, forged)
     certified.restart("device", 3)
     drained(run)
@@ -154,7 +158,7 @@ def test_the_certificate_of_the_server_may_end_but_not_be_revoked(certified: Cer
     device = certified.nodes["device", 3]
     certified.authority.issue("server", holders="revoke")
     device.epoch = Epoch("", 0)
-    hold = order("release", server, {"label": "best"}, 0)
+    hold = order("release", server, {"label": "chosen global"}, 0)
     assert "is revoked; a parent lied" in refusal(device, hold)
     drained(run)  # the server signs with its new key
 
@@ -170,7 +174,7 @@ def test_a_lie_far_ahead_needs_certificates_or_the_operator(plain: LocalTree) ->
     assert f"--jump {FAR}" in refusal(device, lie(request, replace(true, before=FAR)))
     small = replace(true, before=500)
     assert header_of(device.answer(*lie(request, small)))["error"] is None
-    hold = order("release", small, {"label": "best"}, 500)
+    hold = order("release", small, {"label": "chosen global"}, 500)
     assert parcel.unpack(device.answer(*hold))[0]["error"] is None
     with pytest.raises(TransportError) as refused:
         next(run)
