@@ -621,8 +621,11 @@ class Node(Station):
         most = max(map(abs, steps))
         told = f"round {epoch.before + 1} comes next, after round {before + 1} did"
         if most > self.jump:
-            fix = f"or let {self.place} believe it with covey node ... --jump {most}, once"
-            raise TransportError(f"{self.place} is told that {told}: {_BEHIND}, {fix}.")
+            reason = f"{_BEHIND}, or"
+            if min(steps) >= 0:
+                reason = f"more than {_JUMP} rounds at once, and no certificate tells who says so;"
+            fix = f"let {self.place} believe it with covey node ... --jump {most}, once"
+            raise TransportError(f"{self.place} is told that {told}: {reason} {fix}.")
         LOG.warning("jumped: %s believes that %s", self.place, told)
         self.jump = 0
         FollowedOrders(self.database).forget()

@@ -607,6 +607,37 @@ def test_a_model_that_is_first_kept_in_a_later_round_is_scored_from_then_on(fold
     local.close()
 
 
+@dataclass(frozen=True)
+class Once(Algorithm):
+    """A model that devices below edges keep in the second round alone."""
+
+    sends: ClassVar[str] = "its model"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        return me.ask(self.edge, w).mean()
+
+    def edge(self, me: Nodes, w: Rows) -> Rows:
+        return me.ask(self.device, w).mean()
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        if me.round == 1:
+            me.keep("once", w + 1)
+        return w
+
+
+def test_a_node_that_is_made_again_knows_what_it_kept_in_an_earlier_round(folder: Path) -> None:
+    case = Case("Once", Once())
+    local = LocalTree(folder)
+    run = server_run(experiment(case, rounds=4, score_every=1), local)
+    for _ in run:
+        for tier, number in list(local.nodes):
+            if tier != "server":
+                local.restart(tier, number)
+    finish(run)
+    assert (folder / "device0" / "models" / "once.safetensors").exists()
+    local.close()
+
+
 Header = dict[str, Any]
 
 
