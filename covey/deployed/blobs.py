@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,7 @@ def _size(connection: Connection, table: str, row: int) -> int:
     return int(size)
 
 
+@dataclass(eq=False)
 class LogMover:
     """Moves what a file's log holds into the file, in a thread of its own.
 
@@ -167,11 +169,10 @@ class LogMover:
     is longer than the file is emptied while nobody may write: most of it was moved just before.
     """
 
-    def __init__(self, path: Path, alone: AbstractContextManager[Any]) -> None:
-        """Who writes to the file holds `alone`, but not when it calls `look`."""
-        self._path = path
-        self._alone = alone
-        self._thread: threading.Thread | None = None
+    _path: Path
+    _alone: AbstractContextManager[Any]
+    """Who writes to the file holds it, but not when it calls `look`."""
+    _thread: threading.Thread | None = None
 
     def look(self, connection: Connection) -> None:
         """Begin to move where much was written; wait for what is being moved only if it is long."""

@@ -39,6 +39,7 @@ are away, and takes no rows of those that keep them.
 """
 _KEY = {"run": is_name, "path": is_path, "parameters": is_name, "round": is_round}
 _EPOCH = {"run": is_name, "before": is_count, "rollbacks": [is_count]}
+_EPOCH |= dict.fromkeys(("certificate", "signature"), lambda value: isinstance(value, str))
 _FLAG = (None, False, True).__contains__
 _ASK = {"rows": is_count, "shapes": [[is_count]], "answers": _FLAG, "idle": _FLAG}
 _MODEL = {**dict.fromkeys(("model", "tier", "label"), is_name), "round": is_round}
