@@ -469,15 +469,17 @@ class Identity:
         counts which was valid once.
         """
         crypto = cryptography()
-        certificate = _certificate(pem, f"what {seat} shows")
-        described = _described(certificate)
         authority = _certificate(self.authority(), AUTHORITY)
         algorithm = crypto.curves.ECDSA(crypto.hashes.SHA256())
         try:
+            certificate = _certificate(pem, f"what {seat} shows")
             certificate.verify_directly_issued_by(authority)
             certificate.public_key().verify(signature, data, algorithm)
+        except ConfigError as error:
+            raise TransportError(str(error)) from None
         except (crypto.invalid, crypto.unsupported, ValueError, TypeError, AttributeError):
             raise TransportError(f"{seat} does not hold the key of its certificate.") from None
+        described = _described(certificate)
         refusal = described.refusal(self.revoked(), described.begins if ended else _now())
         if seat not in described.seats:
             refusal = f"its certificate is of {', '.join(described.seats)}"

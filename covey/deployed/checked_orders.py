@@ -1,8 +1,9 @@
 """Requests and orders of a parent, checked before they are obeyed: its certificate may be stolen.
 
 A node obeys what its own rehearsals have seen: the server's program on no rows, in round 0 and in
-the round in question. So its disk has at most one row for each name that the algorithm keeps and
-each label of a model, and one file for each model. An order on rows that it lacks changes nothing.
+the round in question. What its disk has of earlier rounds counts as well. So its disk has at most
+one row for each name that the algorithm keeps and each label of a model, and one file for each
+model. An order on rows that it lacks changes nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ are away, and takes no rows of those that keep them.
 """
 _KEY = {"run": is_name, "path": is_path, "parameters": is_name, "round": is_round}
 _EPOCH = {"run": is_name, "before": is_count, "rollbacks": [is_count]}
+_EPOCH |= dict.fromkeys(("certificate", "signature"), lambda value: isinstance(value, str))
 _FLAG = (None, False, True).__contains__
 _ASK = {"rows": is_count, "shapes": [[is_count]], "answers": _FLAG, "idle": _FLAG}
 _MODEL = {**dict.fromkeys(("model", "tier", "label"), is_name), "round": is_round}
@@ -131,7 +133,10 @@ def _owner(node: Node, key: AskKey, parameters: Any) -> Any:
         return None
     if key.lane != "score" or name not in node.makers:
         raise DecodeError(f"{shown(key.program)}, which nobody is asked for to {key.lane}.")
-    owner = node.makers[name](parameters)
+    try:
+        owner = node.makers[name](parameters)
+    except Exception as error:  # they may be anything
+        raise DecodeError(f"the parameters {shown(parameters)}: {error!r:.200}.") from None
     if isinstance(owner, Scorer):
         _check_scorer(node, owner, key.round)
     return owner
@@ -201,7 +206,7 @@ def _check_written(node: Node, round: int, models: list[Any], rows: Sequence[Nod
 def _check_label(node: Node, label: str, round: int) -> None:
     """Refuse a label under which no run holds rows: there are two for each model."""
     for rehearsal in (0, round, None):
-        names = sorted({GLOBAL, *(name for _, name in node.rehearsed.kept)})
+        names = sorted({GLOBAL, *(name for _, name in _known(node))})
         labels = [choice.label(name, final=final) for name in names for final in (False, True)]
         if label in (PRESENT, *labels):
             return
@@ -213,14 +218,19 @@ def _check_label(node: Node, label: str, round: int) -> None:
 
 def _kept(node: Node, column: ColumnKey, *rounds: int) -> Tensor:
     """An empty row of what nodes of a tier keep under a name; refuse one that none keeps."""
-    kept = node.rehearsed.kept
     for round in (0, *rounds):
-        if column not in kept:
+        if column not in _known(node):
             node.rehearse(None, round)
+    kept = _known(node)
     if column not in kept:
         names = ", ".join(f"{name!r} ({tier})" for tier, name in sorted(kept))
         raise DecodeError(f"{shown(column)}; this algorithm keeps {names or 'nothing'} alone.")
     return kept[column]
+
+
+def _known(node: Node) -> dict[ColumnKey, Tensor]:
+    """Empty rows of what rehearsals have kept, and of what the disk has of earlier rounds."""
+    return node.rehearsed.kept | node.kept()
 
 
 def _check_form(value: Any, form: Any, what: str) -> None:

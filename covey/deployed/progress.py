@@ -381,22 +381,15 @@ class Progress:
         return metrics.text()
 
 
+@dataclass(eq=False)
 class WatchedTransport:
     """A transport that tells a process's progress of its asks, and waits while it is paused."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        names: Mapping[Seat, str],
-        inner: Transport,
-        evicted: Callable[[], frozenset[Seat]] = frozenset,
-        turned_away: Callable[[], Mapping[Seat, str]] = dict,
-    ) -> None:
-        self._progress = progress
-        self._names = names
-        self._inner = inner
-        self._evicted = evicted
-        self._turned_away = turned_away
+    _progress: Progress
+    _names: Mapping[Seat, str]
+    _inner: Transport
+    _evicted: Callable[[], frozenset[Seat]] = frozenset
+    _turned_away: Callable[[], Mapping[Seat, str]] = dict
 
     def ask(
         self,

@@ -299,10 +299,10 @@ def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(name: str, fold
     assert sorted(told) == [(2, 1, "bad"), (2, 1, "late"), (2, 2, "bad")]
     assert told.index((2, 1, "late")) > 0  # a later answer has told
     again = drained(replay(experiment(case, **changes), missing))
+    assert differences(rows_of(again), rows_of(run)) == []
+    assert [one.models for one in run.history] == [one.models for one in again.history]
     rows = rows_of(run)
     local.close()
-    assert differences(rows_of(again), rows) == []
-    assert [one.models for one in run.history] == [one.models for one in again.history]
     plain = drained(covey.run(experiment(case, **changes)))
     assert differences(rows_of(plain), rows) != []
 
@@ -604,6 +604,37 @@ def test_a_model_that_is_first_kept_in_a_later_round_is_scored_from_then_on(fold
     simulated = drained(covey.run(experiment(case, score_every=1)))
     assert [list(record.models) for record in run.history][:2] == [["global"], ["global", "late"]]
     assert differences(everything(simulated), everything(run)) == []
+    local.close()
+
+
+@dataclass(frozen=True)
+class Once(Algorithm):
+    """A model that devices below edges keep in the second round alone."""
+
+    sends: ClassVar[str] = "its model"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        return me.ask(self.edge, w).mean()
+
+    def edge(self, me: Nodes, w: Rows) -> Rows:
+        return me.ask(self.device, w).mean()
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        if me.round == 1:
+            me.keep("once", w + 1)
+        return w
+
+
+def test_a_node_that_is_made_again_knows_what_it_kept_in_an_earlier_round(folder: Path) -> None:
+    case = Case("Once", Once())
+    local = LocalTree(folder)
+    run = server_run(experiment(case, rounds=4, score_every=1), local)
+    for _ in run:
+        for tier, number in list(local.nodes):
+            if tier != "server":
+                local.restart(tier, number)
+    finish(run)
+    assert (folder / "device0" / "models" / "once.safetensors").exists()
     local.close()
 
 

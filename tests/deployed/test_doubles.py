@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from covey.deployed.blobs import Connection
 from covey.deployed.disk import Disk, Durability
 from covey.deployed.local_tree import LocalTree
 from covey.deployed.node_rows import NodeRow
@@ -178,6 +179,24 @@ def test_the_log_of_a_small_disk_stays_small(tmp_path: Path, durability: Durabil
         longest = max(longest, Path(f"{path}-wal").stat().st_size)
     disk.close()
     assert longest < 2**23  # 16 to 40 MB without a bound
+
+
+def test_short_values_open_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python holds some bytes of every blob that a connection has opened, for as long as it is."""
+    opened: list[object] = []
+
+    def blobopen(self: Connection, *words: object, **options: object) -> object:
+        opened.append(words)
+        return sqlite3.Connection.blobopen(self, *words, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Connection, "blobopen", blobopen)
+    disk = Disk(tmp_path / "node.sqlite")
+    disk.end_ask(KEY, [row(1.0)], b"answer", {})
+    disk.commit()
+    assert disk.answer(KEY) == b"answer"
+    assert disk.row("personal", "present")[0] == 1.0
+    assert not opened
+    disk.close()
 
 
 def test_a_server_does_not_hold_the_records_of_all_rounds(tmp_path: Path) -> None:

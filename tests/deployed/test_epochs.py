@@ -23,7 +23,7 @@ from covey.deployed.local_tree import LocalTree
 from covey.deployed.node import Epoch, Node
 from covey.deployed.server_run import server_run
 from covey.deployed.transport import AskKey
-from covey.errors import CoveyError, TransportError
+from covey.errors import ConfigError, CoveyError, TransportError
 from covey.runtimes.envelope import header_of, open_sealed, seal
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
@@ -135,10 +135,15 @@ def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Pa
         assert "device 3 is told that round" in text
         assert "which the server has not signed" in text
         assert "a parent lied" in text
-    asks: list[dict[str, Any]] = [{"round": FAR}, {"attempt": 1}, {"run": "another"}]
-    requests = [lie(request, true, **changes) for changes in asks]
-    requests.append(order("release", true, {"label": "best"}, FAR))
-    for forged in requests:
+    others: list[dict[str, Any]] = [{"attempt": 1}, {"run": "another"}]
+    for changes in others:
+        forged = lie(request, true, **changes)
+        assert "a key that is not of the epoch beside it" in refusal(device, forged)
+    later = [
+        lie(request, true, round=FAR),
+        order("release", true, {"label": "chosen global"}, FAR),
+    ]
+    for forged in later:
         assert "and asked for" in refusal(device, forged)
     certified.restart("device", 3)
     drained(run)
@@ -154,9 +159,29 @@ def test_the_certificate_of_the_server_may_end_but_not_be_revoked(certified: Cer
     device = certified.nodes["device", 3]
     certified.authority.issue("server", holders="revoke")
     device.epoch = Epoch("", 0)
-    hold = order("release", server, {"label": "best"}, 0)
+    hold = order("release", server, {"label": "chosen global"}, 0)
     assert "is revoked; a parent lied" in refusal(device, hold)
     drained(run)  # the server signs with its new key
+
+
+def test_a_list_from_before_on_a_node_is_no_lie_of_its_parent(
+    certified: Certified, tmp_path: Path
+) -> None:
+    """The file lies on the node's own machine: who copied it there must mend it."""
+    run = server_run(experiment(PLAIN["FedAvg"]), certified)
+    next(run)
+    device = certified.nodes["device", 3]
+    assert device.identity is not None
+    device.identity = replace(device.identity, memory=tmp_path / "number")
+    old = (device.identity.folder / "revoked.pem").read_bytes()
+    certified.authority.issue("stolen")
+    certified.authority.revoke("stolen")
+    next(run)
+    (device.identity.folder / "revoked.pem").write_bytes(old)
+    with pytest.raises(ConfigError, match="is list 0, and list 1 was read before") as refused:
+        next(run)
+    assert "lied" not in str(refused.value)
+    assert "device 3" in str(refused.value)
 
 
 def test_a_lie_far_ahead_needs_certificates_or_the_operator(plain: LocalTree) -> None:
@@ -167,10 +192,13 @@ def test_a_lie_far_ahead_needs_certificates_or_the_operator(plain: LocalTree) ->
     device = plain.nodes["device", 3]
     request = trainings(asked)[-1]
     true = Epoch.from_dict(header_of(request[2])["epoch"])
-    assert f"--jump {FAR}" in refusal(device, lie(request, replace(true, before=FAR)))
+    text = refusal(device, lie(request, replace(true, before=FAR)))
+    assert f"--jump {FAR}" in text
+    assert "more than 1000 rounds at once, and no certificate tells who says so" in text
+    assert "behind" not in text
     small = replace(true, before=500)
     assert header_of(device.answer(*lie(request, small)))["error"] is None
-    hold = order("release", small, {"label": "best"}, 500)
+    hold = order("release", small, {"label": "chosen global"}, 500)
     assert parcel.unpack(device.answer(*hold))[0]["error"] is None
     with pytest.raises(TransportError) as refused:
         next(run)

@@ -301,7 +301,11 @@ ASKS: dict[str, tuple[Ask, str]] = {
         lambda b: asked(b, "Scorer.server", "score", parameters=SCORES),
         "device 0 is asked for Scorer.node alone",
     ),
-    "scores with junk": (scored(x=1), "unexpected keyword"),
+    "scores with junk": (scored(x=1), "refuses its parent: the parameters {"),
+    "scores of nothing": (
+        lambda b: asked(b, "Scorer.node", "score", rows=[], parameters={}),
+        "refuses its parent: the parameters {}",
+    ),
     "scores of another part": (scored(parts=["secret"]), "this experiment does not have"),
     "scores of another model": (scored(names=[["device", "junk"]]), "('device', 'junk')"),
     "scores in a billion bins": (scored(bins=10**9), "this experiment does not have"),
