@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import covey
 from covey.algorithms import FedAvg, FineTune
 from covey.data import Shards, own
-from covey.engine.precision import Compute
+from covey.engine.solvers.precision import Compute
 from covey.models import cnn, lenet, mlp, vgg
 
 DEVICES = 5
@@ -130,7 +130,7 @@ def _accuracy(
     run = covey.run(experiment)
     for record in run:
         last = record
-    figure = last.models[model].scores["test"].accuracy
+    figure: float | None = last.models[model].scores["test"].accuracy
     assert figure is not None
     return figure
 

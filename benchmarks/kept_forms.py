@@ -21,8 +21,8 @@ from torch import Tensor
 
 import covey
 from benchmarks.million import experiment
-from covey.kernel.segments import RowForm
-from covey.kernel.store import Store
+from covey.kernel.store.segments import RowForm
+from covey.kernel.store.store import Store
 
 FORMS: tuple[RowForm, ...] = get_args(RowForm)
 ROWS = 1000

@@ -30,8 +30,8 @@ import covey
 from covey import Experiment, Run, Tree, models
 from covey.algorithms import PerMFL
 from covey.data import Part, Shards
-from covey.runs import checkpoint
 from covey.runs.run import Runs
+from covey.runs.saved import checkpoint
 
 EDGES = 100
 POOL = 60_000

@@ -22,9 +22,9 @@ import torch
 import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PerMFL
-from covey.runtimes import launch
-from covey.runtimes.ranks import ALONE, join
-from covey.runtimes.sharded import Sharded
+from covey.runtimes.ranks import launch
+from covey.runtimes.ranks.ranks import ALONE, join
+from covey.runtimes.ranks.sharded import Sharded
 
 DEVICES = 20
 EXAMPLES = 100

@@ -17,13 +17,11 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
     from covey import algorithms, data, models
-    from covey.cli.load import load
-    from covey.engine.alternate import Mix, Move, alternate
     from covey.engine.descend import NO_DATA, Stepper, descend
-    from covey.engine.step_rule import StepRule
+    from covey.engine.solvers.alternate import Mix, Move, alternate
+    from covey.engine.solvers.step_rule import StepRule
     from covey.errors import CoveyError
-    from covey.kernel.algorithm import Algorithm
-    from covey.kernel.fields import (
+    from covey.fields import (
         Count,
         NonNegative,
         Positive,
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
         Whole,
         require,
     )
+    from covey.folder.load import load
+    from covey.kernel.algorithm import Algorithm
     from covey.kernel.nodes import Nodes
     from covey.kernel.replies import Masked, Replies, exact
     from covey.runs.experiment import Experiment
@@ -81,34 +81,34 @@ __all__ = [
 
 _HOMES = {
     "Algorithm": "covey.kernel.algorithm",
-    "Count": "covey.kernel.fields",
+    "Count": "covey.fields",
     "CoveyError": "covey.errors",
     "Experiment": "covey.runs.experiment",
     "Masked": "covey.kernel.replies",
-    "Mix": "covey.engine.alternate",
-    "Move": "covey.engine.alternate",
+    "Mix": "covey.engine.solvers.alternate",
+    "Move": "covey.engine.solvers.alternate",
     "NO_DATA": "covey.engine.descend",
     "Nodes": "covey.kernel.nodes",
-    "NonNegative": "covey.kernel.fields",
-    "Positive": "covey.kernel.fields",
-    "Range": "covey.kernel.fields",
+    "NonNegative": "covey.fields",
+    "Positive": "covey.fields",
+    "Range": "covey.fields",
     "Replies": "covey.kernel.replies",
     "Round": "covey.runs.run",
     "Rows": "covey.types",
     "Run": "covey.runs.run",
     "Runs": "covey.runs.run",
-    "Share": "covey.kernel.fields",
-    "StepRule": "covey.engine.step_rule",
+    "Share": "covey.fields",
+    "StepRule": "covey.engine.solvers.step_rule",
     "Stepper": "covey.engine.descend",
     "Tracker": "covey.runs.tracker",
     "Tree": "covey.tree",
-    "Whole": "covey.kernel.fields",
-    "alternate": "covey.engine.alternate",
+    "Whole": "covey.fields",
+    "alternate": "covey.engine.solvers.alternate",
     "descend": "covey.engine.descend",
     "exact": "covey.kernel.replies",
     "history": "covey.runs.run",
-    "load": "covey.cli.load",
-    "require": "covey.kernel.fields",
+    "load": "covey.folder.load",
+    "require": "covey.fields",
     "run": "covey.runs.run",
 }
 """The module of every export that is not a module itself. `runs` is a property of the package."""

@@ -248,7 +248,11 @@ def choose(
     number = np.arange(len(position)) - first[position]
     number = number.astype(np.uint64)
     size = sizes.numpy().astype(np.uint64)
-    keys = _finalise(groups.numpy().astype(np.uint64) + _unsigned(address))
+    if isinstance(address, Tensor):
+        lanes: Any = address.numpy().astype(np.uint64)
+    else:
+        lanes = np.uint64(address & _MASK)
+    keys = _finalise(groups.numpy().astype(np.uint64) + lanes)
     if native.loaded():
         native.choose(position, keys, size, _SHUFFLE_ROUNDS, number)
     else:
@@ -257,12 +261,6 @@ def choose(
     position = position[order]
     number = number[order].astype(np.int64)
     return torch.from_numpy(position), torch.from_numpy(number)
-
-
-def _unsigned(address: Address) -> Any:
-    if isinstance(address, Tensor):
-        return address.numpy().astype(np.uint64)
-    return np.uint64(address & _MASK)
 
 
 def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:

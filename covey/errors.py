@@ -15,9 +15,11 @@ CoveyError
     └── EvictedError     this node is evicted, until an operator admits it again
 """
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class CoveyError(Exception):
@@ -81,6 +83,33 @@ def install(extra: str) -> str:
     return f"in the clone of covey: pip install '.[{extra}]'"
 
 
+def needed(module: str, *, extra: str, to: str) -> Any:
+    """A module of a library that covey may lack, or a DataError that says what to install.
+
+    >>> needed("json", extra="hub", to="read this").dumps([1])
+    '[1]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        text = f"To {to}, {library} is needed ({error})"
+        raise DataError(f"{text}; {install(extra)}.") from error
+
+
+@contextmanager
+def reading(name: object, remedy: str = "download it again") -> Iterator[None]:
+    """What goes wrong while a file is read, as a DataError that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise DataError(
+            f"{name} cannot be read ({type(error).__name__}: {error}); if it is damaged, {remedy}."
+        ) from error
+
+
 def closest(given: Any, choices: Iterable[str]) -> str | None:
     """The choice that is most like what was given, whatever its case; None where none is.
 
@@ -123,3 +152,14 @@ def shown(value: Any) -> str:
     if len(text) > 100:
         return f"{text[:100]}..."
     return text
+
+
+def is_number(value: object, *, whole: bool = False) -> TypeGuard[int | float]:
+    """Whether this is a number, and not a bool, which Python takes for one.
+
+    >>> is_number(1.5), is_number(1.5, whole=True), is_number(True)
+    (True, False, False)
+    """
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int if whole else int | float)

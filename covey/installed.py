@@ -66,10 +66,7 @@ def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...
         others = out.get(point.name, ())
         new = Declared(kind, point)
         earlier = [(other.point.value, other.package) for other in others]
-        if (
-            point.value,
-            new.package,
-        ) not in earlier:  # a folder may be in the path twice
+        if (point.value, new.package) not in earlier:  # a folder may be in the path twice
             out[point.name] = (*others, new)
     return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from functools import cache
 from pathlib import Path
 
 import numpy
@@ -15,17 +14,10 @@ FAULTS = (Exception, SystemExit)
 """What may come out of a user's code: `sys.exit()` there is a mistake, not an end."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    """The folders of Python, torch, numpy and covey."""
-    paths = sysconfig.get_paths()
-    files = [os.__file__, torch.__file__, numpy.__file__, __file__]
-    folders = [paths["stdlib"], paths["platstdlib"]]
-    folders += [os.path.dirname(file) for file in files]
-    real = [os.path.realpath(folder) for folder in folders]
-    return tuple(dict.fromkeys(real))
+_FOLDERS = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+_FOLDERS += map(os.path.dirname, [os.__file__, torch.__file__, numpy.__file__, __file__])
+_LIBRARIES = set(map(os.path.realpath, _FOLDERS))
+"""The folders of Python, torch, numpy and covey."""
 
 
 def below(path: str, folder: str) -> bool:
@@ -49,7 +41,7 @@ def own_file(file: str | None) -> bool:
     parts = {*Path(os.path.abspath(file)).parts, *Path(real).parts}
     if _INSTALLED & parts:
         return False
-    return not any(below(real, folder) for folder in _libraries())
+    return not any(below(real, folder) for folder in _LIBRARIES)
 
 
 def told(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -144,8 +144,12 @@ class Tree(Topology):
     copies: int = 1
 
     def __post_init__(self) -> None:
-        children = tuple(tuple(counts) for counts in self.children)
-        tiers = tuple(self.tiers) or _names(len(children) + 1)
+        children = tuple(map(tuple, self.children))
+        tiers = tuple(self.tiers)
+        if not tiers:  # server, device; server, edge, device; server, edge1, edge2, device; ...
+            edges = len(children) - 1
+            middle = ["edge"] if edges == 1 else [f"edge{i + 1}" for i in range(edges)]
+            tiers = ("server", *middle, "device")
         object.__setattr__(self, "children", children)
         object.__setattr__(self, "tiers", tiers)
         self._check()
@@ -178,8 +182,7 @@ class Tree(Topology):
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
-        below = [sum(counts) for counts in self.children]
-        return (self.copies, *below)
+        return (self.copies, *map(sum, self.children))
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children each of these nodes has, [n]."""
@@ -258,10 +261,17 @@ class Tree(Topology):
         if len(self.tiers) != depth or len(set(self.tiers)) != depth:
             rule = f"give {depth} different names, the server's first"
             raise TreeError(f"tiers = {self.tiers}: {rule}.")
-        for counts in self.children:
-            _check_whole(counts)
+        for count in chain(*self.children):
+            if not isinstance(count, int) or isinstance(count, bool):
+                raise TreeError(f"{count!r} children: counts must be whole numbers.")
         for tier, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
-            _check_counts(tier, counts, size)
+            if len(counts) != size:
+                have = f"{len(counts)} counts of children"
+                raise TreeError(f"there are {size} nodes of tier {tier} but {have}.")
+            smallest = min(counts)
+            if smallest < 1:
+                node = f"{tier} {counts.index(smallest)}"
+                raise TreeError(f"{node} has {smallest} children; every one needs 1 or more.")
 
     def __repr__(self) -> str:
         parts = []
@@ -304,29 +314,3 @@ def _is_sample(sample: object) -> bool:
     if isinstance(sample, float):
         return 0 < sample <= 1
     return isinstance(sample, int) and not isinstance(sample, bool) and sample > 0
-
-
-def _check_whole(counts: tuple[int, ...]) -> None:
-    """Raise unless all counts are whole numbers."""
-    for count in counts:
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise TreeError(f"{count!r} children: counts must be whole numbers.")
-
-
-def _check_counts(tier: str, counts: tuple[int, ...], size: int) -> None:
-    """Raise unless each of the `size` nodes of a tier has 1 child or more."""
-    if len(counts) != size:
-        have = f"{len(counts)} counts of children"
-        raise TreeError(f"there are {size} nodes of tier {tier} but {have}.")
-    smallest = min(counts)
-    if smallest < 1:
-        node = f"{tier} {counts.index(smallest)}"
-        raise TreeError(f"{node} has {smallest} children; every one needs 1 or more.")
-
-
-def _names(depth: int) -> tuple[str, ...]:
-    """server, device; server, edge, device; server, edge1, edge2, device; ..."""
-    if depth == 3:
-        return ("server", "edge", "device")
-    edges = [f"edge{i + 1}" for i in range(depth - 2)]
-    return ("server", *edges, "device")

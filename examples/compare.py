@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, Rectangle
 
 import covey
-from covey.cli.config import DEMO, Config, load
-from covey.report.compare import STYLES, Line, models, plot
-from covey.report.plot import COLOURS
+from covey.files.config import DEMO, Config, load
+from covey.report.pictures.compare import STYLES, Line, models, plot
+from covey.report.pictures.plot import COLOURS
 from covey.runs.selection import select
 
 SEEDS = range(5)
@@ -54,7 +55,7 @@ def methods() -> dict[str, Config]:
     """
     demo = load(Path(str(DEMO)))
     beside = demo.yardsticks()
-    fedavg = beside["local"].model_copy(update={"algorithm": FEDAVG})
+    fedavg = replace(beside["local"], algorithm=FEDAVG)
     return {
         "sFedHP": demo,
         "FineTune": beside["finetune"],

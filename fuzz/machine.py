@@ -24,21 +24,21 @@ import torch
 import covey
 from covey import Algorithm, Nodes, Rows, Tree
 from covey.codecs import CODECS
-from covey.deployed.assemble import node_of, told
-from covey.deployed.disk import Disk
-from covey.deployed.missed import Missing
-from covey.deployed.node import Epoch, Node
-from covey.deployed.node_rows import dtype_of
-from covey.deployed.process import parts_of
-from covey.deployed.replay import by_ask
-from covey.deployed.transport import Answer, AskKey, AskLane, Blob, Check, Patience
-from covey.deployed.tree_runtime import TreeRuntime
-from covey.kernel.store import PRESENT
+from covey.deployed.node.assemble import node_of, told
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.missed import Missing
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node_rows import dtype_of
+from covey.deployed.node.process import parts_of
+from covey.deployed.node.replay import by_ask
+from covey.deployed.node.tree_runtime import TreeRuntime
+from covey.deployed.transport.transport import Answer, AskKey, AskLane, Blob, Check, Patience
+from covey.kernel.store.store import PRESENT
 from covey.links.link import Ledger, Link
 from covey.links.packed import Packed, Schema
 from covey.links.spec import LinkSpec
-from covey.runtimes.envelope import Pieces, header_of, open_sealed, seal
-from covey.runtimes.facts import Facts
+from covey.runtimes.alone.envelope import Pieces, header_of, open_sealed, seal
+from covey.runtimes.facts import SubtreeFacts
 
 DEVICES = 3
 DENSE = CODECS["dense"]
@@ -466,7 +466,7 @@ def _adds_up(yard: Yard, data: bytes) -> None:
     header, messages = open_sealed(data)
     if header["error"] is not None:
         return
-    facts = Facts(yard.parts.tree)
+    facts = SubtreeFacts(yard.parts.tree)
     facts.merge(header["facts"])
     facts.played(None, None, {}, {})
     json.dumps(facts.as_dict(), ensure_ascii=False).encode()

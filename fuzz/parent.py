@@ -28,18 +28,19 @@ import torch
 import covey
 from covey import Tree
 from covey.codecs import CODECS
-from covey.deployed import node_rows, parcel
-from covey.deployed.assemble import node_of, told
-from covey.deployed.disk import Disk
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node import Epoch, Node
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.process import parts_of
-from covey.deployed.server_run import finish, server_run
-from covey.deployed.transport import AskKey
+from covey.deployed.node import node_rows
+from covey.deployed.node.assemble import node_of, told
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.process import parts_of
+from covey.deployed.node.server_run import finish, server_run
+from covey.deployed.transport import parcel
+from covey.deployed.transport.transport import AskKey
 from covey.errors import TransportError
 from covey.links.packed import Packed, Schema
-from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.alone.envelope import open_sealed, seal
 from fuzz.machine import FALSE, changed
 
 NAMES = [

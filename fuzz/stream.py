@@ -11,16 +11,27 @@ import sys
 import time
 from collections import Counter
 
-from covey.deployed.admit import Doorkeeper, Refusal
-from covey.deployed.frames import Assembler, Message, cut
-from covey.deployed.owed import Owed
-from covey.deployed.transport import AskKey
-from covey.deployed.wire import Hello, Key, Part, Reply, Request, Taken, Welcome
+from covey.deployed.transport.admit import Doorkeeper, Refusal
+from covey.deployed.transport.frames import Assembler, Message, cut
+from covey.deployed.transport.owed import Owed
+from covey.deployed.transport.transport import AskKey
+from covey.deployed.transport.wire import (
+    Hello,
+    Reply,
+    Request,
+    SeatShare,
+    Taken,
+    Welcome,
+    key_asked,
+    key_sent,
+    sizes_of,
+)
 from covey.errors import DecodeError
 
 LIMIT = 5_000
 SEPARATOR = b"\xff\x00\xff"
-KEY = Key.of(AskKey("run", 3, "train", 7, "algorithm.device", "ab", 1))
+KEY = key_sent(AskKey("run", 3, "train", 7, "algorithm.device", "ab", 1))
+SEATS = [Taken(name="device0", last_key="key"), Taken(name="d1")]
 
 
 def check(frames: list[bytes]) -> str:
@@ -42,7 +53,7 @@ def check(frames: list[bytes]) -> str:
 
 def _check_message(message: Message) -> None:
     """A message that was taken has the sizes that it states, and can be sent again."""
-    assert message.head.sizes() == [len(blob) for blob in message.blobs]
+    assert sizes_of(message.head) == [len(blob) for blob in message.blobs]
     again = Assembler(limit=LIMIT)
     arrived = [again.take(frame) for frame in cut(1, message)]
     assert arrived[-1] == message, "it does not arrive again as it is"
@@ -51,13 +62,16 @@ def _check_message(message: Message) -> None:
 def _messages() -> list[Message]:
     """Good messages of every kind."""
     out = [
-        Message(Hello(1, "print", b"i", b"n" * 16, (Taken("device0", "key"), Taken("d1")))),
-        Message(Welcome(1, "print", b"c", b"s")),
+        Message(
+            Hello(protocol=1, fingerprint="print", instance=b"i", nonce=b"n" * 16, seats=SEATS)
+        ),
+        Message(Welcome(protocol=1, fingerprint="print", certificate=b"c", signature=b"s")),
     ]
     for blob in (b"", b"a", bytes(range(40))):
-        parts = (Part(0, 0), Part(300, 2))
-        out.append(Message(Request(KEY, len(blob), parts), (blob, b"", b"ab")))
-        out.append(Message(Reply(KEY, 2**20, len(blob)), (blob,)))
+        parts = [SeatShare(), SeatShare(seat=300, size=2)]
+        request = Request(key=KEY, common=len(blob), parts=parts)
+        out.append(Message(request, (blob, b"", b"ab")))
+        out.append(Message(Reply(key=KEY, seat=2**20, size=len(blob)), (blob,)))
     return out
 
 
@@ -119,8 +133,8 @@ def check_parent(frames: list[bytes], draw: random.Random) -> str:
                 if message is None:
                     assembler.discard()
             elif message is not None and message.kept and isinstance(head, Reply):
-                owed.settle(head.seat, head.key.asked())
-                taken[head.key.asked()] += 1
+                owed.settle(head.seat, key_asked(head.key))
+                taken[key_asked(head.key)] += 1
                 state = "answer"
         except (DecodeError, Refusal):
             return "refused"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from covey.cli import config
+from covey.files import config
 from tests import own_folder
 from tests.pictures import draw_each_kind_once
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from covey.engine.batches import Batch
-from covey.engine.objective import DataLoss, Objective
-from covey.engine.solver import solver
+from covey.engine.solvers.objective import DataLoss, Objective
+from covey.engine.solvers.solver import solver
 from covey.engine.task import Task
 
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import covey
-from covey.runs import checkpoint, rank_parts
+from covey.runs.saved import checkpoint, rank_parts
 from tests.laws.cases import CASES, experiment
 
 

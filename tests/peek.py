@@ -9,14 +9,14 @@ from torch import Tensor
 
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies, Total
-from covey.kernel.store import Store
+from covey.kernel.store.store import Store
 from covey.runs.experiment import Experiment
 from covey.runs.run import Runs
 from covey.runs.seed import Seed
+from covey.runtimes.alone.loopback import Loopback, Station
 from covey.runtimes.base import BaseRuntime, Play
-from covey.runtimes.cuda_graphs import Graphs
-from covey.runtimes.loopback import Loopback, Station
-from covey.runtimes.round_graphs import Rounds
+from covey.runtimes.cuda.cuda_graphs import Graphs
+from covey.runtimes.cuda.round_graphs import Rounds
 from covey.runtimes.simulator import Simulator
 
 Column = tuple[str, str, Tensor, Tensor, Tensor]

@@ -2,8 +2,10 @@
 not can converge.
 """
 
+import importlib
 import math
 import os
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,7 +20,18 @@ from torch import nn
 
 import covey
 from covey import Algorithm, Experiment, Nodes, Rows, Run, Tree, descend
-from covey.advice import Advice, Curvature, Findings, Probe, advise, improve, levers, smoothness
+from covey.advice import (
+    Advice,
+    Curvature,
+    Findings,
+    Probe,
+    advise,
+    improve,
+    levers,
+    smoothness,
+    theory,
+)
+from covey.advice.theory import stated_by
 from covey.algorithms import (
     AL2GD,
     ALGORITHMS,
@@ -27,8 +40,11 @@ from covey.algorithms import (
     Clustered,
     DemLearn,
     Ditto,
+    FedAdam,
+    FedAlt,
     FedAMP,
     FedAvg,
+    FedAvgM,
     FedMac,
     FedPer,
     FedProx,
@@ -53,6 +69,7 @@ from covey.runs.experiment import describe
 from tests import peek
 from tests.laws.cases import with_fields
 
+PAPERS = sorted(info.name for info in pkgutil.iter_modules(theory.__path__))
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 
 
@@ -641,6 +658,12 @@ def test_an_unknown_algorithm_gets_a_note() -> None:
     assert "Own" in note.text
 
 
+def states(algorithm: type[Algorithm]) -> bool:
+    """Whether something is stated for it, in its file or in that of its paper."""
+    own = {"advice", "step_sizes"} & {*vars(algorithm)}
+    return bool(own) or algorithm.__module__.rpartition(".")[2] in PAPERS
+
+
 def linear(
     sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dtype = torch.float64
 ) -> tuple[Experiment, float]:
@@ -716,13 +739,47 @@ def test_smoothness_does_not_see_relus_switch() -> None:
 )
 def test_defaults_are_known_and_safe_for_ordinary_losses(algorithm: type[Algorithm]) -> None:
     unknown = "unknown algorithm" in {advice.about for advice in advise(algorithm())}
-    assert unknown != ("advice" in vars(algorithm))
+    assert unknown != states(algorithm)
     assert levels(advise(algorithm(), smoothness=2.0)) == {"note"}
 
 
 def test_the_files_state_their_conditions() -> None:
     """All there were when the statements moved into the files; a new file may leave them out."""
-    assert sum("advice" in vars(algorithm) for algorithm in ALGORITHMS.values()) >= 28
+    assert sum(states(algorithm) for algorithm in ALGORITHMS.values()) >= 28
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_speaks_for_the_algorithm_of_its_name_alone(name: str) -> None:
+    kind = ALGORITHMS[name]
+    paper = importlib.import_module(f"covey.advice.theory.{name}")
+    assert not {"advice", "levers", "step_sizes"} & {*vars(kind)}
+    own = type("Own", (kind,), {})
+    for hook in ("advice", "levers"):
+        assert stated_by(object.__new__(kind), hook) is getattr(paper, hook)
+        assert stated_by(object.__new__(own), hook) is getattr(Algorithm, hook)
+
+
+def test_step_sizes_say_what_is_a_step_on_the_data() -> None:
+    class Own(FedAvg):
+        step_sizes = ("lr",)
+
+    class Heir(Own):
+        pass
+
+    assert advise(Own(lr=1.0), smoothness=3.0) == advise(FedAvg(lr=1.0), smoothness=3.0)
+    assert about(advise(Heir(lr=1.0)), "unknown algorithm").level == "note"
+
+
+def test_a_step_of_the_server_is_no_step_on_the_data() -> None:
+    for algorithm in (Scaffold(), FedAdam(), FedAvgM()):
+        assert [step.field for step in levers.steps(algorithm)] == ["lr"]
+
+
+def test_a_part_of_the_columns_may_curve_less_than_the_whole() -> None:
+    """An exact L is that of all columns, also where head and base learn in turn."""
+    for algorithm in (FedRep(lr=1.0, head_lr=1.0), FedAlt(lr=1.0, personal_lr=1.0)):
+        said = [item.text for item in advise(algorithm, smoothness=3.0, exact=True)]
+        assert all("(if the estimate is right)" in text for text in said)
 
 
 def test_a_personal_model_that_lasts_diverges_by_one_step_a_round() -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from covey import NO_DATA, Stepper, native
-from covey.engine import native_call
-from covey.engine.alternate import Mix, Move, alternate, refusal
 from covey.engine.batches import Batch
-from covey.engine.objective import Objective
+from covey.engine.solvers import native_call
+from covey.engine.solvers.alternate import Mix, Move, alternate, refusal
+from covey.engine.solvers.objective import Objective
 from covey.engine.task import Task
 from covey.errors import ProgramError
 from tests.covering import pairs
@@ -40,7 +40,7 @@ class Loss(Given):
     """The loss of a task on the batch of each step, or of each turn; torch takes single steps."""
 
     def __init__(self, task: Task, stream: int, *, by_turn: bool = False) -> None:
-        drawn = task.draw(stream, IDS, SIZE, range(100))
+        drawn = task.examples.draw(stream, IDS, SIZE, range(100))
         super().__init__(task, drawn.__getitem__)
         self.by_turn = by_turn
         self._step = 0
@@ -130,7 +130,7 @@ def test_the_kernel_makes_the_moves_of_torch(
 def test_moves_are_the_loops_they_stand_for() -> None:
     """Per-FedAvg's, APFL's and FedMac's loops, written out."""
     task = Task(chain(WIDTH, 9, 3), shards(3, labels=True), dtype=torch.float64)
-    loss = [task.draw(stream, IDS, SIZE, range(100)) for stream in range(3)]
+    loss = [task.examples.draw(stream, IDS, SIZE, range(100)) for stream in range(3)]
     start = registers(task)
 
     x, y = start["x"], start["y"]
@@ -222,9 +222,9 @@ def test_the_gradient_at_given_rows(
     monkeypatch.setattr(native, "_library", native._load(kernel))
     task = make(chain(WIDTH, 21, 3), dtype=dtype, l2=0.3)
     x = rows(task, 1)
-    [batch] = task.draw(7, IDS, SIZE)
+    [batch] = task.examples.draw(7, IDS, SIZE)
     if short:
-        batch = task.cyclic(IDS, 6, torch.full((DEVICES,), 1))
+        batch = task.examples.cyclic(IDS, 6, torch.full((DEVICES,), 1))
     assert native_call.gradient_refusal(task, x, batch) is None
     bound = DTYPES[dtype]
     want = task.gradient(x, batch)

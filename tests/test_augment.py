@@ -13,11 +13,18 @@ from torch import Tensor, nn
 
 import covey
 from covey.algorithms import FedAvg
-from covey.cli import modules
-from covey.cli.config import load
-from covey.engine.augment import Crop, Flip, Noise, Own, RandomNumbers, augmented
+from covey.engine.augment import (
+    Crop,
+    Flip,
+    GaussianNoise,
+    OwnAugmentation,
+    RandomNumbers,
+    augmented,
+)
 from covey.engine.batches import Draw
 from covey.errors import ConfigError
+from covey.files import modules
+from covey.files.config import load
 from tests.laws.networks import CLASSES, FLAT, examples
 
 IDS = torch.arange(3)
@@ -47,7 +54,7 @@ def test_a_flip_turns_half_of_the_images() -> None:
 
 def test_noise_is_normal() -> None:
     zeros = torch.zeros(3, 2000, 7)
-    out = augmented([Noise(sd=0.5)], zeros, Draw(4, IDS))
+    out = augmented([GaussianNoise(sd=0.5)], zeros, Draw(4, IDS))
     assert abs(out.mean()) < 5 * 0.5 / out.numel() ** 0.5
     assert abs(out.std() - 0.5) < 0.01
     inside = (out.abs() < 0.5).double().mean()
@@ -55,7 +62,13 @@ def test_noise_is_normal() -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [Crop(2), Flip(), Noise(), Own(lambda x, u: torch.sin(x) * u(1).view(-1, 1, 1, 1))]
+    "step",
+    [
+        Crop(2),
+        Flip(),
+        GaussianNoise(),
+        OwnAugmentation(lambda x, u: torch.sin(x) * u(1).view(-1, 1, 1, 1)),
+    ],
 )
 def test_rows_together_are_rows_apart_and_draws_differ(step: Any) -> None:
     draw = Draw(4, IDS)
@@ -145,13 +158,13 @@ def test_the_engine_says_why_it_is_not_native() -> None:
 
 
 def test_the_fingerprint_has_the_augmentation_and_its_code() -> None:
-    assert "augment" not in experiment().fingerprint()
+    assert experiment().fingerprint()["augment"] == "[]"
     facts = [
         experiment(augment).fingerprint()["augment"]
         for augment in ("flip", {"name": "crop"}, {"name": "crop", "pad": 2}, blank, nothing)
     ]
     assert len(set(facts)) == 5
-    assert facts[1] == "Crop(pad=4)"
+    assert facts[1] == "[Crop(pad=4)]"
 
 
 def draws_itself(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
@@ -168,16 +181,16 @@ def cuts(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
         (
             "flipp",
             {},
-            r"'flipp' \(did you mean 'flip'\?\): choose from crop, flip, noise, or give a function",
+            r"'flipp' \(did you mean 'flip'\?\): choose one of crop, flip, noise",
         ),
-        (3, {}, "3: choose from"),
+        (3, {}, "augment = 3 must be text or a table"),
         (
             {"name": "crop", "pads": 2},
             {},
-            r"crop has no option 'pads' \(did you mean 'pad'\?\); it has pad",
+            r"unknown key augment.pads \(did you mean augment.pad\?\); known are pad",
         ),
         ({"name": "crop", "pad": 9}, {}, "pad = 9; give a whole number from 1 to 6"),
-        ({"name": "noise", "sd": -1.0}, {}, "sd = -1.0; give a number above 0"),
+        ({"name": "noise", "sd": -1.0}, {}, "sd = -1.0 must be above 0"),
         (
             "flip",
             {"data": examples((6,)), "model": nn.Linear(6, CLASSES)},
@@ -228,12 +241,12 @@ def test_a_file_names_augmentations_and_functions(
     )
     config = load(file)
     own, noise = config.experiment(0).augmentations()
-    assert isinstance(own, Own)
+    assert isinstance(own, OwnAugmentation)
     assert own.name == "darker"
     assert own.options == {"by": 3.0}
-    assert noise == Noise(sd=0.2)
-    assert load(file, ["augment=noise"]).experiment(0).augmentations() == (Noise(),)
-    with pytest.raises(ConfigError, match=r"'nois'.*choose from crop"):
+    assert noise == GaussianNoise(sd=0.2)
+    assert load(file, ["augment=noise"]).experiment(0).augmentations() == (GaussianNoise(),)
+    with pytest.raises(ConfigError, match=r"'nois'.*choose one of crop"):
         load(file, ["augment=nois"])
     with pytest.raises(ConfigError, match="darkening has no lighter; it has darker"):
         load(file, ["augment=darkening:lighter"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.kernel.bitmap_rows import Cell, capacities, kinds
-from covey.kernel.store import PRESENT, Store
+from covey.kernel.store.bitmap_rows import CellLayout, capacities, kinds
+from covey.kernel.store.store import PRESENT, Store
 from tests import peek
 from tests.test_kept_rows import bits, experiment, ran, same
 
@@ -44,7 +44,7 @@ def test_what_is_read_is_what_was_written(width: int, dtype: torch.dtype) -> Non
     for row, kind, count in zip(rows, numbers.tolist(), counts, strict=True):
         assert sizes[kind] >= count
         assert kind == len(sizes) - 1 or sizes[kind + 1] < count
-        cell = Cell(width, kind, dtype)
+        cell = CellLayout(width, kind, dtype)
         encoded = cell.encode(row[None])
         assert encoded.shape == (1, cell.bytes)
         assert same_bits(cell.decode(encoded), row[None])
@@ -54,7 +54,7 @@ def test_cells_of_rows_with_few_numbers_are_small() -> None:
     """784-10: a bit per number, and room for at most a third more numbers than a row has."""
     rows = sparse([785], 7850, torch.float32)
     (kind,) = kinds(rows).tolist()
-    cell = Cell(7850, kind, torch.float32)
+    cell = CellLayout(7850, kind, torch.float32)
     assert cell.bytes <= 7850 / 8 + 8 + 4 * 785 * 4 / 3 + 8
     assert cell.bytes < 0.17 * 7850 * 4
 

@@ -7,7 +7,7 @@ import torch
 
 import covey
 from covey.algorithms import FineTune, Local
-from covey.engine.calibration import calibration, read, sums
+from covey.engine.measures.calibration import calibration, read, sums
 from covey.errors import ConfigError
 
 

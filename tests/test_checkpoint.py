@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import covey
 from covey import draws
 from covey.errors import CheckpointError
-from covey.runs import checkpoint
-from covey.runs.checkpoint import FORMAT, Checkpoint
+from covey.runs.saved import checkpoint
+from covey.runs.saved.checkpoint import FORMAT, Checkpoint
 from tests.laws.cases import PLAIN, experiment
 
 TENSORS = {
@@ -198,13 +199,11 @@ def test_what_differs_is_named_with_both_values() -> None:
     ("fact", "value", "text"),
     [
         ("draws", "1", "with draws = 1, this is covey"),
-        ("draws", None, "with draws = 1, this is covey"),
         ("covey", "0.0.9", "by covey 0.0.9 with"),
-        ("covey", None, "by an earlier covey with"),
     ],
 )
 def test_a_checkpoint_of_other_draws_does_not_go_on(
-    tmp_path: Path, fact: str, value: str | None, text: str
+    tmp_path: Path, fact: str, value: str, text: str
 ) -> None:
     """The rounds to come would draw by another rule than those before."""
     run = covey.run(experiment(PLAIN["HierFAVG"]))
@@ -214,9 +213,7 @@ def test_a_checkpoint_of_other_draws_does_not_go_on(
     saved = checkpoint.read(path)
     facts = saved.facts["experiment"]
     assert (facts["draws"], facts["covey"]) == (str(draws.VERSION), covey.__version__)
-    del facts[fact]
-    if value is not None:
-        facts[fact] = value
+    facts[fact] = value
     checkpoint.write(path, saved)
     with pytest.raises(CheckpointError, match=f"{text}.*or start a new run"):
         covey.run(run.experiment, resume=path)
@@ -279,6 +276,25 @@ def test_equal_contents_are_equal_bytes(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "0")["a"], torch.arange(5))
     with safe_open(tmp_path / "0", framework="pt") as file:
         assert file.metadata() == metadata
+
+
+def test_the_last_bits_depend_on_the_files_of_folders_that_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the command, the report or a room is none of what may change bits."""
+    package = Path(checkpoint.__file__).parents[2]
+    assert all((package / name).is_dir() for name in checkpoint._NO_BITS)
+    copy = tmp_path / "covey"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    monkeypatch.setattr(checkpoint, "__file__", str(copy / "runs" / "saved" / "checkpoint.py"))
+    hashes = []
+    for name in (None, "folder/show.py", "deployed/plan/plan.py", "engine/descend.py"):
+        if name is not None:
+            (copy / name).write_text("changed")
+        checkpoint.versions.cache_clear()
+        hashes.append(checkpoint.versions()["covey"])
+    checkpoint.versions.cache_clear()
+    assert hashes[0] == hashes[1] == hashes[2] != hashes[3]
 
 
 def test_what_may_change_the_last_bits_is_named() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from covey.codecs import CODECS
 from covey.data import own_parts
-from covey.engine import smooth_l1
 from covey.engine.descend import descend
+from covey.engine.solvers import smooth_l1
 from covey.engine.task import Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm
@@ -19,6 +19,7 @@ from covey.kernel.nodes import Nodes
 from covey.links.spec import LinkSpec
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
+from covey.runtimes.spec import NodeSpec
 from covey.tree import Tree
 
 A = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)  # the curvature of a quadratic
@@ -294,7 +295,8 @@ def engine(l2: float, batches: Any) -> Nodes:
     dense = LinkSpec(CODECS["dense"])
     links = {("server-device", direction): dense for direction in ("down", "up")}
     start = task.space.initial(0)[None]
-    simulator = Simulator(Nobody(), Tree.flat(3), task, links, start, batches=batches)
+    spec = NodeSpec(Nobody(), Tree.flat(3), task, links, start, batches=batches)
+    simulator = Simulator(spec)
     return Nodes(simulator, "device", torch.arange(3), round=1, path=0)
 
 

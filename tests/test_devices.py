@@ -10,9 +10,9 @@ from torch import nn
 import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import PerMFL, PFedMe
-from covey.runs.devices import from_csv, table, to_csv
-from covey.runs.figures import NodeFigures
-from covey.runs.scoring import Errors
+from covey.engine.measures.metrics import EXAMPLES, Targets, of_numbers, usual
+from covey.runs.scores.devices import from_csv, table, to_csv
+from covey.runs.scores.figures import NodeFigures
 from tests.laws.cases import CASES, experiment
 
 
@@ -130,9 +130,20 @@ def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_
 
 def test_no_figures_of_another_machine_end_a_run() -> None:
     """Negative sums of squares have no root, and a report may hold any number."""
+    errors = of_numbers(1)[0].terms[0]
     for squared in (-1.0, -math.inf, math.inf, math.nan, 1e290):
-        assert Errors.of([1.0, squared, 1.0, 0.0, 0.0, 1.0, 0.0], 2.0, 1).mae == 0.5
+        sums = torch.tensor([[1.0, squared, 1.0, 0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
+        known = {errors: sums, EXAMPLES: torch.full_like(sums[:, :1], 2.0)}
+        assert [metric.figures(known) for metric in of_numbers(1)][1] == [0.5]
         figures = torch.tensor([[-1.0, squared, 4.0, 1.0, squared, squared]], dtype=torch.float64)
-        sums = {"test": NodeFigures(1, torch.tensor([0]), figures)}
-        (line,) = table({"m": (0, sums)}, {}, ["0"], [None], classifies=False)
+        by_part = {"test": NodeFigures(1, torch.tensor([0]), figures)}
+        (line,) = table({"m": (0, by_part)}, {}, ["0"], [None], of_numbers(1))
         assert line.rmse is None or not line.rmse < 0
+
+
+def test_what_a_device_did_not_tell_is_unknown() -> None:
+    for row in ([-1.0, 2.0, 4.0, 1.0], [-1.0, 2.0, 4.0, 1.0, math.nan, math.nan]):
+        told = NodeFigures(1, torch.tensor([0]), torch.tensor([row], dtype=torch.float64))
+        metrics = usual(Targets("numbers", 1))
+        (line,) = table({"m": (0, {"test": told})}, {}, ["0"], [None], metrics)
+        assert (line.loss, line.rmse, line.mae) == (0.5, None, None)

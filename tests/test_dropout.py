@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 import covey
 from covey import draws
 from covey.algorithms import FedAvg, PerFedAvg
-from covey.engine import dropout
 from covey.engine.batches import Batch, Draw
-from covey.engine.dropout import Site
-from covey.engine.intercept import Interception
-from covey.engine.passing import Pass
+from covey.engine.modules import dropout
+from covey.engine.modules.dropout import Site
+from covey.engine.modules.intercept import Interception
+from covey.engine.modules.passing import Pass
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.laws import differences, state
@@ -66,7 +66,7 @@ def task_of(model: nn.Module, shape: tuple[int, ...] = (6,), **options: Any) -> 
 
 
 def batch_of(task: Task, address: int = 3, size: int = 5) -> Batch:
-    [batch] = task.draw(address, IDS, size)
+    [batch] = task.examples.draw(address, IDS, size)
     return batch.drawing(Draw(77, IDS))
 
 

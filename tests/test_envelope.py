@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from covey.codecs.header import WIDEST
 from covey.errors import DecodeError
 from covey.links.packed import Packed, Schema
-from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.alone.envelope import open_sealed, seal
 
 ROWS = Schema("rows", 3, torch.float32)
 EXACT = Schema("exact", 1, torch.float64)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.forward import forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.passing import Pass
+from covey.engine.modules.forward import forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
 from covey.models import linear, mlp
 
 N, B = 4, 5

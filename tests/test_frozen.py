@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import covey
 from covey.algorithms import FedAvg
-from covey.engine.layout import freeze
+from covey.engine.modules.layout import freeze
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError, ModelError
 from covey.models import mlp
@@ -152,7 +152,7 @@ def test_all_rows_read_one_frozen_table() -> None:
     assert task.path == "batched"
     row = task.space.row(module)
     rows = torch.stack([row, 2 * row, -row])
-    batch = task.spread(torch.arange(3), 5)
+    batch = task.examples.spread(torch.arange(3), 5)
     gradient = task.gradient(rows, batch)
     for i in range(3):
         alone = task.space.fill(rows[i])
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_for_one_set_of_frozen_values(tmp_path: Path) -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ModelError, match=r"frozen pattern 'bdy' matches no parameter; they are 1"):
         experiment(mlp(6, 5, 2), frozen="bdy")
-    with pytest.raises(ConfigError, match=r"frozen = 3: give a pattern or a list"):
+    with pytest.raises(ConfigError, match=r"frozen = 3 must be text or a list"):
         experiment(mlp(6, 5, 2), frozen=3)
     with pytest.raises(ModelError, match="no trainable parameter"):
         covey.run(experiment(mlp(6, 5, 2), frozen="*"))

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 import covey
 from covey import draws
 from covey.algorithms import FedAvg
-from covey.cli.config import load
 from covey.data import Shards
-from covey.engine.generator import Seeded
-from covey.engine.layout import ParameterLayout
+from covey.engine.modules.generator import Seeded
+from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import Task
 from covey.errors import ModelError
+from covey.files.config import load
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(20, 3),
@@ -313,7 +313,7 @@ def test_a_module_is_made_without_the_compiler() -> None:
     """Torch's compiler takes a second to import, and 70 MB, in every process of a tree."""
     code = (
         "import sys, torch\n"
-        "from covey.engine.generator import Seeded\n"
+        "from covey.engine.modules.generator import Seeded\n"
         "with Seeded(3, 'a test'):\n"
         "    torch.nn.Linear(2, 2)\n"
         "print('torch._dynamo' in sys.modules)\n"

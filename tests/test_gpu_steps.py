@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import own_parts
-from covey.engine import gpu_steps, gram, in_place
-from covey.engine.objective import Objective
-from covey.engine.stack import LinearStack
+from covey.engine.solvers import gpu_steps, gram, in_place
+from covey.engine.solvers.objective import Objective
+from covey.engine.solvers.stack import LinearStack
 from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
 from tests.given import Given
@@ -41,7 +41,7 @@ def rows(it: Task, seed: int) -> Tensor:
 
 def batches(it: Task) -> list[Batch]:
     """One of equal weights, and one with short last batches."""
-    return [it.draw(7, IDS, 6)[0], it.cyclic(IDS, 6, torch.tensor([0, 6, 1]))]
+    return [it.examples.draw(7, IDS, 6)[0], it.examples.cyclic(IDS, 6, torch.tensor([0, 6, 1]))]
 
 
 def stack_of(it: Task) -> LinearStack:

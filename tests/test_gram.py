@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from covey import native
 from covey.data import own_parts
 from covey.engine.descend import descend
-from covey.engine.objective import Objective
-from covey.engine.solver import ON_DATA, solver
+from covey.engine.solvers.objective import Objective
+from covey.engine.solvers.solver import ON_DATA, solver
 from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
 from tests.given import Given
@@ -53,7 +53,7 @@ def test_factored_steps_are_plain_steps(
 ) -> None:
     it = task(model, l2=l2)
     start, anchor = rows(it, 1), rows(it, 2)
-    batch = it.draw(7, IDS, 6)[0]
+    batch = it.examples.draw(7, IDS, 6)[0]
     terms = Objective(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
     plain = descend(
         start,
@@ -69,7 +69,7 @@ def test_factored_steps_are_plain_steps(
 def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     it = task(mlp(30, 7, 3))
     start = rows(it, 1)
-    batch = it.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
+    batch = it.examples.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
     plain = descend(start, lambda x: it.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
     torch.testing.assert_close(
         factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))),
@@ -84,7 +84,7 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) -> None:
     it = task(mlp(30, 7, 3), dtype)
     start, anchor = rows(it, 1), rows(it, 2)
-    drawn = it.draw(7, IDS, size)[0]
+    drawn = it.examples.draw(7, IDS, size)[0]
     whole = factored(it, start, drawn, Objective(4, 0.1, prox=(2.0, anchor)))
     for some in ([0], [1, 2], [2], []):
         chosen = torch.tensor(some, dtype=torch.int64)
@@ -99,7 +99,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
 
 def refused(task: Task, terms: Objective, batch: int) -> str | None:
     """Why torch does not factor these steps."""
-    loss = Given(task, one=task.draw(7, IDS, batch)[0])
+    loss = Given(task, one=task.examples.draw(7, IDS, batch)[0])
     [factored] = [candidate for candidate in ON_DATA if candidate.name == "factored"]
     return factored.fits(loss, rows(task, 1), terms)
 
@@ -124,7 +124,7 @@ def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(
 def test_what_diverges_is_not_finite_and_does_not_raise() -> None:
     it = task(mlp(30, 7, 3), torch.float32)
     out = factored(
-        it, rows(it, 1), it.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2)))
+        it, rows(it, 1), it.examples.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2)))
     )
     assert not torch.isfinite(out).all()
 
@@ -145,7 +145,7 @@ def test_many_steps_in_float32_lose_no_more_than_one_rounding_a_step(
         return float(difference.abs().max(1).values.median())
 
     def at(task: Task, start: Tensor) -> tuple[Batch, Objective]:
-        return task.draw(7, IDS, 15)[0], Objective(steps, 0.2, prox=(lam, start))
+        return task.examples.draw(7, IDS, 15)[0], Objective(steps, 0.2, prox=(lam, start))
 
     batch, terms = at(short, start)
     plain = start

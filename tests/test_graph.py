@@ -16,9 +16,9 @@ import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg
 from covey.data import own
-from covey.engine.forward import Forward, forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.passing import Pass
+from covey.engine.modules.forward import Forward, forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
 
 N = 7
 B = 3

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from covey.cli.grid import sweep
-from covey.cli.grid.axes import split_axes
-from covey.cli.grid.cells import metric_of
-from covey.cli.grid.compare import in_words
-from covey.cli.grid.pool import Job
-from covey.cli.grid.result import Result, Row
-from covey.cli.grid.tables import methods
 from covey.errors import ConfigError
-from covey.report.summary import Figure, summarise
-from covey.runs.headline import Headline, asked_for, for_devices, headline, named, selected
+from covey.grid import sweep
+from covey.grid.axes import axis
+from covey.grid.grid import in_words
+from covey.grid.pool import Job
+from covey.grid.result import MethodRow, Result
+from covey.grid.tables import methods
+from covey.report.summary import OverSeeds, summarise
+from covey.runs.scores.headline import Headline, asked_for, for_devices, headline, named, selected
 from tests.test_metrics import NAMES, experiment, finished
 
 LOWER = ("loss", "rmse", "mae", "perplexity", "ece", "-margin")
@@ -95,7 +94,7 @@ def compared(kind: str, select: str) -> Result:
         run = finished(experiment(kind, metrics=metrics, select=select, rounds=rounds))
         histories[title] = [list(run.history)]
         figures = summarise(histories[title]).models
-        rows.append(Row(title, title, 1, 0, {}, seeds=1, model="global", models=figures))
+        rows.append(MethodRow(title, title, 1, 0, {}, seeds=1, model="global", models=figures))
     return Result(rows, [], {"unit": "gradients", "amount": 1.0}, False, histories)
 
 
@@ -113,13 +112,13 @@ def test_a_comparison_has_the_best_method_first(kind: str, select: str, head: st
         assert "%" not in table.text()
 
 
-def trials(metric: str, *scores: float) -> sweep.Result:
+def trials(metric: str, *scores: float) -> sweep.SweepResult:
     """A sweep over one key, the best trial first."""
     made = [
-        sweep.Trial(number, {"algorithm.lr": 0.1}, score, "personal", (3,), metric=metric)
+        sweep.SweepTrial(number, {"algorithm.lr": 0.1}, score, "personal", (3,), metric=metric)
         for number, score in enumerate(sorted(scores, reverse=True))
     ]
-    return sweep.Result(split_axes(["algorithm.lr=0.1,0.2"])[0], made)
+    return sweep.SweepResult([axis("algorithm.lr=0.1,0.2")], made)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +149,11 @@ def _scale(head: str) -> float:
     return 100.0 if head.endswith("%") else 1.0
 
 
-def test_a_trial_names_its_metric_unless_it_failed() -> None:
-    assert metric_of({"score": -0.5, "metric": "-loss"}) == "-loss"
-    assert metric_of({"error": "diverged"}) == ""
+def test_a_trial_that_failed_has_no_metric() -> None:
+    assert in_words(Job("trial-1", {}), {"error": "no", "diverged": True}) == "trial-1: diverged"
+    assert sweep.SweepTrial(1, {}, -float("inf")).value is None
 
 
 def test_equal_figures_are_written_alike() -> None:
-    assert Headline("accuracy", True).text(0.98765) == Figure(0.98765, None).percent()
-    assert Headline("f1", True).text(0.98765) == str(Figure(0.98765, None))
+    assert Headline("accuracy", True).text(0.98765) == OverSeeds(0.98765, None).percent()
+    assert Headline("f1", True).text(0.98765) == str(OverSeeds(0.98765, None))

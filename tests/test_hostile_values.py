@@ -20,7 +20,7 @@ from covey.algorithms import ALGORITHMS, FedAvg
 from covey.algorithms.nested import Level, Nested
 from covey.codecs import CODECS
 from covey.data import Shards, digits, partition, recipes, synthetic
-from covey.data.named_partitions import PARTITIONS, deal
+from covey.data.partitions.named_partitions import PARTITIONS, deal
 from covey.errors import ConfigError, DataError, DivergedError, shown
 from covey.kernel.algorithm import Algorithm
 from covey.links.spec import wire

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import own_parts
-from covey.engine import in_place, smooth_l1
-from covey.engine.methods import plain
-from covey.engine.objective import NO_DATA, Objective
+from covey.engine.solvers import in_place, smooth_l1
+from covey.engine.solvers.methods import plain
+from covey.engine.solvers.objective import NO_DATA, Objective
 from covey.engine.task import Task
 from tests.given import Given
 
@@ -121,7 +121,7 @@ def test_every_term_on_batches_is_that_of_plain_steps(names: str, layer: nn.Modu
     width = work.space.width
     start = 0.3 * rows(0, width)
     before = start.clone()
-    batches = [work.draw(step, IDS, 4)[0] for step in range(STEPS)]
+    batches = [work.examples.draw(step, IDS, 4)[0] for step in range(STEPS)]
     objective = Objective(STEPS, LR, **terms(names, width))
     got = in_place.on_batches(Given(work, lambda step: batches[step]), start, objective)
     unused = iter(batches)

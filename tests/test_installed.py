@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from covey.cli.config import defaults, load
 from covey.codecs import codec
 from covey.errors import ConfigError
+from covey.files.config import defaults, load
 from covey.links.spec import wires
 from tests.cli.command import covey
 

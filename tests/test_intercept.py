@@ -42,7 +42,7 @@ def texts() -> covey.data.Shards:
 def test_padding_learns_nothing_in_any_model_of_vmap() -> None:
     task = Task(Words(), texts(), dtype=torch.float64)
     assert task.path == "vmap"
-    [batch] = task.draw(1, IDS, 4)
+    [batch] = task.examples.draw(1, IDS, 4)
     draw = torch.Generator().manual_seed(1)
     rows = torch.randn(len(IDS), task.space.width, dtype=torch.float64, generator=draw)
     gradient = task.gradient(rows, batch)

@@ -9,9 +9,9 @@ import pytest
 
 import covey
 from covey.errors import CheckpointError, ProgramError
-from covey.runs import checkpoint
-from covey.runs.journal import Journal
 from covey.runs.run import Runs
+from covey.runs.saved import checkpoint
+from covey.runs.saved.journal import Journal
 from tests.laws.cases import CASES, experiment
 
 

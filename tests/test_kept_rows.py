@@ -20,10 +20,10 @@ from covey import Algorithm, Experiment, Nodes, Rows, Run, Tree, models
 from covey.algorithms import PerMFL
 from covey.data import Part, Shards
 from covey.errors import CheckpointError, ConfigError
-from covey.kernel import segments
-from covey.kernel.store import Store
-from covey.runs import checkpoint, kept_rows
+from covey.kernel.store import segments
+from covey.kernel.store.store import Store
 from covey.runs.run import Runs
+from covey.runs.saved import checkpoint, kept_rows
 from tests import peek
 
 DEVICES = 40
@@ -64,7 +64,6 @@ def bits(run: Run) -> dict[str, Any]:
             snapshot = run.snapshot(model, which)
             rows[f"{model} {which}"] = (snapshot.round, snapshot.ids, snapshot.rows)
     totals = run.totals
-    assert totals is not None
     records = [{**record.as_dict(), "seconds": 0, "spent": 0} for record in run.history]
     return {**rows, "totals": totals, "devices": run.devices(), "history": records}
 
@@ -252,7 +251,7 @@ def test_what_cannot_lie_in_files_is_refused(tmp_path: Path) -> None:
 
 MOMENTS = {
     "round": (Runs, "_choose"),
-    "log": (kept_rows, "_sync_folder"),
+    "log": (kept_rows, "sync"),
     "manifest": (checkpoint, "_sort_header"),
     "after": (kept_rows.RowsFolder, "clean"),
 }
@@ -272,6 +271,7 @@ def killed(folder: Path, moment: str, **changes: Any) -> int:
             place, name = MOMENTS[moment]
             if moment != "round":
                 ran(run, 7)
+            assert hasattr(place, name)
             setattr(place, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
             ran(run, 7).save(folder / "run.safetensors")
         finally:
@@ -359,5 +359,5 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
     store.put("device", "diverged", torch.tensor([1]), torch.tensor([[1.0, torch.inf]]), 0)
     with pytest.raises(ConfigError, match="store_rows = 'float16' is for the simulator on a CPU"):
         covey.run(experiment(store_rows="float16"), runtime="loopback")
-    with pytest.raises(ConfigError, match="did you mean 'float16'"):
+    with pytest.raises(ConfigError, match="did you mean float16"):
         experiment(store_rows="float6")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import covey
-from covey.cli.load import Loaded
 from covey.errors import CheckpointError, ConfigError, DataError
-from covey.runs.devices import from_csv
+from covey.folder.load import Loaded
+from covey.runs.scores.devices import from_csv
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 

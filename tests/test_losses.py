@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import covey
 from covey import Experiment, Tree, data
 from covey.algorithms import FedAvg, PFedGP
-from covey.engine.losses import PerExample, loss_function, resolved_loss
-from covey.engine.named_losses import Focal, balanced, named_loss
+from covey.engine.measures.losses import PerExample, loss_function, resolved_loss
+from covey.engine.measures.named_losses import Focal, balanced, named_loss
 from covey.errors import ConfigError
 
 DEVICES = 3
@@ -135,13 +135,13 @@ BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
     "no such loss": (classes(), "hinge", ["'hinge'", "focal", "bce", "huber"]),
     "no such loss in a table": (classes(), {"name": "hinge", "c": 1}, ["hinge", "focal"]),
     "no name": (classes(), {"gamma": 2}, ["lacks a name", "gamma = ...", "focal"]),
-    "no such setting": (classes(), {"name": "focal", "alpha": 1}, ["'alpha'", "gamma, weights"]),
+    "no such setting": (classes(), {"name": "focal", "alpha": 1}, ["loss.alpha", "gamma, weights"]),
     "a setting of a wrong type": (classes(), {"name": "focal", "gamma": "2"}, ["gamma", "number"]),
-    "a negative setting": (classes(), {"name": "huber", "delta": -1}, ["delta = -1", "least 0"]),
+    "a negative setting": (classes(), {"name": "huber", "delta": -1}, ["delta = -1", "above 0"]),
     "a smoothing of 1": (
         classes(),
         {"name": "cross_entropy", "smoothing": 1},
-        ["smoothing = 1", "less than 1"],
+        ["smoothing = 1", "0.9999"],
     ),
     "too few weights": (
         classes(),

@@ -13,7 +13,6 @@ from covey.links.meter import (
     Meter,
     Traffic,
     bitmap_bits,
-    coo_bits,
     dense_bits,
     fedmac_bits,
     paper_bits,
@@ -92,14 +91,12 @@ def test_the_papers_sparse_cost(s: float, bits: int) -> None:
     assert fedmac_bits(D, s) == pytest.approx(bits, abs=1e-6)
     assert paper_bits(one_way, one_way) == bits
     assert bitmap_bits(one_way, one_way) == pytest.approx(2 * (64 * s * D + D), abs=1e-6)
-    assert coo_bits(one_way, one_way) == pytest.approx(2 * 96 * s * D, abs=1e-6)
 
 
 def test_the_two_directions_may_differ() -> None:
     down, up = Traffic(values=10, nonzeros=10), Traffic(values=5, nonzeros=1)
     assert paper_bits(down, up) == 64 * 11 + 4 + 7.5
     assert bitmap_bits(down, up) == 64 * 11 + 15
-    assert coo_bits(down, up) == 96 * 11
 
 
 def test_numbers_that_no_codec_changes_cost_bytes_and_are_no_values() -> None:

@@ -18,12 +18,12 @@ import covey
 from covey import Experiment, Tree
 from covey.algorithms import PFedMe
 from covey.data import Shards, own_parts
-from covey.engine.metrics import AUC, Metric, Targets, metrics_of
+from covey.engine.measures.metrics import AUC, Metric, Targets, metrics_of
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.models import linear
-from covey.runs import record
-from covey.runs.devices import from_csv, to_csv
 from covey.runs.run import Run
+from covey.runs.scores import record
+from covey.runs.scores.devices import from_csv, to_csv
 from covey.runs.selection import select
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
@@ -53,8 +53,10 @@ def examples(targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
 
 def value_of_all(metric: Metric, outputs: Tensor, y: Tensor, weight: Tensor) -> float:
     """The figure of the sums of all rows."""
-    sums = metric.sums(outputs, y, weight)
-    assert sums.shape == (len(y), metric.columns)
+    assert metric.own is not None
+    assert metric.own.sums is not None
+    sums = metric.own.sums(outputs, y, weight)
+    assert sums.shape == (len(y), metric.own.columns)
     assert sums.dtype == torch.float64
     return float(metric.value(sums.sum(0, keepdim=True)))
 
@@ -131,7 +133,7 @@ def test_auc_does_not_depend_on_the_scale_of_the_outputs(classes: int, scale: fl
 
 
 def test_auc_of_scores_in_order_is_one_and_of_equal_scores_a_half() -> None:
-    metric = AUC(Targets("classes", 2))
+    metric = one("auc", Targets("classes", 2))
     y = torch.tensor([[0, 0, 1, 1]])
     logits = torch.tensor([[-30.0, -1, 1, 50]])
     outputs = torch.stack([torch.zeros(1, 4), logits], dim=-1)
@@ -337,12 +339,12 @@ def sum_of_all(outputs: Tensor, y: Tensor) -> Tensor:
         ("labels", {"metrics": ["ece"]}, r"ece is not for this data, .* yes-or-no labels"),
         ("classes", {"metrics": ["top3"]}, r"top3 is always 1, for there are 3 classes"),
         ("classes", {"metrics": ["f1", "f1"]}, r"metrics names 'f1' twice; keep one"),
-        ("classes", {"metrics": 3}, r"metrics = 3: give a list of names or functions"),
-        ("classes", {"metrics": [3]}, r"metrics: 3 is no metric; give a name or a function"),
+        ("classes", {"metrics": 3}, r"metrics = 3 must be a list"),
+        ("classes", {"metrics": [3]}, r"metrics.0 = 3 must be text or a function"),
         ("classes", {"select": "rmse"}, r"rmse is not for this data, these targets are classes"),
         ("classes", {"select": "confusion"}, r"select = 'confusion' is a table; select a figure"),
         ("classes", {"select": "-f1"}, r"select = '-f1': the largest f1 is the best; leave out"),
-        ("classes", {"select": 3}, r"select = 3: give the name of a metric"),
+        ("classes", {"select": 3}, r"select = 3 must be text"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_work(
@@ -430,7 +432,7 @@ def _check_devices(folder: Path) -> None:
         ('metrics=["f2"]', "error: metrics: there is no metric 'f2'; choose from top3, "),
         ("select=f2", "error: metrics: there is no metric 'f2'; choose from top3, "),
         ("select=mine:margin", "error: 'mine:margin' is no name of a metric; name the function in"),
-        ("metrics=[f1,auc]", 'error: metrics = "[f1,auc]" must be a list; the default is []; on a'),
+        ("metrics=[f1,auc]", 'error: metrics = "[f1,auc]" must be a list (on a'),
         ('metrics=["rmse"]', "error: metrics: rmse is not for this data, these targets are cla"),
     ],
 )

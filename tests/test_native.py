@@ -23,10 +23,10 @@ from covey import native
 from covey.codecs import Bitmap, gaps, integers
 from covey.codecs.blocks import count, patterns
 from covey.data import Shards, own_parts
-from covey.engine import native_call, smooth_l1
 from covey.engine.descend import descend
-from covey.engine.objective import NO_DATA, Objective
-from covey.engine.solver import solver
+from covey.engine.solvers import native_call, smooth_l1
+from covey.engine.solvers.objective import NO_DATA, Objective
+from covey.engine.solvers.solver import solver
 from covey.engine.task import Batch, Task
 from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
@@ -124,7 +124,7 @@ def rows(task: Task, seed: int, scale: float = 0.5) -> Tensor:
 
 
 def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
-    drawn = task.draw(7, IDS, size, range(100))
+    drawn = task.examples.draw(7, IDS, size, range(100))
     return drawn.__getitem__
 
 
@@ -236,12 +236,12 @@ def test_terms_together(names: set[str], l2: float, one: bool) -> None:
 @pytest.mark.parametrize("turn", [0, 1, 6])
 def test_short_batches(instructions: str, turn: int) -> None:
     task = make(STACKS["relu"])
-    batch = task.cyclic(IDS, 6, torch.full((DEVICES,), turn))
+    batch = task.examples.cyclic(IDS, 6, torch.full((DEVICES,), turn))
     compare(task, Objective(4, 0.1, prox=(1.0, rows(task, 2))), one=batch)
     compare(
         task,
         Objective(2, 0.1),
-        lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)),
+        lambda step: task.examples.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)),
     )
 
 
@@ -273,7 +273,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
 ) -> None:
     task = make(chain(WIDTH, 21, 3), dtype=dtype)
     start, anchor, steps = rows(task, 1), rows(task, 2), torch.tensor([1, 2, 3, 4, 5])
-    drawn = task.draw(7, IDS, SIZE, range(5))
+    drawn = task.examples.draw(7, IDS, SIZE, range(5))
 
     def some(chosen: list[int]) -> Tensor:
         batches = [Batch(batch.data, batch.examples[chosen]) for batch in drawn]

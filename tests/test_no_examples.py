@@ -20,7 +20,7 @@ from covey.errors import ConfigError, DataError, ProgramError, TreeError
 from covey.runs.experiment import difference
 from covey.runs.newcomers import Newcomers
 from covey.runs.run import Run
-from covey.runtimes.place import Place, TrainingPlace
+from covey.runtimes.alone.place import Place, TrainingPlace
 from covey.runtimes.training_tree import TrainingTree, training_tree
 from tests.laws.cases import AIR
 
@@ -163,9 +163,9 @@ def test_seeds_with_other_receivers_do_not_run_side_by_side() -> None:
 def test_nobody_draws_the_examples_of_a_neighbour() -> None:
     task = Task(nn.Linear(3, 2), shards())
     with pytest.raises(ProgramError, match="device 1 has no training examples"):
-        task.draw(0, torch.tensor([0, 1]), 2)
+        task.examples.draw(0, torch.tensor([0, 1]), 2)
     with pytest.raises(ProgramError, match="device 4 has no training examples"):
-        task.cyclic(torch.tensor([4]), 2, torch.tensor([0]))
+        task.examples.cyclic(torch.tensor([4]), 2, torch.tensor([0]))
     gradient = task.full_gradient(torch.ones(2, task.space.width), torch.tensor([0, 1]))
     assert bool(gradient[0].any())
     assert not bool(gradient[1].any())

@@ -17,6 +17,7 @@ from covey.kernel.replies import Exact
 from covey.links.spec import LinkSpec
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
+from covey.runtimes.spec import NodeSpec
 from covey.tree import Tree
 from tests.peek import end
 
@@ -43,7 +44,7 @@ def simulator(batches: Any = "uniform", seed: int = 0) -> Simulator:
     dense = LinkSpec(CODECS["dense"])
     ways = itertools.product(("server-edge", "edge-device"), ("down", "up"))
     links = dict.fromkeys(ways, dense)
-    return Simulator(
+    spec = NodeSpec(
         Nobody(),
         Tree.grouped([2, 3]),
         task,
@@ -52,6 +53,7 @@ def simulator(batches: Any = "uniform", seed: int = 0) -> Simulator:
         seeds=(seed,),
         batches=batches,
     )
+    return Simulator(spec)
 
 
 def nodes(
@@ -70,18 +72,12 @@ def nodes(
 def test_who_they_are() -> None:
     assert nodes([0, 1], tier="edge").children.tolist() == [2, 3]
     assert nodes([1], tier="edge").leaf is False
+    assert nodes([0, 1], tier="edge").max_children == 3
+    assert nodes([0, 1], tier="edge").device_ids.tolist() == [0, 1]
     assert nodes([4]).leaf is True
     assert len(nodes([3, 4])) == 2
     me = nodes([0])
     assert (me.shared, me.private) == (slice(0, 4), slice(4, 10))
-
-
-def test_names_of_earlier_versions() -> None:
-    edges = nodes([0, 1], tier="edge")
-    assert edges.max_children == 3
-    assert edges.fan == edges.max_children
-    assert torch.equal(edges.device_ids, edges.there)
-    assert edges.device_ids.tolist() == [0, 1]
 
 
 def test_draws_belong_to_the_address() -> None:
@@ -204,7 +200,7 @@ def test_one_row_per_node_is_sent() -> None:
 def test_losses_of_a_batch_and_of_everything() -> None:
     me, draw = nodes([1, 4, 0]), torch.Generator().manual_seed(0)
     rows = torch.randn(3, 10, generator=draw, dtype=torch.float64)
-    tally = me.evaluate(rows, "train")
+    tally = me.task.evaluate(rows, "train", me.ids)
     torch.testing.assert_close(me.loss(rows, None), (tally.loss / tally.count)[:, None])
     batch = me.batch(4)
     assert batch is not None

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 import covey
 from covey import Experiment, Tree, data
 from covey.algorithms import FedAvg, FedBN
-from covey.engine import norm
-from covey.engine.layout import ParameterLayout
+from covey.engine.modules import norm
+from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import STATISTICS, Task
 from covey.errors import ConfigError, CoveyError, DataError, ModelError
-from covey.runs.fingerprint import of as fingerprint
+from covey.runs.saved.fingerprint import of as fingerprint
 from tests.laws.networks import NormedCnn, NormedMlp, NormedOtherwise, normed_sequence
 
 EXACT = 1e-12
@@ -81,7 +81,7 @@ def test_statistics_by_hand() -> None:
     """h = W x + b; the layer subtracts the mean of h and divides by sqrt(variance + eps)."""
     task, ids, rows = task_of("sequence")
     statistics = task.statistics(rows, ids)
-    batch = task.spread(ids, 5)
+    batch = task.examples.spread(ids, 5)
     outputs = task.outputs(rows, batch)
     for device in range(len(ids)):
         w, b, gamma, beta, head, bias = (
@@ -101,10 +101,10 @@ def test_statistics_by_hand() -> None:
 def test_gradients_are_torchs_own_on_the_batch_without_its_padding(name: str) -> None:
     task, ids, rows = task_of(name)
     assert task.path == NETS[name][2]
-    padded = task.spread(ids, 20)
+    padded = task.examples.spread(ids, 20)
     assert padded.weight is not None
     assert bool((padded.weight == 0).any())
-    drawn = task.draw(5, ids, 6)[0]
+    drawn = task.examples.draw(5, ids, 6)[0]
     for batch in (padded, drawn):
         gradients = task.gradient(rows, batch)
         for i in range(len(rows)):
@@ -139,7 +139,7 @@ def test_a_filled_module_in_eval_mode_scores_as_the_task_does(name: str) -> None
 def test_a_hessian_product_is_the_derivative_of_the_gradient() -> None:
     task, ids, rows = task_of("otherwise")
     v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    batch = task.draw(5, ids, 6)[0]
+    batch = task.examples.draw(5, ids, 6)[0]
     step = 1e-6
     difference = task.gradient(rows + step * v, batch) - task.gradient(rows - step * v, batch)
     product = task.hessian_product(rows, batch, v)
@@ -256,7 +256,6 @@ def test_a_device_does_not_use_the_statistics_that_the_module_came_with() -> Non
     assert fingerprint(fresh) == fingerprint(used)
     assert fingerprint(fresh)["norm"] == "device"
     assert fingerprint(fresh) != fingerprint(experiment(normed_sequence(), norm="group"))
-    assert "norm" not in fingerprint(experiment(covey.models.mlp(6, 4, 3)))
 
 
 # What is refused
@@ -332,7 +331,7 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
     "a mode nobody knows": (
         lambda: experiment(NormedMlp(), norm="batch"),
         ConfigError,
-        "norm = 'batch': choose one of 'device', 'frozen', 'group'",
+        'norm = .batch. must be "device" or "frozen" or "group"',
     ),
 }
 

@@ -18,7 +18,7 @@ import covey
 from covey import Tree, markup
 from covey.algorithms import FedAvg, PerMFL
 from covey.data import Names
-from covey.runs.progress import Progress
+from covey.runs.progress import ProgressLine
 from tools.notebook import cleaned
 
 ROOT = Path(__file__).parent.parent
@@ -196,7 +196,7 @@ def test_progress_of_a_resumed_run_counts_from_where_it_was(
     run = covey.run(small())
     next(run)
     run.save(tmp_path / "run")
-    line = Progress(3, stream)
+    line = ProgressLine(3, stream)
     for record in covey.run(small(), resume=tmp_path / "run"):
         line.show(record)
     assert "round 2/3" in shown(reader).split("\r")[1]

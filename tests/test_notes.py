@@ -17,8 +17,8 @@ from covey import Algorithm, Experiment, Nodes, Tree
 from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
-from covey.runs.record import read
-from covey.runtimes.notes import Note, Notes, Partial, exact_sums
+from covey.runs.scores.record import read
+from covey.runtimes.facts import Note, Notes, Partial, exact_sums
 from tests import peek
 from tests.laws.cases import PLAIN, differences, experiment, state
 from tests.laws.test_graphs import captured

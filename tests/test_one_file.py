@@ -98,7 +98,7 @@ def test_it_is_listed_explained_advised_and_run(copy: Path) -> None:
     assert "fedball     FedBall: FedAvg with momentum at the server" in said["list"]
     assert "leaves the device in training: its model after the local steps" in said["list"]
     assert "momentum = 0.5" in said["table"]
-    assert "number: share of the last velocity that the server keeps" in said["table"]
+    assert "share of the last velocity that the server keeps" in said["table"]
     advised = json.loads(said["advise"].splitlines()[-1])
     assert len(advised["trials"]) > 1
     assert [item["about"] for item in advised["advice"]] == ["unknown algorithm"]

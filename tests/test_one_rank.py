@@ -11,9 +11,9 @@ import torch.distributed as dist
 import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg
-from covey.runtimes import ranks
-from covey.runtimes.launch import Launch
-from covey.runtimes.ranks import Ranks
+from covey.runtimes.ranks import ranks
+from covey.runtimes.ranks.launch import Launch
+from covey.runtimes.ranks.ranks import Ranks
 from tests.laws.cases import PLAIN, differences, experiment, state, whole
 from tests.test_units import PUMPS, ended
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.cli.folder import unused
+from covey.folder.folder import unused
 from tests import own_folder
 
 

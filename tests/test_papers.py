@@ -10,7 +10,7 @@ import pytest
 
 import covey
 from covey import algorithms
-from covey.cli.config import load
+from covey.files.config import load
 from covey.papers import files
 from tests.cli.command import ROOT
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine import smooth_l1
+from covey.engine.solvers import smooth_l1
 from covey.errors import ConfigError
 from covey.maths.penalty import L1
 

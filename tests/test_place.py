@@ -11,7 +11,7 @@ import covey
 from covey import Tree
 from covey.algorithms import SFedHP
 from covey.errors import ProgramError, TreeError
-from covey.runtimes.place import Place
+from covey.runtimes.alone.place import Place
 
 TREE = Tree.grouped([2, 5, 3])
 

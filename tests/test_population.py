@@ -37,9 +37,9 @@ def experiment(devices: int) -> Experiment:
 def forget_scores(run: Run) -> None:
     """Every model is better than ever in the next round, so that all of them are held anew."""
     runs = peek.runs(run)
-    (chosen,) = runs._state.chosen
-    worse = {label: replace(choice, quality=-1e9) for label, choice in chosen.items()}
-    runs._state = replace(runs._state, chosen=(worse,))
+    (seed,) = runs.state.seeds
+    worse = {label: replace(choice, quality=-1e9) for label, choice in seed.chosen.items()}
+    runs.state = replace(runs.state, seeds=(replace(seed, chosen=worse),))
 
 
 def visits(devices: int, folder: Path) -> tuple[int, int]:

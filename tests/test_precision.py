@@ -10,7 +10,7 @@ from torch import nn
 
 import covey
 from covey.algorithms import FedAvg, PerFedAvg
-from covey.engine import precision
+from covey.engine.solvers import precision
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.models import lenet, mlp
@@ -48,7 +48,7 @@ def test_gradients_are_bf16s_and_rows_and_scores_fp32() -> None:
     row = low.space.initial(0)
     rows = torch.stack([row, 2 * row, row - 0.01])
     ids = torch.arange(3)
-    batch = high.spread(ids, 8)
+    batch = high.examples.spread(ids, 8)
     exact = high.gradient(rows, batch)
     rounded = low.gradient(rows, batch)
     assert rounded.dtype == torch.float32
@@ -68,7 +68,7 @@ def test_a_product_in_bf16_rounds_its_factors_alone() -> None:
     pairs = [(torch.tensor([[[[1.0 + 2.0**-12]]]]), torch.tensor([0.0]))]
     data = covey.data.own(pairs)
     task = Task(model, data, loss="squared_error", compute="bf16")
-    batch = task.spread(torch.arange(1), 1)
+    batch = task.examples.spread(torch.arange(1), 1)
     weight = torch.tensor([[3.0]])
     gradient = task.gradient(weight, batch)
     assert gradient.item() == 3.0  # (w x - 0) x, x rounded to 1
@@ -129,5 +129,5 @@ def test_hessian_products_stay_exact() -> None:
 def test_bf16_is_for_float32() -> None:
     with pytest.raises(ConfigError, match=r'compute = "bf16" is for rows of float32'):
         experiment(net(), dtype=torch.float64)
-    with pytest.raises(ConfigError, match=r"compute = 'fp8': choose one of 'fp32', 'bf16'"):
+    with pytest.raises(ConfigError, match=r"compute = 'fp8' must be .fp32. or .bf16."):
         experiment(net(), compute="fp8")

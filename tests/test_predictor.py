@@ -73,10 +73,10 @@ def test_scores_are_of_what_the_algorithm_predicts() -> None:
 def test_the_gradient_of_a_loss_of_ones_own() -> None:
     task = Task(covey.models.mlp(2, 4, 3), shards(), dtype=torch.float64)
     rows = torch.randn(4, task.space.width, generator=torch.Generator().manual_seed(2)).double()
-    batch = task.draw(7, torch.arange(4), 5)[0]
+    batch = task.examples.draw(7, torch.arange(4), 5)[0]
     found = task.gradient_of(rows, batch, lambda outputs: task.losses(outputs, batch.y).mean(1))
     assert torch.allclose(found, task.gradient(rows, batch), atol=1e-14)
-    none = task.draw(7, torch.arange(0), 5)[0]
+    none = task.examples.draw(7, torch.arange(0), 5)[0]
     calls: list[tuple[int, ...]] = []
 
     def noted(outputs: Tensor) -> Tensor:
@@ -91,20 +91,20 @@ def test_the_gradient_of_a_loss_of_ones_own() -> None:
 def test_examples_are_all_or_evenly_spaced() -> None:
     data = shards()
     task = Task(covey.models.linear(2, 3), data)
-    batch = task.spread(torch.tensor([0, 1, 2]), 6)
+    batch = task.examples.spread(torch.tensor([0, 1, 2]), 6)
     assert batch.weight is not None
     assert batch.weight.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6, [1] * 6]
     assert torch.equal(batch.x[0, :4], data.x[data.train.held(0)])
     assert torch.equal(batch.x[1], data.x[data.train.held(1)[torch.arange(6) * 50]])
-    assert task.spread(torch.tensor([2]), 100).x.shape[1] == 100
+    assert task.examples.spread(torch.tensor([2]), 100).x.shape[1] == 100
     small = Task(covey.models.linear(2, 3), data.chosen([0, 2]))
-    assert small.spread(torch.tensor([1]), 100).x.shape[1] == 32  # nobody has more
+    assert small.examples.spread(torch.tensor([1]), 100).x.shape[1] == 32  # nobody has more
 
 
 def test_labels_are_those_of_the_training_part() -> None:
     data = shards()
     task = Task(covey.models.linear(2, 3), data)
     assert torch.equal(
-        task.labels(torch.tensor([2, 0])), torch.from_numpy(data.labels()[[2, 0]] > 0)
+        task.examples.labels(torch.tensor([2, 0])), torch.from_numpy(data.labels()[[2, 0]] > 0)
     )
-    assert task.most_labels == 3
+    assert task.examples.most_labels == 3

@@ -18,8 +18,8 @@ import pytest
 import typer
 
 import covey
-from covey.cli.config import load
 from covey.cli.main import app
+from covey.files.config import load
 from tools import algorithms
 
 ROOT = Path(__file__).parent.parent

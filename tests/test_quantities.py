@@ -12,11 +12,12 @@ from torch import nn
 
 from covey import run
 from covey.papers import quantities, report, tables, verdicts
-from covey.papers.measure import Options, load, make_experiment, make_model, measure
-from covey.papers.quantities import FALLS, LAST, LATENCY, LOSS, NON_ZEROS, SENT, History
-from covey.papers.tables import Ordering, Row, Table
+from covey.papers.measure import Options, make_experiment, measure
+from covey.papers.quantities import FALLS, LAST, LATENCY, LOSS, NON_ZEROS, SENT, SeedRounds
+from covey.papers.tables import Ordering, PaperTable, Row
 from covey.runs.run import Round
-from covey.runs.scoring import Model, Score
+from covey.runs.scores.scoring import Model
+from tests.report.rounds import score
 
 ONE_SEED = Options(seeds=1)
 
@@ -78,7 +79,7 @@ def test_weights_sent_are_those_that_all_devices_kept() -> None:
         return 1e3 * float(value)
 
     row = pruned("ratios/ratio-0")
-    layers = make_model(row.model, load(row, 0, ONE_SEED)).modules()
+    layers = make_experiment(row, "paper", ONE_SEED, seed=0).model.modules()
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     shared = sum(weights.numel() for layer in linear for weights in layer.parameters())
     assert sent("ratios/ratio-0") == sent("radio/personalization") == 4 * shared
@@ -91,18 +92,18 @@ def test_a_row_over_the_air_has_its_quantities_beside_its_latency() -> None:
     assert list(figures) == names
 
 
-def curve(accuracies: Sequence[float], *, diverged: bool = False) -> History:
+def curve(accuracies: Sequence[float], *, diverged: bool = False) -> SeedRounds:
     """Rounds with these accuracies of the global model."""
 
     def model(accuracy: float) -> Model:
-        score = Score(accuracy, accuracy, accuracy, 1.0, 4, accuracy, 1.0)
-        return Model("server", 1, 0.0, 1.0, 0.0, {"test": score})
+        scored = score(accuracy, accuracy, accuracy, 1.0, 4, accuracy, 1.0)
+        return Model("server", 1, 0.0, 1.0, 0.0, {"test": scored})
 
     rounds = [
         Round(number, {}, {}, {"global": model(accuracy)}, 0.0)
         for number, accuracy in enumerate(accuracies)
     ]
-    return History(rounds, "paper", diverged)
+    return SeedRounds(rounds, "paper", diverged)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,12 @@ def curve(accuracies: Sequence[float], *, diverged: bool = False) -> History:
 def test_falls_are_the_points_lost_from_a_round_to_the_next(
     accuracies: list[float], diverged: bool, falls: float
 ) -> None:
-    figures = dict(quantities.of_history([FALLS], curve(accuracies, diverged=diverged)))
+    figures = dict(curve(accuracies, diverged=diverged).quantities([FALLS]))
     assert figures == {f"global {FALLS}": pytest.approx(falls)}
 
 
 def test_without_a_scored_round_there_is_no_quantity() -> None:
-    assert not dict(quantities.of_history(quantities.NAMES, History([], "paper", diverged=True)))
+    assert not dict(SeedRounds([], "paper", diverged=True).quantities(quantities.NAMES))
 
 
 def test_a_row_that_diverges_at_once_has_the_largest_loss_and_no_known_sparsity() -> None:
@@ -133,7 +134,7 @@ def test_a_row_that_diverges_at_once_has_the_largest_loss_and_no_known_sparsity(
     assert quantities.without_a_score(LATENCY) is None
 
 
-def claimed(table: Table, figure: str, stable: list[float]) -> str:
+def claimed(table: PaperTable, figure: str, stable: list[float]) -> str:
     """What is said of the claim that the first row, which diverged, is above the second."""
     first, second = table.rows[:2]
     chain = ((f"{first.method}:{figure}",), (f"{second.method}:{figure}",))

@@ -17,14 +17,15 @@ import pytest
 
 import covey
 from covey import Run
-from covey.cli import recover
-from covey.cli.folder import Folder
-from covey.cli.terminal import Console
 from covey.errors import CheckpointError
-from covey.runs import checkpoint, rank_parts, saving
-from covey.runs.saving import Saved
-from covey.runtimes.frozen import part_of
-from covey.runtimes.shares import Shares
+from covey.folder import recover
+from covey.folder.folder import Folder
+from covey.folder.terminal import Console
+from covey.runs.saved import checkpoint, rank_parts, saving
+from covey.runs.saved.saving import Saved
+from covey.runtimes.base import part_of
+from covey.runtimes.ranks.shares import Shares
+from tests import peek
 from tests.laws.cases import CASES, differences, experiment, state
 
 CASE = CASES["PerMFL"]
@@ -41,7 +42,7 @@ def save_as_ranks(run: Run, path: Path, world: int) -> None:
     """Save a run of one process as so many ranks would."""
     tree = run.runtime.tree
     shares = Shares.of(tree, run.trained.train.counts(), world)
-    state = run._state.of_seed(0)
+    state = peek.runs(run).state.of_seed(0)
     parts = []
     for rank in range(world):
         columns = []
@@ -53,7 +54,7 @@ def save_as_ranks(run: Run, path: Path, world: int) -> None:
         contents = saving.columns_alone(columns, state.round)
         parts.append(rank_parts.write(path, contents, rank=rank, world=world))
     rank_parts.check_visible(path, parts)
-    run._write(path, Saved(state, [], parts=parts))
+    peek.runs(run).checkpoints._write(0, path, Saved(state, [], parts=parts), None)
 
 
 def files(path: Path) -> list[Path]:
@@ -245,8 +246,8 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
     "between the parts": (rank_parts, "write", 1),
     "before the checkpoint": (checkpoint, "write", 0),
     "in the checkpoint": (checkpoint, "_sort_header", 2),
-    "before it is in place": (checkpoint, "_link", 0),
-    "once it is in place": (checkpoint, "_sync", 5),
+    "before it is in place": (os, "link", 0),
+    "once it is in place": (checkpoint, "sync", 5),
     "before old parts go": (rank_parts, "clean", 0),
 }
 

@@ -14,8 +14,8 @@ import torch
 import covey
 from covey import Algorithm, Nodes, Positive, Rows
 from covey.algorithms import FedAvgM
-from covey.cli.config import load
 from covey.errors import ConfigError
+from covey.files.config import load
 from covey.laws import differences, state
 from tests.laws.cases import CASES, PLAIN, experiment
 
@@ -134,14 +134,14 @@ def test_what_decides_bits_is_in_the_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("schedules", "error"),
     [
-        ("cosine", "give a table such as"),
+        ("cosine", "schedules = .cosine. must be a table"),
         ({"eta": "cosine"}, "FedAvgM has no rate 'eta'; its rates are: momentum, server_lr, lr"),
         ({"steps": "cosine"}, "FedAvgM has no rate 'steps'"),
         (
             {"server_lr": "cosin"},
             r"server_lr = 'cosin' \(did you mean 'cosine'\?\); choose one of constant, cosine",
         ),
-        ({"server_lr": 0.5}, "server_lr = 0.5; choose one of"),
+        ({"server_lr": 0.5}, "schedules.server_lr = 0.5 must be text"),
     ],
 )
 def test_what_means_nothing_is_refused(schedules: Any, error: str) -> None:

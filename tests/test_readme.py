@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.config import load
-from covey.cli.execute import start
-from covey.cli.terminal import Console
+from covey.files.config import load
+from covey.folder.execute import start
+from covey.folder.terminal import Console
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -16,14 +16,13 @@ import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import Shards
-from covey.engine.tally import error_sums
+from covey.engine.measures.metrics import EXAMPLES, error_sums, of_numbers
 from covey.engine.task import Task
 from covey.errors import ConfigError
-from covey.report import data_picture, plot
-from covey.runs.devices import from_csv, to_csv
-from covey.runs.headline import headline
+from covey.report.pictures import data_picture, plot
 from covey.runs.run import Run
-from covey.runs.scoring import Errors
+from covey.runs.scores.devices import from_csv, to_csv
+from covey.runs.scores.headline import headline
 from covey.runs.selection import select
 from tests.cli.command import covey as command
 
@@ -144,27 +143,32 @@ def test_the_compiled_kernel_and_torch_agree_and_the_loss_stays_the_kernels() ->
     task = Task(models.mlp(4, 3, 1), shards, loss="mse")
     ids = torch.arange(shards.devices)
     rows = task.space.initial(1).repeat(shards.devices, 1)
-    tally = task.evaluate(rows, "train", ids, errors=True)
+    tally = task.evaluate(rows, "train", ids, metrics=True)
     assert torch.equal(tally.loss, task.evaluate(rows, "train", ids).loss)
     slow = Task(
         models.mlp(4, 3, 1), shards, loss=lambda outputs, y: 0.5 * (outputs[:, 0] - y).square()
     )
-    other = slow.evaluate(rows, "train", ids, errors=True)
-    assert tally.errors is not None
-    assert other.errors is not None
-    torch.testing.assert_close(tally.errors, other.errors, rtol=1e-6, atol=0)
-    torch.testing.assert_close(tally.errors[:, 1] / 2, tally.loss, rtol=1e-5, atol=0)
-    assert (
-        task.evaluate(rows, "train", ids).errors is None
-    )  # which a program that asks for a loss need not pay for
+    other = slow.evaluate(rows, "train", ids, metrics=True)
+    torch.testing.assert_close(tally.sums[:, 3:], other.sums[:, 3:], rtol=1e-6, atol=0)
+    torch.testing.assert_close(tally.sums[:, 4] / 2, tally.loss, rtol=1e-5, atol=0)
+    plain = task.evaluate(rows, "train", ids)
+    assert plain.sums.shape[1] == 3  # a program that asks for a loss need not pay for the errors
+
+
+def errors_of(sums: list[float], count: float, outputs: int) -> dict[str, float | None]:
+    """RMSE, MAE and R2 of the sums of errors over so many examples."""
+    metrics = of_numbers(outputs)
+    of_errors = torch.tensor([sums], dtype=torch.float64)
+    known = {metrics[0].terms[0]: of_errors, EXAMPLES: of_errors.new_full((1, 1), count)}
+    return {metric.name: metric.figures(known)[0] for metric in metrics}
 
 
 def test_equal_targets_have_no_r2() -> None:
     for value in (0.1, 0.0, 1e7 / 3, 1e200):
         y = torch.full((1, 1000), value, dtype=torch.float64)
         [sums] = error_sums(y + 1, y, torch.ones(1, 1000)).tolist()
-        assert Errors.of(sums, 1000, 1).r2 is None
-    assert Errors.of([], 3, 0) == Errors.of([0.0] * 7, 0, 1) == Errors()
+        assert errors_of(sums, 1000, 1)["r2"] is None
+    assert set(errors_of([0.0] * 7, 0, 1).values()) == {None}
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -177,7 +181,7 @@ def test_r2_does_not_depend_on_the_mean_of_the_targets(mean: float, outputs: int
     sums = error_sums(torch.tensor(predicted), torch.tensor(y), torch.ones(4, 50)).sum(0)
     spread = ((y - y.mean((0, 1))) ** 2).sum()
     expected = 1 - ((predicted - y) ** 2).sum() / spread
-    assert Errors.of(sums.tolist(), 200, outputs).r2 == pytest.approx(expected, abs=1e-5)
+    assert errors_of(sums.tolist(), 200, outputs)["r2"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_outputs_that_are_no_predictions_have_a_loss_alone() -> None:

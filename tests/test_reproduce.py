@@ -24,9 +24,10 @@ from covey import draws
 from covey import run as covey_run
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.permfl import PerMFL
-from covey.data import Part, Shards, digits
+from covey.data import Part, Shards
 from covey.errors import ConfigError
-from covey.papers import __main__ as command
+from covey.files import config
+from covey.models import linear
 from covey.papers import measure as measuring
 from covey.papers import (
     printed,
@@ -44,15 +45,12 @@ from covey.papers.measure import (
     Tick,
     histories,
     make_experiment,
-    make_model,
-    make_radio,
-    make_tree,
     measure,
 )
-from covey.papers.printed import Cell
+from covey.papers.printed import PrintedCell
 from covey.papers.quantities import LATENCY
-from covey.papers.results import Results, Store, has
-from covey.papers.tables import Ordering, Row, Table
+from covey.papers.results import Results, ResultStore, has
+from covey.papers.tables import Ordering, PaperTable, Row
 from covey.papers.verdicts import Claim, Verdict
 from covey.runs.experiment import Experiment
 from experiments.papers import (
@@ -122,7 +120,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
-def test_every_row_of_a_table_can_be_made(table: Table) -> None:
+def test_every_row_of_a_table_can_be_made(table: PaperTable) -> None:
     keys = [row.key for row in table.rows]
     assert len(set(keys)) == len(keys) > 0
     names = {name for row in table.rows for name in row.cells.values()}
@@ -165,7 +163,7 @@ def models_of(row: Row) -> list[str]:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
-def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
+def test_every_ordering_names_rows_of_its_table(table: PaperTable) -> None:
     cells = {f"{row.method}:{model}" for row in table.rows for model in models_of(row)}
     cells |= {f"{row.name}:{model}" for row in table.rows for model in models_of(row)}
     settings = {row.setting for other in TABLES for row in other.rows}
@@ -188,41 +186,45 @@ def test_all_files_are_package_data() -> None:
 @pytest.mark.parametrize(
     ("paper", "group", "name", "cell"),
     [
-        ("pfedme", "mnist mlr", "pFedMe PM", Cell(95.62, 0.04)),
-        ("pfedme", "synthetic dnn", "PerFedAvg PM", Cell(85.01, 0.10)),
-        ("fedmac", "MNIST", "FedMac PM", Cell(98.9547)),
-        ("fedmac", "CIFAR-100", "HeurFedAMP PM", Cell(90.4033)),
-        ("sfedhp", "MNIST setting 1", "sFedHP 20 GM", Cell(94.93, 0.03)),
-        ("sfedhp", "MNIST setting 1", "pFedMe 30 PM", Cell(52.07)),
-        ("sfedhp", "FMNIST setting 2", "HierFAVG GM", Cell(85.48, 0.08)),
-        ("sfedhp", "CIFAR-10 setting 2", "sFedHP 30 GM", Cell(94.09, 0.10)),
-        ("permfl", "MNIST linear", "PerMFL PM", Cell(96.77, 0.0, uncertain=True)),
-        ("permfl", "Synthetic linear", "PerMFL PM", Cell(87.94, 0.001)),
-        ("permfl", "FMNIST linear", "hSGD GM", Cell(81.653, 1.8, uncertain=True)),
-        ("permfl", "FMNIST network worst", "PerMFL GM", Cell(70.28)),
-        ("wireless", "latency in ms", "only personalization", Cell(55, 0.55)),
-        ("wireless", "latency in ms", "proposed", Cell(25, given=True)),
+        ("pfedme", "mnist mlr", "pFedMe PM", PrintedCell(95.62, 0.04)),
+        ("pfedme", "synthetic dnn", "PerFedAvg PM", PrintedCell(85.01, 0.10)),
+        ("fedmac", "MNIST", "FedMac PM", PrintedCell(98.9547)),
+        ("fedmac", "CIFAR-100", "HeurFedAMP PM", PrintedCell(90.4033)),
+        ("sfedhp", "MNIST setting 1", "sFedHP 20 GM", PrintedCell(94.93, 0.03)),
+        ("sfedhp", "MNIST setting 1", "pFedMe 30 PM", PrintedCell(52.07)),
+        ("sfedhp", "FMNIST setting 2", "HierFAVG GM", PrintedCell(85.48, 0.08)),
+        ("sfedhp", "CIFAR-10 setting 2", "sFedHP 30 GM", PrintedCell(94.09, 0.10)),
+        ("permfl", "MNIST linear", "PerMFL PM", PrintedCell(96.77, 0.0, uncertain=True)),
+        ("permfl", "Synthetic linear", "PerMFL PM", PrintedCell(87.94, 0.001)),
+        ("permfl", "FMNIST linear", "hSGD GM", PrintedCell(81.653, 1.8, uncertain=True)),
+        ("permfl", "FMNIST network worst", "PerMFL GM", PrintedCell(70.28)),
+        ("wireless", "latency in ms", "only personalization", PrintedCell(55, 0.55)),
+        ("wireless", "latency in ms", "proposed", PrintedCell(25, given=True)),
     ],
 )
-def test_figures_are_those_of_the_papers(paper: str, group: str, name: str, cell: Cell) -> None:
+def test_figures_are_those_of_the_papers(
+    paper: str, group: str, name: str, cell: PrintedCell
+) -> None:
     assert printed.groups()[paper][group].cells[name] == cell
 
 
 @pytest.mark.parametrize(
     ("ours", "cell", "verdict"),
     [
-        ([94.62, 94.62], Cell(95.62), Verdict.POINT),
-        ([94.6, 94.6], Cell(95.62), Verdict.DIFFERS),
-        ([91.0, 92.0], Cell(87.41, 6.35), Verdict.DEVIATION),
-        ([75.0], Cell(87.41, 6.2), Verdict.DIFFERS),
-        ([94.0, 97.0], Cell(95.62, 0.04), Verdict.POINT),
+        ([94.62, 94.62], PrintedCell(95.62), Verdict.POINT),
+        ([94.6, 94.6], PrintedCell(95.62), Verdict.DIFFERS),
+        ([91.0, 92.0], PrintedCell(87.41, 6.35), Verdict.DEVIATION),
+        ([75.0], PrintedCell(87.41, 6.2), Verdict.DIFFERS),
+        ([94.0, 97.0], PrintedCell(95.62, 0.04), Verdict.POINT),
     ],
 )
-def test_a_figure_is_near_a_printed_one(ours: list[float], cell: Cell, verdict: Verdict) -> None:
+def test_a_figure_is_near_a_printed_one(
+    ours: list[float], cell: PrintedCell, verdict: Verdict
+) -> None:
     assert verdicts.compare(ours, cell) is verdict
 
 
-def hand_made(**figures: tuple[float, ...]) -> tuple[Table, dict[str, Any]]:
+def hand_made(**figures: tuple[float, ...]) -> tuple[PaperTable, dict[str, Any]]:
     """FedAvg, Per-FedAvg and pFedMe of pFedMe's Table 1 with these figures of `global`."""
     base = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
     cells = {"fedavg": "FedAvg GM", "perfedavg": "PerFedAvg PM", "pfedme": "pFedMe PM"}
@@ -230,7 +232,7 @@ def hand_made(**figures: tuple[float, ...]) -> tuple[Table, dict[str, Any]]:
         replace(base, method=method, cells={"global": cell}) for method, cell in cells.items()
     )
     chain = (("pfedme:global",), ("fedavg:global",))
-    table = Table("pfedme", "table1", "t", rows, orderings=(Ordering("claimed", chain),))
+    table = PaperTable("pfedme", "table1", "t", rows, orderings=(Ordering("claimed", chain),))
     content = {row.key: entry(row, *figures[row.method]) for row in rows if row.method in figures}
     return table, content
 
@@ -542,10 +544,10 @@ def test_a_reason_is_about_its_own_data_set() -> None:
         assert figure in table.reason(row)
 
 
-def test_a_list_counts_a_paper_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_counts_a_paper_once() -> None:
     for names in (["sfedhp/table1", "sfedhp/table2"], ["sfedhp/table2"]):
-        command.main(["list", *names, "--out", str(ROOT / "experiments" / "papers")])
-        lines = capsys.readouterr().out.splitlines()
+        listed = covey("reproduce", "list", *names, "--out", ROOT / "experiments" / "papers")
+        lines = listed.out.splitlines()
         counted = [
             lines[place + 1] for place, line in enumerate(lines) if "every cell once" in line
         ]
@@ -671,7 +673,7 @@ def test_a_search_looks_at_validation_data_with_a_seed_of_its_own(
         return histories(experiments, tick)
 
     monkeypatch.setattr(search, "histories", note)
-    with Store(tmp_path, "pfedme") as store:
+    with ResultStore(tmp_path, "pfedme") as store:
         search.search(to_search(0.1), store, Options(seeds=3), lambda done: None)
     (experiment,) = run
     assert (experiment.parts, experiment.protocol) == (("validation",), "honest")
@@ -686,7 +688,7 @@ def test_a_search_that_was_stopped_goes_on_and_a_longer_one_replaces_it(tmp_path
         if done > 0.5:
             raise KeyboardInterrupt
 
-    with Store(tmp_path, "pfedme") as store:
+    with ResultStore(tmp_path, "pfedme") as store:
         with pytest.raises(KeyboardInterrupt):
             search.search(row, store, QUICK, stop)
         before = store.read()[row.key]["search"]
@@ -706,7 +708,7 @@ def test_a_search_that_was_stopped_goes_on_and_a_longer_one_replaces_it(tmp_path
 
 
 def test_a_grid_that_diverges_everywhere_is_named(tmp_path: Path) -> None:
-    with Store(tmp_path, "pfedme") as store, pytest.raises(ConfigError, match="every point"):
+    with ResultStore(tmp_path, "pfedme") as store, pytest.raises(ConfigError, match="every point"):
         search.search(to_search(1e30), store, QUICK, lambda done: None)
 
 
@@ -807,7 +809,7 @@ def test_a_shorter_curve_than_is_there_is_not_run(
 ) -> None:
     row = replace(small(rounds=4), score_every=2)
     finer = Options(seeds=1, rounds=3, score_every=1)
-    with Store(tmp_path, "passing") as store:
+    with ResultStore(tmp_path, "passing") as store:
         assert curves.run(store, row, Options(seeds=1))
         monkeypatch.setattr(measuring, "measure", pytest.fail)
         assert not curves.run(store, row, finer)
@@ -846,7 +848,7 @@ def test_a_row_of_another_process_is_left_to_it_until_that_ends(tmp_path: Path) 
     holder = (
         f"import fcntl, sys; fcntl.lockf(sys.stdout, fcntl.LOCK_EX, 1, {byte}); sys.stdin.read()"
     )
-    with Store(tmp_path, "pfedme") as store:
+    with ResultStore(tmp_path, "pfedme") as store:
         with (tmp_path / ".pfedme.lock").open("a") as lock:
             words = [sys.executable, "-c", holder]
             other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=lock)
@@ -857,7 +859,7 @@ def test_a_row_of_another_process_is_left_to_it_until_that_ends(tmp_path: Path) 
         assert claimed(store, row)
 
 
-def claimed(store: Store, row: Row) -> bool:
+def claimed(store: ResultStore, row: Row) -> bool:
     with store.claim(row, "paper") as mine:
         return mine
 
@@ -865,24 +867,48 @@ def claimed(store: Store, row: Row) -> bool:
 def test_merging_keeps_the_longer_result(tmp_path: Path) -> None:
     row = small()
     short, long = (entry(row, 1.0)["paper"] | {"rounds": rounds} for rounds in (2, 9))
-    with Store(tmp_path / "ours", "pfedme") as ours:
+    with ResultStore(tmp_path / "ours", "pfedme") as ours:
         ours.put(row, "paper", long)
-    with Store(tmp_path / "theirs", "pfedme") as theirs:
+    with ResultStore(tmp_path / "theirs", "pfedme") as theirs:
         theirs.put(row, "paper", short)
         theirs.put(row, "honest", short)
-    command.main(["merge", str(theirs.path), "--out", str(tmp_path / "ours")])
+    assert covey("reproduce", "merge", theirs.path, "--out", tmp_path / "ours").code == 0
     stored = results.read(ours.path)[row.key]
     assert (stored["paper"]["rounds"], stored["honest"]["rounds"]) == (9, 2)
     assert ours.path.with_suffix(".md").exists()
 
 
-def test_models_and_trees_are_those_of_the_file() -> None:
-    shards = digits(devices=6, labels=2)
-    network = make_model({"name": "mlp", "hidden": [7]}, shards)
-    assert sum(value.numel() for value in network.parameters()) == 64 * 7 + 7 + 7 * 10 + 10
-    _, tree = make_tree({"form": "random", "edges": 2}, shards, seed=3)
-    assert [len(level) for level in tree.children] == [1, 2]
-    assert make_tree({}, shards, seed=0)[1].tiers == ("server", "device")
+def test_a_row_is_an_experiment_file() -> None:
+    """What decides the bits of a row, as a file of the same settings has it."""
+    row = replace(
+        small(),
+        algorithm={"name": "fedavg", "steps": 1, "lr": 0.1},
+        data={"name": "digits", "devices": 6, "labels": 2},
+        model={"name": "mlp", "hidden": [7]},
+        tree={"form": "random", "edges": 2},
+    )
+    file = config.read(
+        {
+            "algorithm": row.algorithm,
+            "data": row.data,
+            "model": row.model,
+            "tree": row.tree,
+            "protocol": "paper",
+            "rounds": 4,
+            "idle": "train",
+        }
+    )
+    made = make_experiment(row, "paper", QUICK, seed=3)
+    assert made.fingerprint() == file.experiment(3).fingerprint()
+    flat = make_experiment(replace(row, tree={}), "paper", QUICK, seed=3)
+    assert flat.tree.tiers == ("server", "device")
+
+
+def test_a_seed_of_the_data_is_the_same_population_for_all_seeds() -> None:
+    row = replace(small(), data={"name": "synthetic", "devices": 4, "seed": 0})
+    one, other = (make_experiment(row, "paper", QUICK, seed) for seed in (1, 2))
+    assert one.data is other.data
+    assert one.fingerprint()["initial"] != other.fingerprint()["initial"]
 
 
 def test_data_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
@@ -907,15 +933,6 @@ def test_rows_without_printed_cells_say_it_too(protocol: str, tmp_path: Path) ->
     assert "these rows have no printed cell, and no figure yet" in ended.out
     shown = covey(*words, "--show")
     assert (shown.out, shown.err) == (ended.out, f"{advice}\n")
-
-
-def test_the_module_names_the_data_that_rows_lack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["fedmac/sparse", "--rows", "*/fedmac", "--protocol", "paper"]
-    command.main([*words, "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
-    said = "fedmac sparse/figure-4/fedmac paper: not run, mnist is not here; name its folder by"
-    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_folder_that_cannot_hold_results_is_named_before_work_starts(tmp_path: Path) -> None:
@@ -967,13 +984,16 @@ def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> N
         (["pfedme/table1", "--device", "gpu"], "device = 'gpu' is not a device; use "),
         (["pfedme/table1", "--seeds", "0"], "seeds = 0; give at least 1"),
         (["pfedme/table1", "--rounds", "-3"], "rounds = -3; give at least 1"),
+        (["merge"], "merge needs files of results"),
+        (["merge", "none.json"], "none.json does not exist; give files of results"),
+        (["lits"], "there is no table 'lits' (did you mean 'list'?)"),
     ],
 )
 def test_a_wrong_word_is_named(tmp_path: Path, words: list[str], text: str) -> None:
     ended = covey("reproduce", *words, "--out", tmp_path)
     assert ended.code == 2
     assert text in ended.err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.json"))
 
 
 WHOLE = {"rounds": 1, "seeds": 1, "seconds": 1.0, "models": {"global": [90.0]}}
@@ -1029,58 +1049,21 @@ def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
         assert path.read_text() == content
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["pfedme/table1", "--share", "4/4"], "--share 4/4; give k/n"),
-        (["merge"], "merge needs files of results"),
-        (["merge", "none.json"], "none.json does not exist; give files of results"),
-        (["lits"], "there is no table 'lits' (did you mean 'list'?)"),
-    ],
-)
-def test_a_wrong_word_of_the_module_is_named(
-    words: list[str],
-    text: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main([*words, "--out", str(tmp_path)])
-    assert ended.value.code == 2
-    assert text in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.json"))
-
-
-def test_a_list_says_where_results_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_says_where_results_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a fresh clone nothing was run, and the published results have their command."""
     monkeypatch.chdir(ROOT)
-    command.main(["list", "pfedme/table1", "--out", str(tmp_path)])
-    title, counts, place = capsys.readouterr().out.splitlines()
+    listed = covey("reproduce", "list", "pfedme/table1", "--out", tmp_path)
+    title, counts, place = listed.out.splitlines()
     assert title == "pfedme/table1 pFedMe, Table 1: the best figures of each method"
     assert counts == "  48 rows; 16 printed cells; 16 claimed orders"
     wanted = "Those that covey publishes: covey reproduce list --out experiments/papers"
     assert place == f"There are no results of pfedme in {tmp_path} yet. {wanted}"
-    command.main(["list", "pfedme/table1", "--out", "experiments/papers"])
-    _, counts, place = capsys.readouterr().out.splitlines()
+    listed = covey("reproduce", "list", "pfedme/table1", "--out", "experiments/papers")
+    _, counts, place = listed.out.splitlines()
     assert counts.startswith("  48 rows; 16 printed cells, 16 run: 13 within 1 point")
     assert place == "The counts are of the results in experiments/papers."
     monkeypatch.chdir(tmp_path)
     assert report.whereabouts(tmp_path, {}).endswith("are in experiments/papers of its source.")
-
-
-def test_ctrl_c_in_the_module_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "reproduce", stop)
-    with pytest.raises(SystemExit) as ended:
-        command.main(["pfedme/table1", "--out", str(tmp_path)])
-    assert ended.value.code == 130
-    assert f"done are in {tmp_path}; the same command continues" in capsys.readouterr().err
 
 
 def on_the_air(method: str, **radio: Any) -> Row:
@@ -1118,16 +1101,15 @@ def test_the_proposed_scheme_ends_at_its_deadline() -> None:
 
 
 def test_the_radio_of_a_row_is_that_of_its_file_and_decides_its_figures() -> None:
-    row = row_of("wireless/table1", "fashion/equal")
-    _, tree = make_tree({}, digits(devices=10), seed=0)
-    radio = make_radio(row.radio, tree)
+    row = on_the_air("equal")
+    radio = make_experiment(row, "paper", QUICK, seed=0).radio
     assert radio is not None
     assert radio.policy is not None
     assert (radio.policy.name, radio.deadline) == ("equal", 0.025)
     assert float(radio.cells.bandwidth[0]) == 20e6
     assert float(radio.devices.power[0]) == pytest.approx(10 ** (28 / 10 - 3))
     assert 20 <= float(radio.devices.distance.min()) < float(radio.devices.distance.max()) <= 300
-    assert make_radio({}, tree) is None
+    assert make_experiment(small(), "paper", QUICK, seed=0).radio is None
     for other in (
         replace(row, radio={**row.radio, "noise": 2e-14}),
         replace(row, links={"private": ""}),
@@ -1169,7 +1151,7 @@ def test_personal_steps_on_test_batches_learn_the_test_labels() -> None:
         classes=2,
     )
     row = replace(small(), algorithm={"alpha": 1.0, "lr": 1.0, "batch": 1})
-    model = make_model({"name": "linear"}, shards)
+    model = linear(2, 2)
     draws = torch.Generator().manual_seed(0)
     assert adaptation.accuracy(model, shards, row, "train", draws) == 0
     assert adaptation.accuracy(model, shards, row, "test", draws) == 1
@@ -1230,7 +1212,7 @@ def test_the_page_counts_what_the_results_say() -> None:
 @pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts and kills processes")
 def test_a_killed_process_loses_one_row_at_most(tmp_path: Path) -> None:
     words = [
-        sys.executable, "-m", "covey.papers", "pfedme/table1", "--rows", "synthetic/mlr/*",
+        sys.executable, "-m", "covey", "reproduce", "pfedme/table1", "--rows", "synthetic/mlr/*",
         "--rounds", "3", "--seeds", "1", "--protocol", "paper", "--out", str(tmp_path),
     ]  # fmt: skip
     path = tmp_path / "pfedme.json"
@@ -1253,7 +1235,7 @@ def test_the_claims_of_a_papers_figures_are_drawn(
     """Every claim has a panel with its words, whether it holds, and a dot per seed."""
     drawn: dict[str, tuple[str, int]] = {}
 
-    def note(panel: Any, table: Table, claim: Claim, content: Results) -> None:
+    def note(panel: Any, table: PaperTable, claim: Claim, content: Results) -> None:
         draw_order(panel, table, claim, content)
         dots = sum(len(dots.get_offsets()) for dots in panel.collections)
         drawn[claim.ordering.claim] = (panel.get_title(), dots)
@@ -1344,14 +1326,16 @@ def test_a_lesser_result_never_replaces_a_better_one(
     tmp_path: Path, stored: Mapping[str, Any], options: Options, said: str
 ) -> None:
     row = small()
-    with Store(tmp_path, "pfedme") as store:
+    with ResultStore(tmp_path, "pfedme") as store:
         store.put(row, "paper", stored)
     watcher = Silent()
     reproduce.reproduce([row], ("paper",), options, tmp_path, watcher)
     assert results.read(tmp_path / "pfedme.json")[row.key]["paper"] == stored
     assert said in watcher.kept[0]
     assert not watcher.ran
-    with Store(tmp_path, "pfedme") as store:  # of a process that began before the better one ended
+    with ResultStore(
+        tmp_path, "pfedme"
+    ) as store:  # of a process that began before the better one ended
         lesser = sized(options.rounds or 0, options.seeds)
         assert store.put(row, "paper", lesser) == stored
         assert store.read()[row.key]["paper"] == stored
@@ -1359,7 +1343,7 @@ def test_a_lesser_result_never_replaces_a_better_one(
 
 def test_data_that_is_no_longer_here_leaves_the_result(tmp_path: Path) -> None:
     row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
-    with Store(tmp_path, "pfedme") as store:
+    with ResultStore(tmp_path, "pfedme") as store:
         store.put(row, "paper", sized(800, 3))
     watcher = Silent()
     gone = Options(seeds=5, data_dir=str(tmp_path / "none"))
@@ -1419,6 +1403,6 @@ def test_merging_keeps_the_present_settings_and_the_finished_search(
         entries[name]["paper"] = sized(800, 3, seconds=float(len(name)))
         (tmp_path / name).mkdir()
         (tmp_path / name / "pfedme.json").write_text(json.dumps({row.key: entries[name]}))
-    with Store(tmp_path / "ours", "pfedme") as store:
+    with ResultStore(tmp_path / "ours", "pfedme") as store:
         assert store.merge(tmp_path / "theirs" / "pfedme.json") == (1, stays == "ours")
         assert store.read()[row.key] == entries[stays]

@@ -21,9 +21,9 @@ from covey.algorithms import FedAvg, PFedMe, SFedHP
 from covey.data import synthetic
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.models import mlp
-from covey.runs import checkpoint
-from covey.runs.checkpoint import Checkpoint
 from covey.runs.run import Round
+from covey.runs.saved import checkpoint
+from covey.runs.saved.checkpoint import Checkpoint
 from tests import peek
 
 DATA = synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 25])
@@ -195,7 +195,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tree": ({"tree": Tree.grouped([3, 3])}, "its tree is .*this one's is"),
     "model": ({"model": mlp(60, 9, 10)}, "its model is"),
-    "codec": ({"codec": "dense"}, "its codec is bitmap, this one's is dense"),
+    "codec": ({"codec": "dense"}, "its codec is bitmap, this one.s is dense"),
     "idle": ({"idle": "train"}, "its idle is skip, this one's is train"),
     "dtype": ({"dtype": torch.float64}, "its dtype is"),
     "protocol": ({"protocol": "paper"}, "its protocol is honest"),
@@ -297,9 +297,11 @@ def test_the_papers_protocol_trains_on_the_validation_part() -> None:
     honest, paper = (covey.run(experiment(protocol=p, rounds=1)) for p in ("honest", "paper"))
     count = torch.arange(6)
     validation = DATA.validation.counts()
-    got = paper.runtime.task.counts("train", count) - honest.runtime.task.counts("train", count)
+    got = paper.runtime.task.examples.counts("train", count) - honest.runtime.task.examples.counts(
+        "train", count
+    )
     assert torch.equal(got, validation)
-    assert not paper.runtime.task.counts("validation", count).any()
+    assert not paper.runtime.task.examples.counts("validation", count).any()
 
 
 def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:

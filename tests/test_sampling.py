@@ -20,12 +20,12 @@ import covey
 from covey import Algorithm, Experiment, Nodes, Tree, draws
 from covey.algorithms import FedAlt, FedAvg, HierFAVG
 from covey.data import Shards, own_parts
-from covey.engine.metrics import F1, Targets, TopK
+from covey.engine.measures.metrics import Targets, f1, top
 from covey.errors import ConfigError
 from covey.models import linear
 from covey.report.summary import summarise
 from covey.runs.run import Round, Run
-from covey.runs.sampling import jackknife, standard_error
+from covey.runs.scores.sampling import jackknife, standard_error
 from tests import peek
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
@@ -273,15 +273,14 @@ def test_a_sample_of_all_is_all(sample: int) -> None:
                     0.0,
                     0.0,
                 )
-                plain = replace(
-                    score, sampled=None, standard_error=None, standard_error_fallback=None
-                )
+                without = {key: of._replace(error=None) for key, of in score.figures.items()}
+                plain = replace(score, sampled=None, figures=without)
                 assert plain == record.models[name].scores[part]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
 def test_other_values_are_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"score_sample = .* must be a whole number of 1 or more"):
+    with pytest.raises(ConfigError, match=r"score_sample = .* must be a whole number"):
         experiment(score_sample=value)
 
 
@@ -400,18 +399,20 @@ def test_the_jackknife_of_a_mean_is_the_error_of_a_mean() -> None:
     counts = torch.full((12,), 9.0, dtype=torch.float64)
     sums = torch.stack([right, counts], dim=1)
     expected = standard_error(right, counts, 40)
-    assert jackknife(TopK(2), sums, 40) == pytest.approx(expected, rel=1e-12)
-    assert jackknife(TopK(2), sums, 12) == 0.0
-    assert jackknife(TopK(2), sums[:1], 12) is None
+    assert jackknife(top(2), sums, 40) == pytest.approx(expected, rel=1e-12)
+    assert jackknife(top(2), sums, 12) == 0.0
+    assert jackknife(top(2), sums[:1], 12) is None
 
 
 def test_the_jackknife_of_f1_is_near_the_spread_over_all_samples() -> None:
     """All samples of 6 of 12 devices: the mean of se^2 is near the variance of F1."""
-    metric = F1(Targets("classes", 2))
+    metric = f1(Targets("classes", 2))
     g = torch.Generator().manual_seed(4)
     y = torch.randint(2, (12, 40), generator=g)
     outputs = torch.randn(12, 40, 2, generator=g) + 1.2 * torch.nn.functional.one_hot(y)
-    sums = metric.sums(outputs, y, torch.ones(12, 40))
+    assert metric.own is not None
+    assert metric.own.sums is not None
+    sums = metric.own.sums(outputs, y, torch.ones(12, 40))
     samples = [sums[list(chosen)] for chosen in combinations(range(12), 6)]
     values = torch.cat([metric.value(each.sum(0, keepdim=True)) for each in samples])
     squares = [(jackknife(metric, each, 12) or math.nan) ** 2 for each in samples]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import covey
-from covey.engine import tally
+from covey.engine.measures import tally
 from tests import peek
 from tests.laws.cases import PLAIN, experiment
 

@@ -8,14 +8,15 @@ import covey
 from covey import Experiment, Tree, data
 from covey.algorithms import PFedMe
 from covey.errors import ConfigError
-from covey.runs.choice import Chosen, better, label
+from covey.runs.models import Chosen, better, label
 from covey.runs.run import Round
-from covey.runs.scoring import Model, Score
+from covey.runs.scores.scoring import Model, Score
 from covey.runs.selection import select
+from tests.report.rounds import score as made
 
 
 def score(accuracy: float | None, loss: float | None = 1.0) -> Score:
-    return Score(accuracy, accuracy, accuracy, loss, 10, accuracy, loss)
+    return made(accuracy, accuracy, accuracy, loss, 10, accuracy, loss)
 
 
 def history(*figures: tuple[Score | None, Score | None], model: str = "global") -> list[Round]:
@@ -87,25 +88,25 @@ def test_other_models() -> None:
 
 
 def test_nothing_to_choose_on_is_an_error() -> None:
-    empty = Score(None, None, None, None, 0, None, None)
+    empty = made(None, None, None, None, 0, None, None)
     with pytest.raises(ConfigError, match="validation"):
         select(history((empty, score(0.1)), (empty, score(0.9))))
 
 
 def test_a_round_in_which_few_hold_the_model_does_not_win_by_luck() -> None:
-    lucky = Score(1.0, 1.0, 1.0, 0.0, 2, accuracy_fallback=0.2, loss_fallback=2.0)
-    settled = Score(0.7, 0.7, 0.5, 1.0, 40, accuracy_fallback=0.7, loss_fallback=1.0)
+    lucky = made(1.0, 1.0, 1.0, 0.0, 2, 0.2, 2.0)
+    settled = made(0.7, 0.7, 0.5, 1.0, 40, 0.7, 1.0)
     assert select(history((lucky, lucky), (settled, settled))).chosen.round == 1
 
 
 def test_in_regression_a_round_with_few_holders_does_not_win_either() -> None:
-    lucky = Score(None, None, None, 0.01, 2, accuracy_fallback=None, loss_fallback=5.0)
-    settled = Score(None, None, None, 1.0, 40, accuracy_fallback=None, loss_fallback=1.0)
+    lucky = made(None, None, None, 0.01, 2, None, 5.0)
+    settled = made(None, None, None, 1.0, 40, None, 1.0)
     assert select(history((lucky, lucky), (settled, settled))).chosen.round == 1
 
 
 def test_a_loss_that_is_no_number_is_never_chosen() -> None:
-    broken = Score(None, None, None, float("nan"), 4, None, float("nan"))
+    broken = made(None, None, None, float("nan"), 4, None, float("nan"))
     assert select(history((broken, broken), (score(None, 3.0), score(None, 3.0)))).chosen.round == 1
 
 

@@ -18,11 +18,11 @@ import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, Local, PFedGP
 from covey.data import NO_TARGET, Part, Scaling, Shards
-from covey.data.windows import UNKNOWN, Windows, token_names
+from covey.data.arrays.windows import UNKNOWN, Windows, token_names
 from covey.engine.gradients import _shares
 from covey.engine.task import Task
 from covey.errors import ConfigError, DataError, ModelError
-from covey.runs import devices, record
+from covey.runs.scores import devices, record
 from tests.laws.networks import LENGTH, TOKENS, lstm, sentences, transformer
 
 NETWORKS = {"lstm": lstm, "transformer": transformer}
@@ -56,7 +56,7 @@ def test_the_loss_of_a_device_is_torchs_mean_over_its_tokens(name: str) -> None:
     start = rows(task)
     gradient = task.full_gradient(start, IDS)
     score = task.evaluate(start, "train", IDS)
-    batch = task.spread(IDS, 4)
+    batch = task.examples.spread(IDS, 4)
     of_batch = task.gradient(start, batch)
     for device in range(len(IDS)):
         held = shards.train.held(device)
@@ -172,7 +172,7 @@ def test_a_loss_of_ones_own_sees_positions_as_examples() -> None:
     shards = sentences()
     task = Task(lstm(), shards, loss=smooth)
     assert set(shapes) == {((TOKENS,), 1, 0)} or set(shapes) == {((TOKENS,), 1, 1)}
-    assert not task.has_perplexity
+    assert [metric.name for metric in task.metrics] == ["accuracy", "loss"]
     start = rows(task)
     held = shards.train.held(1)
     module = task.space.fill(start[1])
@@ -254,8 +254,8 @@ IDS_OF_TWO = [[0, 1, 2], [2, 1, 0]]
     ("x", "y", "tokens", "fault"),
     [
         (IDS_OF_TWO, [0, 1], False, "if they are token ids, say how many"),
-        (IDS_OF_TWO, [0, 1], 2, "not among the 2 tokens 0 to 1, the first is 2 in example 0"),
-        ([[0, -1], [1, 1]], [0, 1], True, "the first is -1 in example 0"),
+        (IDS_OF_TWO, [0, 1], 2, "not among the 2 tokens 0 to 1 in 2 of 2 .*example 0: .* = 2"),
+        ([[0, -1], [1, 1]], [0, 1], True, "the first is example 0: .* = -1"),
         ([[0.0, 1.0], [1.0, 1.0]], [0, 1], True, "give whole numbers"),
         (IDS_OF_TWO, [[0, 1], [1, 1]], True, "Labels per position need as many positions"),
         (IDS_OF_TWO, [[0, 1, -1], [1, 1, 1]], True, r"y\[0, 2\] = -1.*give -100"),

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covey.engine import single
-from covey.engine.forward import forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.passing import Pass
+from covey.engine.modules import single
+from covey.engine.modules.forward import forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
 
 
 class Series(nn.Module):

@@ -70,7 +70,7 @@ def test_the_api_has_every_algorithm_with_its_fields(reference: dict[str, str]) 
     page = reference["api/covey.algorithms.md"]
     for kind in ALGORITHMS.values():
         assert f"heading: covey.algorithms.{kind.__name__}\n" in page
-    assert "| `lam` | `5.0` | number: pull of the personal model" in page
+    assert "| `lam` | `5.0` | a number above 0: pull of the personal model" in page
 
 
 def test_the_api_names_where_a_name_is_defined(reference: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from covey.engine import smooth_l1
+from covey.engine.solvers import smooth_l1
 from covey.errors import ConfigError
 
 RHO = 6e-5

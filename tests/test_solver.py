@@ -16,10 +16,9 @@ import covey
 from covey import NO_DATA, Algorithm, Experiment, Tree, descend, native
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import own_parts
-from covey.engine.objective import Objective
-from covey.engine.sentence import sentence
-from covey.engine.solver import ON_DATA, WITHOUT_DATA, refusals, solver
-from covey.engine.stack import ACTIVATIONS
+from covey.engine.solvers.objective import Objective
+from covey.engine.solvers.solver import ON_DATA, WITHOUT_DATA, refusals, sentence, solver
+from covey.engine.solvers.stack import ACTIVATIONS
 from covey.engine.task import Task
 from covey.errors import ProgramError
 from covey.kernel.nodes import Nodes
@@ -79,8 +78,8 @@ def engine(model: nn.Module, algorithm: Any = None, *shape: int) -> dict[str, An
 def test_the_fastest_that_fits_is_chosen() -> None:
     task = Task(mlp(), shards(30))
     start = torch.zeros(3, task.space.width)
-    one = Given(task, one=task.draw(7, IDS, 4)[0])
-    fresh = Given(task, lambda step: task.draw(step, IDS, 4)[0])
+    one = Given(task, one=task.examples.draw(7, IDS, 4)[0])
+    fresh = Given(task, lambda step: task.examples.draw(step, IDS, 4)[0])
     assert solver(one, start, Objective(3, 0.1)).name == "factored native"
     assert solver(one, start, Objective(3, 0.1, l1=(0.1, 0.1))).name == "native"
     assert solver(fresh, start, Objective(3, 0.1)).name == "native"

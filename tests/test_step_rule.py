@@ -13,9 +13,9 @@ import torch
 
 import covey
 from covey import Rows, StepRule
-from covey.cli.config import load
-from covey.engine.optimiser import optimiser
+from covey.engine.solvers.optimiser import optimiser
 from covey.errors import ConfigError
+from covey.files.config import load
 from covey.laws import differences, state
 from tests.laws.cases import CASES, PLAIN, experiment
 
@@ -161,7 +161,7 @@ def mixes(x: Rows, gradient: Rows) -> Rows:
         (mixes, "solver mixes mixes rows, but every row is another device"),
         ({"name": sign, "beta": 0.9}, "solver sign takes no settings, but got beta; name a class"),
         ({"name": Heavy, "beta": 0.9}, r"solver: Heavy\(beta=0.9\) fails with TypeError"),
-        ({"name": Heavy, "clip": 0}, "clip = 0; give a number above 0"),
+        ({"name": Heavy, "clip": 0}, "clip = 0 must be above 0"),
         ({"name": sign, "state": "kept"}, 'state = "kept", but sign has no state'),
         (dict, r"solver dict: give it the methods begin\(x\) and direction"),
     ],

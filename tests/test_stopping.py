@@ -16,22 +16,23 @@ import torch
 import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg, Local, PFedMe
-from covey.cli.grid.cells import Cell, play
-from covey.cli.seeds import Seeds
 from covey.data import Shards, own_parts
 from covey.errors import ConfigError
+from covey.folder.recording import Recorder
+from covey.grid.cells import Cell, play
 from covey.models import linear
 from covey.report.facts import facts
 from covey.report.summary import summarise
-from covey.runs.record import Round
 from covey.runs.run import Run
-from covey.runs.scoring import Model, Score
+from covey.runs.scores.record import Round
+from covey.runs.scores.scoring import Model
 from covey.runs.selection import select
-from covey.runs.stopping import EarlyStop, Patience, early_stop
+from covey.runs.stopping import EarlyStop, StopCount, early_stop
 from experiments.kills.run import difference
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
 from tests.laws.cases import differences, state
+from tests.report.rounds import score as made
 
 DEVICES = 4
 NAN = math.nan
@@ -85,8 +86,8 @@ def records(accuracies: Sequence[float | None], losses: Sequence[float] = ()) ->
         models = {}
         if accuracy is not None:
             loss = losses[number] if losses else 1.0
-            score = Score(accuracy, accuracy, accuracy, loss, 4, accuracy, loss)
-            test = Score(0.5, 0.5, 0.5, 1.0, 4, 0.5, 1.0)
+            score = made(accuracy, accuracy, accuracy, loss, 4, accuracy, loss)
+            test = made(0.5, 0.5, 0.5, 1.0, 4, 0.5, 1.0)
             scores = {"validation": score, "test": test}
             models = {"global": Model("server", 1, 0.0, 1.0, 0.0, scores)}
         out.append(Round(number, {}, {}, models, 0.0))
@@ -95,7 +96,7 @@ def records(accuracies: Sequence[float | None], losses: Sequence[float] = ()) ->
 
 def stops_after(history: Sequence[Round], stop: EarlyStop, **changes: Any) -> int | None:
     """The rounds after which a run of these records stops; None where it does not."""
-    patience = Patience(stop, experiment(**changes))
+    patience = StopCount(stop, experiment(**changes))
     for rounds in range(1, len(history) + 1):
         if patience.ended(history[:rounds]):
             return rounds
@@ -155,7 +156,7 @@ def test_a_round_with_an_unknown_figure_does_not_count() -> None:
 def test_every_model_that_trains_must_have_stopped_getting_better() -> None:
     history = records([0.5, 0.4, 0.4, 0.4, 0.4])
     for number, record in enumerate(history):
-        score = Score(None, None, None, 1.0, 4, 0.1 * min(number, 2), 1.0)
+        score = made(None, None, None, 1.0, 4, 0.1 * min(number, 2), 1.0)
         personal = Model("device", 4, 0.0, 1.0, 0.0, {"validation": score})
         new = Model("new device", 1, 0.0, 1.0, 0.0, {"validation": replace(score, devices=number)})
         record.models["personal"] = personal
@@ -169,7 +170,7 @@ def test_every_model_that_trains_must_have_stopped_getting_better() -> None:
 
 
 def test_the_count_begins_anew_where_the_records_are_others() -> None:
-    patience = Patience(EarlyStop(2), experiment())
+    patience = StopCount(EarlyStop(2), experiment())
     assert patience.ended(records([0.5, 0.4, 0.4]))
     assert not patience.ended(records([0.5, 0.4]))
     assert not patience.ended(records([0.5, 0.4, 0.6]))
@@ -280,22 +281,22 @@ def test_a_run_is_told_where_its_stop_cannot_act() -> None:
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        (5, r"stop = 5: give a table such as \{patience = 5\}"),
-        ({}, "stop lacks patience"),
-        ({"metric": "loss"}, "stop lacks patience"),
-        ({"patience": 0}, "stop: patience = 0; give a whole number of 1 or more"),
-        ({"patience": 2.5}, "stop: patience = 2.5; give a whole number"),
-        ({"patience": True}, "stop: patience = True; give a whole number"),
-        ({"patience": 2, "min_rounds": -1}, "stop: min_rounds = -1; give a whole number"),
-        ({"patience": 2, "min_delta": -0.1}, "stop: min_delta = -0.1; give a number of 0 or more"),
-        ({"patience": 2, "min_delta": NAN}, "stop: min_delta = nan; give a number"),
-        ({"patience": 2, "min_delta": "1"}, "stop: min_delta = '1'; give a number"),
-        ({"patience": 2, "metric": 3}, "stop: metric = 3; give the name of a metric"),
+        (5, "stop = 5 must be a table"),
+        ({}, "stop.patience is missing"),
+        ({"metric": "loss"}, "stop.patience is missing"),
+        ({"patience": 0}, "stop.patience = 0 must be"),
+        ({"patience": 2.5}, "stop.patience = 2.5 must be"),
+        ({"patience": True}, "stop.patience = true must be"),
+        ({"patience": 2, "min_rounds": -1}, "stop.min_rounds = -1 must be"),
+        ({"patience": 2, "min_delta": -0.1}, "stop.min_delta = -0.1 must be"),
+        ({"patience": 2, "min_delta": NAN}, "stop.min_delta = NaN must be"),
+        ({"patience": 2, "min_delta": "1"}, "stop.min_delta = .1. must be"),
+        ({"patience": 2, "metric": 3}, "stop.metric = 3 must be"),
         ({"patience": 2, "metric": "fun"}, "stop: metric = 'fun'; .*there is no metric 'fun'"),
         ({"patience": 2, "metric": "rmse"}, "stop: metric = 'rmse'; .*rmse is not for this data"),
         ({"patience": 2, "metric": "-f1"}, "stop: metric = '-f1': the largest f1 is the best"),
         ({"patience": 2, "metric": "confusion"}, "stop: metric = 'confusion' is a table"),
-        ({"patience": 2, "wait": 3}, "stop has no setting 'wait'; it has patience, metric"),
+        ({"patience": 2, "wait": 3}, "unknown key stop.wait; known are patience, metric"),
     ],
 )
 def test_mistakes_are_named(stop: Any, message: str) -> None:
@@ -421,15 +422,15 @@ def test_a_run_that_is_interrupted_counts_on(
 ) -> None:
     folder = tmp_path / "run"
     rounds = len(covey.load(alone).history)
-    whole = Seeds._checkpoint
+    whole = Recorder.log
 
-    def interrupted(self: Seeds, runs: Any, recorders: Any) -> None:
-        whole(self, runs, recorders)
-        if runs.round == rounds - 1:
+    def interrupted(self: Recorder, records: Any) -> None:
+        whole(self, records)
+        if self.run.round == rounds - 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Seeds, "_checkpoint", interrupted)
+        patch.setattr(Recorder, "log", interrupted)
         assert command("run", *FILE, "seed=1", "--out", folder).code == 130
     assert command("run", "--resume", folder).code == 0
     assert difference(folder, alone) is None
@@ -438,9 +439,9 @@ def test_a_run_that_is_interrupted_counts_on(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("stop.patience=0", "stop: patience = 0; give a whole number of 1 or more"),
+        ("stop.patience=0", "stop.patience = 0 must be"),
         ("stop.metric=fun", "stop: metric = 'fun'; metrics: there is no metric 'fun'"),
-        ("stop.min_delta=-1", "stop: min_delta = -1; give a number of 0 or more"),
+        ("stop.min_delta=-1", "stop.min_delta = -1 must be"),
         ("stop=5", "stop = 5 must be a table"),
         ("protocol=paper", "protocol = 'paper' has no validation part"),
     ],
@@ -453,11 +454,11 @@ def test_mistakes_in_files_are_named(tmp_path: Path, change: str, message: str) 
 
 
 def test_trials_of_a_grid_stop_each_on_its_own() -> None:
-    from covey.cli.config import load
+    from covey.files.config import load
 
     config = load(Path(FILE[0]), list(FILE[1:])).resolved()
-    both = play(Cell("trial", config, [0, 1]).as_dict())
-    each = [play(Cell("trial", config, [seed]).as_dict()) for seed in (0, 1)]
+    both = play(Cell("trial", config, [0, 1]))
+    each = [play(Cell("trial", config, [seed])) for seed in (0, 1)]
     assert both["chosen_round"] == [alone["chosen_round"][0] for alone in each]
     assert both["rounds"] == each[0]["rounds"] < 30
 

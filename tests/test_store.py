@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from covey.errors import ProgramError
-from covey.kernel import segments
-from covey.kernel.segments import Segments
-from covey.kernel.store import NEVER, PRESENT, Entry, Frozen, Store
+from covey.kernel.store import segments
+from covey.kernel.store.segments import Segments
+from covey.kernel.store.store import NEVER, PRESENT, Entry, Frozen, Store
 from tests.visits import Visits
 
 NODES, WIDTH = 6, 2

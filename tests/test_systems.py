@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from covey.runs.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
+from covey.runs.saved.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
 
 ROOT = Path(covey.__file__).parent
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
@@ -22,7 +22,7 @@ for name in modules:
         __import__(name)
 from rich.console import Console
 from covey.cli.main import _memory_free
-from covey.cli.stop import stoppable
+from covey.folder.stop import stoppable
 with stoppable(Console()) as stop:
     assert not stop.asked
 assert sys.modules["fcntl"] is None
@@ -103,7 +103,7 @@ with open(sys.argv[2], "a") as file:
 
 def test_bytes_of_a_file_have_locks_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "locks"
-    words = [sys.executable, "-c", CLAIM, str(ROOT / "runs" / "lock.py"), str(path)]
+    words = [sys.executable, "-c", CLAIM, str(ROOT / "runs" / "saved" / "lock.py"), str(path)]
     with open(path, "a") as file:
         assert try_lock_byte(file, 3)
         lock_byte(file, 4)

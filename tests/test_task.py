@@ -161,7 +161,10 @@ def test_gradient_of_a_batch(name: str) -> None:
 def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
     task, _, loss, rows = made(name)
     with torch.no_grad():
-        batch, lap = drawn(task, 7, IDS, 9), task.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3]))
+        batch, lap = (
+            drawn(task, 7, IDS, 9),
+            task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])),
+        )
         whole, short = task.loss(rows, batch), task.loss(rows, lap)
         for d, length in enumerate((1, 3, 100, 100)):
             module = task.space.fill(rows[d])
@@ -175,7 +178,7 @@ def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_of_a_short_batch(name: str) -> None:
     task, shards, loss, rows = made(name)
-    got = task.gradient(rows, task.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])))
+    got = task.gradient(rows, task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])))
     lengths = ((0, 1), (0, 3), (200, 300), (600, 700))
     for d, (start, stop) in enumerate(lengths):
         held = shards.train.held(d)[start:stop]
@@ -215,14 +218,16 @@ def test_cyclic_batches_walk_the_examples_in_order() -> None:
     ids = torch.arange(3)
     seen: list[list[Any]] = [[], [], []]
     for turn in range(6):
-        batch = task.cyclic(ids, 3, torch.full((3,), turn))
+        batch = task.examples.cyclic(ids, 3, torch.full((3,), turn))
         assert batch.weight is not None
         for d in range(3):
             seen[d].append(batch.x[d, batch.weight[d] == 1, 0].tolist())
     assert seen[0] == 2 * [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
     assert seen[1] == 6 * [[7.0, 8.0]]
     assert seen[2] == 6 * [[9.0, 10.0, 11.0]]
-    apart = task.cyclic(ids, 3, torch.tensor([2, 0, 5]))  # every device has a turn of its own
+    apart = task.examples.cyclic(
+        ids, 3, torch.tensor([2, 0, 5])
+    )  # every device has a turn of its own
     assert apart.x[0, 0].item() == 6
     assert apart.weight[0].tolist() == [1, 0, 0]
 
@@ -261,7 +266,7 @@ def test_everything_is_of_the_wanted_type(dtype: torch.dtype) -> None:
         == dtype
     )
     assert task.y.dtype == torch.int64
-    assert task.counts("train", IDS).tolist() == list(SIZES)
+    assert task.examples.counts("train", IDS).tolist() == list(SIZES)
 
 
 def test_the_module_given_is_not_changed() -> None:
@@ -352,12 +357,15 @@ def test_a_model_that_draws_at_random_is_refused_row_by_row_too() -> None:
 
 
 def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:
-    return task.draw(address, ids, size)[0]
+    return task.examples.draw(address, ids, size)[0]
 
 
 def test_a_step_is_drawn_alike_alone_and_among_others() -> None:
     task = Task(mlp(60, 4, 10), synthetic(devices=3, sizes=[20, 30, 40]))
     ids = torch.arange(3)
-    together, alone = task.draw(5, ids, 7, range(4, 9)), task.draw(5, ids, 7, range(6, 7))
+    together, alone = (
+        task.examples.draw(5, ids, 7, range(4, 9)),
+        task.examples.draw(5, ids, 7, range(6, 7)),
+    )
     assert torch.equal(together[2].examples, alone[0].examples)
     assert not torch.equal(together[2].examples, together[3].examples)

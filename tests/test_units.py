@@ -14,7 +14,7 @@ import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PerMFL, PFedMe
 from covey.data.units import InUnits
-from covey.engine.named_losses import Huber
+from covey.engine.measures.named_losses import Huber
 from tests.cli.command import covey as command
 
 PUMPS = Path(__file__).parents[1] / "examples" / "own_data" / "pumps.csv"

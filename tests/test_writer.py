@@ -14,11 +14,12 @@ import pytest
 
 import covey
 from covey.errors import CheckpointError
-from covey.runs import checkpoint
+from covey.runs.saved import checkpoint
 from tests import peek
 from tests.laws.cases import PLAIN, differences, experiment, state
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
+ROOT = Path(__file__).parents[1]
 SLOW = """
 import os, sys, time
 import covey
@@ -30,7 +31,7 @@ def slow(source, target):
     replace(source, target)
 os.replace = slow
 run = covey.run(experiment(PLAIN["PFedMe"], rounds=12))
-peek.runs(run).writes_beside = True
+peek.runs(run).checkpoints.writes_beside = True
 for record in run:
     run.save(sys.argv[1], wait=False)
     print(record.round, flush=True)
@@ -40,7 +41,7 @@ for record in run:
 
 def begun(**changes: Any) -> covey.Run:
     run = covey.run(experiment(PLAIN["PFedMe"], rounds=4, **changes))
-    peek.runs(run).writes_beside = True
+    peek.runs(run).checkpoints.writes_beside = True
     return run
 
 
@@ -123,7 +124,7 @@ def test_kill_while_a_checkpoint_is_written_leaves_the_one_before(
 ) -> None:
     path = tmp_path / "c.safetensors"
     command = [sys.executable, "-c", SLOW, str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if int(line) == last:

@@ -1,7 +1,7 @@
 """Draws a tree with a model at every tier: `python -m tools.tree_picture docs/tree.png`.
 
 The symbols are those of sFedHP: w at the server, phi at an edge, theta at a device. Each tier has
-the colour that it has in every picture of a run (`covey.report.plot.COLOURS`).
+the colour that it has in every picture of a run (`covey.report.pictures.plot.COLOURS`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Circle, Rectangle
 
-from covey.report.plot import COLOURS
+from covey.report.pictures.plot import COLOURS
 
 EDGES = 3
 DEVICES_PER_EDGE = 3

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.grpc_options import Limits
+from covey.deployed.transport.grpc_options import Limits
 from tests.deployed.tree import family, key
 
 SIZE = 40 * 2**20

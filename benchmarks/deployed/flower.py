@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.deployed.latency import DEVICES, HIDDEN
 from benchmarks.deployed.tree import spread
-from covey.deployed.local import free_ports
+from covey.deployed.plan.local import free_ports
 
 APP = Path(__file__).parent / "flower_app"
 HOST = "127.0.0.1"

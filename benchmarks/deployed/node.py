@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from covey.cli.main import main
-from covey.deployed.disk import Disk
-from covey.deployed.grpc_transport import GrpcTransport
-from covey.deployed.node import Node
-from covey.deployed.process import Member
-from covey.deployed.transport import AskKey
-from covey.runs.record import Round
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.node import Node
+from covey.deployed.node.process import Member
+from covey.deployed.transport.grpc_transport import GrpcTransport
+from covey.deployed.transport.transport import AskKey
 from covey.runs.run import Run
-from covey.runtimes.loopback import Station
+from covey.runs.scores.record import Round
+from covey.runtimes.alone.loopback import Station
 
 FACTS = "facts.json"
 STATUS = Path("/proc/self/status")

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.deployed.data import CLASSES, FEATURES
 from benchmarks.deployed.node import FACTS, PEAKS
-from covey.cli.config import read
-from covey.cli.deployment import Deployment
-from covey.deployed import plan_files
-from covey.deployed.local import LOG, LocalProcesses, on_this_machine
+from covey.deployed.files.deployment import Deployment
+from covey.deployed.plan import plan_files
+from covey.deployed.plan.local import LOG, LocalProcesses, on_this_machine
+from covey.files.config import read
 
 
 class Entry(NamedTuple):
@@ -247,11 +247,11 @@ def _write(shape: Shape, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Write the files and certificates of all processes; return their names, and who has whom."""
     deployment = Deployment.of(read(shape.table()), local=True)
     processes = on_this_machine(deployment.processes, folder)
-    deployment.write(folder, processes)
+    plan_files.write(processes, deployment.files(), folder, deployment.deploy.image)
     plan_files.add_certificates(processes, folder)
     parents = {}
     for process in processes:
-        for seat in process.seats:
+        for seat in process.nodes:
             parents[seat.name] = str(seat.parent)
     return [process.name for process in processes], parents
 

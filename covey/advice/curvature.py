@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Shards
-from covey.engine.losses import resolved_loss
-from covey.engine.named_losses import BinaryCrossEntropy, CrossEntropy, Huber
+from covey.engine.measures.losses import resolved_loss
+from covey.engine.measures.named_losses import BinaryCrossEntropy, CrossEntropy, Huber
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment
@@ -30,9 +30,7 @@ class Curvature:
 
     def joined(self, other: Curvature) -> Curvature:
         """The larger of both."""
-        typical = max(self.typical, other.typical)
-        high = max(self.high, other.high)
-        return Curvature(typical, high)
+        return Curvature(max(self.typical, other.typical), max(self.high, other.high))
 
 
 class Probe:
@@ -61,14 +59,7 @@ class Probe:
         if not len(measured) or not bool(torch.isfinite(rows).all()):
             return None
         try:
-            top = _largest(
-                self._task,
-                rows,
-                measured,
-                seed=self._seed,
-                iterations=_ITERATIONS,
-                l2=self._l2,
-            )
+            top = _largest(self._task, rows, measured, self._seed, _ITERATIONS, self._l2)
         except RuntimeError as error:  # torch has no second derivative
             reason = str(error).strip().splitlines()[0]
             problem = "the curvature of this model's loss cannot be measured"
@@ -90,18 +81,9 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
     if experiment.protocol == "paper":
         shards = shards.paper()
     task = _task(experiment, shards)
-    row = at
-    if row is None:
-        row = task.space.initial(experiment.seed)
-    top = _largest(
-        task,
-        row,
-        torch.arange(shards.devices),
-        seed=experiment.seed,
-        iterations=iterations,
-        l2=experiment.l2,
-    )
-    return float(top.max())
+    row = task.space.initial(experiment.seed) if at is None else at
+    ids = torch.arange(shards.devices)
+    return float(_largest(task, row, ids, experiment.seed, iterations, experiment.l2).max())
 
 
 def strong_convexity(experiment: Experiment) -> float | None:
@@ -125,15 +107,7 @@ def _task(experiment: Experiment, shards: Shards) -> Task:
     )
 
 
-def _largest(
-    task: Task,
-    row: Tensor,
-    ids: Tensor,
-    *,
-    seed: int,
-    iterations: int,
-    l2: float,
-) -> Tensor:
+def _largest(task: Task, row: Tensor, ids: Tensor, seed: int, iterations: int, l2: float) -> Tensor:
     """The eigenvalue of the largest size of every device's Hessian plus l2, [devices]."""
     width = task.space.width
     x = row.to(task.device, torch.float64).expand(len(ids), width)
@@ -154,7 +128,7 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
     """
     out = torch.zeros_like(x)
     counts = task.examples.target_counts("train", ids).to(x)
-    for block, batch in task.blocks("train", ids):
+    for block, batch in task.examples.blocks("train", ids):
         rows = torch.arange(len(ids), device=x.device)
         if block is not None:
             rows = block.to(x.device)

@@ -10,41 +10,30 @@ minimum: a lam much larger than L keeps all personal models at the model above.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from covey.advice.curvature import Curvature
-from covey.advice.own import stated_by
-from covey.kernel.advice import (
-    FLAT,
-    Levers,
-    Proposal,
-    Step,
-    Tie,
-    Upper,
-    far,
-    per_cent,
-)
+from covey.advice.theory import stated_by
+from covey.kernel.advice import FLAT, Levers, Proposal, Step, Tie, Upper, far, per_cent
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import largest
 
-_RATIOS = (
-    1.0,
-    0.25,
-)  # lam as multiples of L: personal models go half, or 4/5, of their way
+_RATIOS = (1.0, 0.25)  # lam as multiples of L: personal models go half, or 4/5, of their way
 _LOOSER = 1.4  # how many times smaller a penalty must be to be worth a trial
 
 
 def stated(algorithm: Algorithm, L: float = 0.0) -> Levers:
     """The levers that an algorithm states, or those by the names of its fields."""
-    return stated_by(algorithm, "levers").levers(algorithm, L)
+    levers: Levers = stated_by(algorithm, "levers")(algorithm, L)
+    return levers
 
 
 def steps(algorithm: Algorithm) -> tuple[Step, ...]:
     """The step sizes on the data loss; fields with a list, one value per node, are left alone."""
-    steps = stated(algorithm).steps
-    return tuple(step for step in steps if _is_number(algorithm, step.field))
+    every = stated(algorithm).steps
+    return tuple(step for step in every if isinstance(getattr(algorithm, step.field), int | float))
 
 
 def without(algorithm: Algorithm) -> str:
@@ -72,22 +61,27 @@ def moves(algorithm: Algorithm, original: Algorithm, L: Curvature) -> Iterator[P
     Their reasons compare with `original`, the setting of the file.
     """
     for upper in uppers(algorithm, L):
-        old = float(getattr(algorithm, upper.field))
-        new = neat(upper.best)
-        if far(old, new):
-            yield _moved(upper, new, original, L)
+        if far(float(getattr(algorithm, upper.field)), neat(upper.best)):
+            yield _moved(upper, original, L)
 
 
-def ties(algorithm: Algorithm, original: Algorithm, L: Curvature) -> Iterator[Proposal]:
+def ties(algorithm: Any, original: Algorithm, L: Curvature) -> Iterator[Proposal]:
     """Changes of the penalties, with the upper models' steps that must follow them."""
     for penalty in stated(algorithm, L.typical).penalties:
-        changes: list[Proposal] = []
-        if isinstance(penalty, Proposal):
-            changes.append(penalty)
+        changes: Iterable[Proposal]
+        if isinstance(penalty, Tie):
+            changes = _loosened(penalty, algorithm, original, L.typical)
         else:
-            changes.extend(_loosened(penalty, algorithm, original, L.typical))
+            changes = (penalty,)
         for change in changes:
-            yield _with_uppers(change, algorithm, original, L)
+            values = dict(change.values)
+            reasons = dict(change.reasons)
+            changed: Algorithm = replace(algorithm, **values)
+            for upper in uppers(changed, L):
+                moved = _moved(upper, original, L)
+                values |= moved.values
+                reasons |= moved.reasons
+            yield Proposal(values, reasons)
 
 
 def neat(value: float) -> float:
@@ -119,18 +113,15 @@ def reason(step: Step, original: Algorithm, new: float, L: Curvature) -> str:
     return f"{formula} {curvature}; longer steps did better"
 
 
-def _is_number(algorithm: Algorithm, field: str) -> bool:
-    return isinstance(getattr(algorithm, field), int | float)
-
-
 def uppers(algorithm: Algorithm, L: Curvature) -> list[Upper]:
     """The step sizes of upper models; fields with a list, one value per node, are left alone."""
     every = stated(algorithm, L.typical).uppers
-    return [upper for upper in every if _is_number(algorithm, upper.field)]
+    return [upper for upper in every if isinstance(getattr(algorithm, upper.field), int | float)]
 
 
-def _moved(upper: Upper, new: float, original: Algorithm, L: Curvature) -> Proposal:
-    """A new step of an upper model, and how much of its way the model goes by it."""
+def _moved(upper: Upper, original: Algorithm, L: Curvature) -> Proposal:
+    """The best step of an upper model, and how much of its way the model goes by it."""
+    new = neat(upper.best)
     every = stated(original, L.typical).uppers
     (old,) = [item for item in every if item.field == upper.field]
     old_step = largest(getattr(original, old.field))
@@ -149,25 +140,7 @@ def _loosened(tie: Tie, algorithm: Algorithm, original: Algorithm, L: float) -> 
         if smallest <= _LOOSER * value:
             continue
         old = float(getattr(original, tie.field)) / tie.scale
-        why = _why_smaller(old, value / tie.scale, L, tie.field)
-        values = dict.fromkeys(names, value)
-        yield Proposal(values, {tie.field: why, **tie.alike})
-
-
-def _why_smaller(old: float, new: float, L: float, name: str) -> str:
-    """Why a penalty becomes smaller."""
-    share = f"L/({name} + L) = {per_cent(L / (new + L))}"
-    way = f"personal models go {share} of the way to their own minimum"
-    return f"with L = {L:.2g} {way}, was {per_cent(L / (old + L))}"
-
-
-def _with_uppers(change: Proposal, algorithm: Any, original: Algorithm, L: Curvature) -> Proposal:
-    """The change of a penalty with the upper steps that are best under it."""
-    changed: Algorithm = replace(algorithm, **change.values)
-    values = dict(change.values)
-    reasons = dict(change.reasons)
-    for upper in uppers(changed, L):
-        moved = _moved(upper, neat(upper.best), original, L)
-        values |= moved.values
-        reasons |= moved.reasons
-    return Proposal(values, reasons)
+        share = f"L/({tie.field} + L) = {per_cent(L / (value / tie.scale + L))}"
+        way = f"personal models go {share} of the way to their own minimum"
+        why = f"with L = {L:.2g} {way}, was {per_cent(L / (old + L))}"
+        yield Proposal(dict.fromkeys(names, value), {tie.field: why, **tie.alike})

@@ -9,12 +9,11 @@ exact. Anything less is a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
-from covey.advice.own import stated_by
+from covey.advice.theory import stated_by
 from covey.errors import ConfigError
 from covey.kernel.advice import Advice, Excess, Loss, RoundFactor, Vector
 from covey.kernel.algorithm import Algorithm
@@ -54,8 +53,12 @@ def advise(
         rule = f"strong = {strong!r} exceeds smoothness = {smoothness!r}"
         raise ConfigError(f"{rule}; no curvature can be both.")
     loss = Loss(smoothness, strong, exact, examples, devices, rounds, scheduled)
+    items: list[Advice] = []
     try:
-        items = list(_findings(algorithm, loss))
+        for statement in stated_by(algorithm, "advice")(algorithm, loss):
+            if isinstance(statement, RoundFactor):
+                statement = _one_round(statement, loss)
+            items.append(statement)
     except (OverflowError, ZeroDivisionError) as error:
         name = type(algorithm).__name__
         rule = "its fields are so large or so small that a round's factor is no number"
@@ -64,57 +67,37 @@ def advise(
     return sorted(items, key=lambda item: order.index(item.level))
 
 
-def _findings(algorithm: Algorithm, loss: Loss) -> Iterator[Advice]:
-    """What the algorithm states, its rounds checked."""
-    for statement in stated_by(algorithm).advice(algorithm, loss):
-        if isinstance(statement, RoundFactor):
-            yield from _checked(statement, loss)
-        else:
-            yield statement
-
-
-def _checked(stated: RoundFactor, loss: Loss) -> Iterator[Advice]:
+def _one_round(stated: RoundFactor, loss: Loss) -> Advice:
     """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
     excess = stated.excess
     up_to = loss.L if loss.exact and loss.L else math.inf
     if _always_diverges(excess, up_to):
-        yield _hopeless(excess, up_to, stated.certain and not loss.scheduled)
-        return
+        return _hopeless(excess, up_to, stated.certain and not loss.scheduled)
     low, high = _stretch(excess)
-    where = _words(low, high)
     numbers = {"lowest curvature": low, "highest curvature": high}
-    if loss.L is None:
-        yield Advice(
-            "note",
-            "one round",
-            f"on quadratics it converges at {where}.",
-            numbers,
-        )
-        return
-    change = _evaluate(excess, np.array([loss.L]))
-    factor = 1 + float(change[0])
-    numbers["factor at L"] = factor
-    if not bool(_margin(change)[0] > 0):
-        text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}."
-        yield Advice("note", "one round", text, numbers)
-        return
-    error = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}"
-    text = f"{error}{loss.guess}; it converges at {where}."
-    yield Advice("warning", "one round", text, numbers)
+    level: Literal["warning", "note"] = "note"
+    text = f"on quadratics it converges at {_words(low, high)}."
+    if loss.L is not None:
+        factor = 1 + float(_evaluate(excess, np.array([loss.L]))[0])
+        numbers["factor at L"] = factor
+        text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}"
+        if bool(_margin(excess, np.array([loss.L]))[0] > 0):
+            level = "warning"
+            text += f"{loss.guess}; it converges at {_words(low, high)}"
+        text += "."
+    return Advice(level, "one round", text, numbers)
 
 
 def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
     """The error where a round diverges at every curvature up to `up_to`."""
     highest = min(up_to, 1e3)
     usual = np.geomspace(1e-6 * highest, highest, 601)
-    factors = np.abs(1 + _evaluate(excess, usual))
-    median = float(np.median(factors))
+    median = float(np.median(np.abs(1 + _evaluate(excess, usual))))
     numbers = {"median factor": median}
     every = "every curvature"
     if up_to < math.inf:
         every = f"every curvature up to L = {up_to:g}"
-        change = _evaluate(excess, np.array([up_to]))
-        numbers["factor at L"] = 1 + float(change[0])
+        numbers["factor at L"] = 1 + float(_evaluate(excess, np.array([up_to]))[0])
     level: Literal["error", "warning"] = "error"
     start = "one round"
     if not certain:
@@ -134,8 +117,9 @@ def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
         return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
 
 
-def _margin(change: Vector) -> Vector:
-    """By how much the factor 1 + change exceeds 1 in size: above 0 where a round diverges."""
+def _margin(excess: Excess, curvatures: Vector) -> Vector:
+    """By how much a round's factor exceeds 1 in size at each curvature: above 0 it diverges."""
+    change = _evaluate(excess, curvatures)
     margin: Vector = np.maximum(change, -2 - change)
     return margin
 
@@ -149,23 +133,18 @@ def _always_diverges(excess: Excess, up_to: float) -> bool:
     if up_to < math.inf:
         grid = np.append(grid[grid < up_to], up_to)
     for _ in range(_ZOOMS):
-        margin = _margin(_evaluate(excess, grid))
+        margin = _margin(excess, grid)
         if not bool((margin > 0).all()):
             return False
-        grid = _around_valleys(grid, margin)
+        before = np.concatenate([[math.inf], margin[:-1]])
+        after = np.concatenate([margin[1:], [math.inf]])
+        (valleys,) = np.nonzero((margin <= before) & (margin <= after))
+        order = np.argsort(margin[valleys], kind="stable")
+        lowest = valleys[order[:_VALLEYS]]
+        left = grid[np.maximum(lowest - 1, 0)]
+        right = grid[np.minimum(lowest + 1, len(grid) - 1)]
+        grid = np.unique(np.geomspace(left, right, 65))
     return True
-
-
-def _around_valleys(grid: Vector, margin: Vector) -> Vector:
-    """A finer grid between the neighbours of the lowest local minima."""
-    before = np.concatenate([[math.inf], margin[:-1]])
-    after = np.concatenate([margin[1:], [math.inf]])
-    (valleys,) = np.nonzero((margin <= before) & (margin <= after))
-    order = np.argsort(margin[valleys], kind="stable")
-    lowest = valleys[order[:_VALLEYS]]
-    left = grid[np.maximum(lowest - 1, 0)]
-    right = grid[np.minimum(lowest + 1, len(grid) - 1)]
-    return np.unique(np.geomspace(left, right, 65))
 
 
 def _stretch(excess: Excess) -> tuple[float, float]:
@@ -173,7 +152,7 @@ def _stretch(excess: Excess) -> tuple[float, float]:
 
     0 and infinity where it reaches an end of the grid.
     """
-    stable = _margin(_evaluate(excess, _CURVATURES)) <= 0
+    stable = _margin(excess, _CURVATURES) <= 0
     if not bool(stable.any()):  # only between the points of the grid
         return math.nan, math.nan
     first = int(stable.argmax())
@@ -192,8 +171,7 @@ def _edge(excess: Excess, stable: float, unstable: float) -> float:
     """The curvature between these two at which a round begins to diverge."""
     for _ in range(60):
         middle = math.sqrt(stable) * math.sqrt(unstable)
-        change = _evaluate(excess, np.array([middle]))
-        if bool(_margin(change)[0] > 0):
+        if bool(_margin(excess, np.array([middle]))[0] > 0):
             unstable = middle
         else:
             stable = middle
@@ -205,8 +183,6 @@ def _words(low: float, high: float) -> str:
         return "few curvatures"
     if low == 0 and high == math.inf:
         return "any curvature"
-    if low == 0:
-        return f"curvatures up to {high:.4g}"
-    if high == math.inf:
-        return f"curvatures from {low:.4g}"
-    return f"curvatures from {low:.4g} to {high:.4g}"
+    start = f" from {low:.4g}" if low > 0 else " up"
+    end = f" to {high:.4g}" if high < math.inf else ""
+    return f"curvatures{start}{end}"

@@ -11,9 +11,10 @@ depends on the time that a trial takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from covey.advice import levers
 from covey.advice.curvature import Curvature, Probe
@@ -21,7 +22,8 @@ from covey.errors import ConfigError, DivergedError
 from covey.kernel.advice import Proposal, Step
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment, describe
-from covey.runs.run import Round, Run
+from covey.runs.run import Run
+from covey.runs.settings import Part
 
 GAIN = 1.0  # points of the score, below which a change is not worth making
 _TIE = 0.5  # points within which the smaller step is taken, as the curvature grows later
@@ -108,13 +110,46 @@ class _Search:
     trials: list[Trial] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """How many rounds a trial has, what it is scored on, and the curvature at the start."""
+        experiment = self.experiment
+        protocol = experiment.protocol
+        self.part: Part = "train"
+        if bool(experiment.data.validation.counts().sum()):
+            protocol = "honest"
+            self.part = "validation"
+        self.experiment = replace(
+            experiment,
+            protocol=protocol,
+            parts=(self.part,),
+            score_train_every=None,
+            stop=None,
+        )
+        first = Run(self._short(1, experiment.algorithm))
+        self.probe = Probe(self.experiment, first.trained)
+        start = self.probe.measure(first.w)
+        if start is None:
+            problem = "the curvature of the loss is not finite at the initial model"
+            raise ConfigError(f"{problem}; `--fast` does not measure it.")
+        self.start = start
+        gradients = 0
+        with suppress(DivergedError):
+            gradients = next(iter(first)).gradients
+        work = max(gradients * first.w.shape[1], 1)
+        rounds = min(max(int(_WORK / work), _MIN_ROUNDS), _MAX_ROUNDS)
+        self.rounds = min(rounds, experiment.rounds)
+        self.longer = min(_LONGER * self.rounds, experiment.rounds)
+
     def findings(self) -> Findings:
         """The whole search: steps, the upper models' steps, penalties, and steps again."""
-        self._prepare()
         if self.start.typical == 0:
             nothing = "the loss has no curvature, or its model no second derivative"
             return Findings(start=self.start, nothing=nothing)
-        original, original_later = self._original()
+        longer = self._short(self.longer, self.experiment.algorithm)
+        run = Run(replace(longer, score_every=self.rounds))
+        original = self._after(run, self.rounds)
+        self.trials.append(original)
+        original_later = self._after(run, self.longer)
         path = self._path(original)
         advised = self._confirmed(path, original_later)
         changes = self._changes(original_later, advised)
@@ -148,14 +183,6 @@ class _Search:
             path.append(self._steps(loosened))
         return path
 
-    def _original(self) -> tuple[Trial, Trial]:
-        """The file's own setting after a trial's rounds, and after those of the last comparison."""
-        longer = self._short(self.longer, self.experiment.algorithm)
-        run = Run(replace(longer, score_every=self.rounds))
-        trial = self._after(run, self.rounds)
-        self.trials.append(trial)
-        return trial, self._after(run, self.longer)
-
     def _confirmed(self, path: list[Trial], original: Trial) -> Trial:
         """The last setting of the path that is better than the original over more rounds too.
 
@@ -175,51 +202,8 @@ class _Search:
                 return trial
         return original
 
-    def _prepare(self) -> None:
-        """How many rounds a trial has, what it is scored on, and the curvature at the start."""
-        experiment = self.experiment
-        protocol = experiment.protocol
-        self.part = "train"
-        if bool(experiment.data.validation.counts().sum()):
-            protocol = "honest"
-            self.part = "validation"
-        self.experiment = replace(
-            experiment,
-            protocol=protocol,
-            parts=(self.part,),
-            score_train_every=None,
-            stop=None,
-        )
-        first = Run(self._short(1, experiment.algorithm))
-        self.probe = Probe(self.experiment, first.trained)
-        start = self.probe.measure(first.w)
-        if start is None:
-            problem = "the curvature of the loss is not finite at the initial model"
-            raise ConfigError(f"{problem}; `--fast` does not measure it.")
-        self.start = start
-        gradients = _first_round(first)
-        work = max(gradients * first.w.shape[1], 1)
-        rounds = min(max(int(_WORK / work), _MIN_ROUNDS), _MAX_ROUNDS)
-        self.rounds = min(rounds, experiment.rounds)
-        self.longer = min(_LONGER * self.rounds, experiment.rounds)
-
     def _short(self, rounds: int, algorithm: Algorithm) -> Experiment:
-        return replace(
-            self.experiment,
-            algorithm=algorithm,
-            rounds=rounds,
-            score_every=rounds,
-        )
-
-    def _try(self, algorithm: Algorithm) -> Trial:
-        """A few rounds with this setting."""
-        for trial in self.trials:
-            if describe(trial.algorithm) == describe(algorithm):
-                return trial
-        run = Run(self._short(self.rounds, algorithm))
-        trial = self._after(run, self.rounds)
-        self.trials.append(trial)
-        return trial
+        return replace(self.experiment, algorithm=algorithm, rounds=rounds, score_every=rounds)
 
     def _after(self, run: Run, rounds: int) -> Trial:
         """The result of a run after `rounds` rounds."""
@@ -229,29 +213,12 @@ class _Search:
                 next(run)
         except DivergedError:
             return Trial(algorithm, {}, -math.inf, self.start, 0)
-        figures = self._figures(run.history[-1])
+        record = run.history[-1]
+        factor = 100 if self._classifies else -1
+        names = judged(algorithm, list(record.models))
+        figures = {name: factor * record.models[name].quality(self.part) for name in names}
         sent = sum(past.bytes() for past in run.history)
-        return Trial(
-            algorithm,
-            figures,
-            score=self._score(figures),
-            curvature=self._along(run),
-            bytes=sent,
-        )
-
-    def _figures(self, record: Round) -> dict[str, float]:
-        """Accuracy in per cent, or the loss, of every model that is judged.
-
-        It is the metric of `select` where there is one: in per cent where higher is better.
-        """
-        out = {}
-        for name in judged(self.experiment.algorithm, list(record.models)):
-            quality = record.models[name].quality(self.part)
-            if self._classifies:
-                out[name] = 100 * quality
-            else:
-                out[name] = -quality
-        return out
+        return Trial(algorithm, figures, self._score(figures), self._along(run), sent)
 
     @property
     def _classifies(self) -> bool:
@@ -296,42 +263,44 @@ class _Search:
         sizes = {step.field: levers.safe(step, best.curvature) for step in steps}
         tried = [best]
         for _ in range(_HALVINGS):
-            trial = self._propose(best.algorithm, Proposal(sizes, {}))
+            trial = self._propose(best.algorithm, sizes)
             tried.append(trial)
             top = max(past.score for past in tried)
             if trial.score < top - GAIN and _stable(trial):
                 break
-            sizes = {
-                step.field: _shorter(step, sizes[step.field], trial.curvature) for step in steps
-            }
+            for step in steps:  # the safe one now, but between a quarter and a half of the last
+                size = sizes[step.field]
+                safe = max(size / 4, levers.safe(step, trial.curvature))
+                sizes[step.field] = min(size / 2, safe)
         return _chosen(tried, steps[0])
 
-    def _best_of(self, proposals: Any, best: Trial) -> Trial:
+    def _best_of(self, proposals: Iterable[Proposal], best: Trial) -> Trial:
         """The best of these changes, each made to the same setting, if it is better by GAIN."""
         start = best
         for proposal in proposals:
-            safe = self._with_safe_steps(start, proposal)
-            trial = self._propose(start.algorithm, safe)
+            values = _neat(proposal.values)
+            changed: Any = replace(cast(Any, start.algorithm), **values)
+            for step in levers.steps(changed):  # which are to be stable under the new penalties
+                safe = levers.neat(levers.safe(step, start.curvature))
+                if step.field not in values and getattr(changed, step.field) > safe:
+                    values[step.field] = safe
+            trial = self._propose(start.algorithm, values)
             if trial.score >= best.score + GAIN:
                 best = trial
                 self.reasons.update(proposal.reasons)
         return best
 
-    def _with_safe_steps(self, start: Trial, proposal: Proposal) -> Proposal:
-        """The proposal with steps that are stable under its penalties."""
-        values = _neat(proposal)
-        changed = _with(start.algorithm, values)
-        for step in levers.steps(changed):
-            safe = levers.neat(levers.safe(step, start.curvature))
-            if step.field not in values and getattr(changed, step.field) > safe:
-                values[step.field] = safe
-        return Proposal(values, proposal.reasons)
-
-    def _propose(self, algorithm: Algorithm, proposal: Proposal) -> Trial:
-        values = _neat(proposal)
-        shown = [f"{name} = {value:g}" for name, value in values.items()]
-        self.told(", ".join(shown))
-        return self._try(_with(algorithm, values))
+    def _propose(self, algorithm: Any, values: dict[str, float]) -> Trial:
+        """A few rounds with these values in place of the algorithm's own."""
+        values = _neat(values)
+        self.told(", ".join(f"{name} = {value:g}" for name, value in values.items()))
+        changed: Algorithm = replace(algorithm, **values)
+        for trial in self.trials:
+            if describe(trial.algorithm) == describe(changed):
+                return trial
+        trial = self._after(Run(self._short(self.rounds, changed)), self.rounds)
+        self.trials.append(trial)
+        return trial
 
     def _changes(self, original: Trial, best: Trial) -> tuple[Change, ...]:
         algorithm = original.algorithm
@@ -348,15 +317,9 @@ class _Search:
         return tuple(out)
 
 
-def _neat(proposal: Proposal) -> dict[str, float]:
-    """The proposed values with two digits."""
-    return {name: levers.neat(value) for name, value in proposal.values.items()}
-
-
-def _with(algorithm: Any, values: dict[str, float]) -> Algorithm:
-    """The algorithm with other values; only dataclasses have steps."""
-    changed: Algorithm = replace(algorithm, **values)
-    return changed
+def _neat(values: dict[str, float]) -> dict[str, float]:
+    """These values with two digits."""
+    return {name: levers.neat(value) for name, value in values.items()}
 
 
 def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
@@ -369,20 +332,6 @@ def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
     if algorithm.splits and own in names:
         names.remove("global")
     return names or list(models)
-
-
-def _shorter(step: Step, size: float, L: Curvature) -> float:
-    """The next size to try: the safe one now, but between a quarter and a half of the last."""
-    safe = max(size / 4, levers.safe(step, L))
-    return min(size / 2, safe)
-
-
-def _first_round(run: Run) -> int:
-    """How many gradients the first round takes; 0 if it diverges."""
-    try:
-        return next(iter(run)).gradients
-    except DivergedError:
-        return 0
 
 
 def _stable(trial: Trial) -> bool:
@@ -409,10 +358,8 @@ def _chosen(tried: list[Trial], step: Step) -> Trial:
         return best
     if tried[0] in good:
         return tried[0]
-    return min(
-        _within(good, _TIE),
-        key=lambda trial: float(getattr(trial.algorithm, step.field)),
-    )
+    close = _within(good, _TIE)
+    return min(close, key=lambda trial: float(getattr(trial.algorithm, step.field)))
 
 
 def _within(trials: list[Trial], points: float) -> list[Trial]:

@@ -7,7 +7,6 @@ its mean, else they step on their losses. Each move is divided by its probabilit
 expected move is a step of size `lr` on the whole objective.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,21 +14,14 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Statement, Step
-from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import (
-    averaging_step,
-    inner_step,
-    largest,
-    smallest,
-)
-from covey.kernel.fields import (
+from covey.fields import (
     Count,
     NonNegative,
     Positive,
     Probability,
     ProbabilityPerNode,
 )
+from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
 from covey.types import Rows
@@ -123,18 +115,3 @@ class AL2GD(Algorithm):
             steps=round(1 / self.p),
             lr=self.lr,
         )
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        not_server = 1 - self.p
-        local = self.lr / not_server / (1 - largest(self.edge_p))
-        pull = self.lr * self.lam / not_server / smallest(self.edge_p)
-        names = ("lr/((1-p)(1-edge_p))", "lam")
-        yield from inner_step(local, 0.0, loss, steps=2, names=names)
-        yield from averaging_step(pull, "lr*lam/((1-p) edge_p)")
-        yield from averaging_step(self.lr * self.gamma / self.p, "lr*gamma/p")
-
-    def levers(self, L: float) -> Levers:
-        not_server = 1 - self.p
-        not_edge = 1 - largest(self.edge_p)
-        step = Step("lr", times=1 / not_server / not_edge)
-        return Levers(steps=(step,))

@@ -15,17 +15,14 @@ This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from the p
 - Its alpha moves by `lr`, not by a step size of its own, and one batch serves w, v and alpha.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from covey.engine.alternate import Mix, Move, alternate
-from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.engine.solvers.alternate import Mix, Move, alternate
+from covey.fields import Count, NonNegative, Positive, Share
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -48,6 +45,7 @@ class APFL(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never its own part of the mixture"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     plain_steps: ClassVar[str | None] = "it steps along gradients at a mixture of two models"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -79,9 +77,3 @@ class APFL(Algorithm):
             step = self.alpha_lr * slope.sum(1, keepdim=True)
             alpha = (alpha - step).clamp(0, 1)
         return me.keep("_alpha", alpha)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
-
-    def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr"),))

@@ -6,15 +6,12 @@ round sends `steps` times as much as a round of FedAvg, and a gradient tells mor
 examples than a model after many steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Weighted
 from covey.types import Rows
@@ -34,6 +31,7 @@ class Centralised(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its gradient, at every single step"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     plain_steps: ClassVar[str | None] = "its steps are the server's, along a mean of gradients"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -49,6 +47,3 @@ class Centralised(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         gradient = me.grad(self.batch)  # as of FedAvg, on its own data
         return descend(w, gradient, steps=self.steps, lr=self.lr)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

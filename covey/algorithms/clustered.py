@@ -10,7 +10,6 @@ l2/2 |theta_j|^2 is the same for every device: it would draw all of them to the 
 smallest weights.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,10 +18,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, NonNegative, Positive, Range
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Message, exact
 from covey.tree import Sample
@@ -49,6 +46,7 @@ class Clustered(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, and which cluster it picked"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
 
     def above(self) -> str:
         return "clusters"
@@ -104,6 +102,3 @@ class Clustered(Algorithm):
         table = torch.cat(losses, dim=1)
         best = table.argmin(1)
         return one_hot(best, len(models)).to(table)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -17,10 +17,10 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError, install
+from covey.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import prox_steps
-from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
 

@@ -4,17 +4,14 @@ The paper's Delta, m, v, beta_1, beta_2, tau, eta, eta_l, K are `change`, `mean`
 `beta2`, `tau`, `server_lr`, `lr`, `steps`. As there, v begins at tau^2 and no bias is corrected.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.fields import Count, Positive, Range
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -39,6 +36,7 @@ class FedAdam(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -54,9 +52,3 @@ class FedAdam(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Weighted:
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
-
-    def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr"),))

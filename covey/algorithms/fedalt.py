@@ -5,17 +5,14 @@ The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `perso
 average the nodes below them `edge_rounds` times, as in HierFAVG.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import steps_by_part
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.kernel.work import Work
@@ -43,6 +40,7 @@ class FedAlt(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr", "personal_lr")
     splits: ClassVar[bool] = True
     any_depth: ClassVar[bool] = True
 
@@ -95,12 +93,3 @@ class FedAlt(Algorithm):
         x = descend(x, gradient_of_u, part=me.shared, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return steps_by_part(
-            loss,
-            lr=self.lr,
-            steps=self.steps,
-            personal_lr=self.personal_lr,
-            personal_steps=self.personal_steps,
-        )

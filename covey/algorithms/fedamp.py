@@ -6,7 +6,6 @@ descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) in two turns: a step of si
 the server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,10 +13,8 @@ import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie
+from covey.fields import Count, NonNegative, Positive, Range
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step, prox_round
-from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
 from covey.tree import Sample
@@ -79,16 +76,3 @@ class FedAMP(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         tie = w.new_full((len(w), 1), self.lam / self.alpha)
         return self.device(me, w, tie)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        """A round where models are alike, which is where their tie is largest."""
-        least = self.lam / self.alpha
-        yield from inner_step(self.lr, least, loss, steps=self.steps, names=("lr", "lam/alpha"))
-        tie = max(least, self.lam * ((loss.devices or 1) - 1) / self.sigma)
-        lr = self.lr / (1 + self.lr * (tie - least))
-        yield RoundFactor(prox_round(lr, tie, self.steps))
-
-    def levers(self, L: float) -> Levers:
-        step = Step("lr", self.lam / self.alpha, "lam/alpha")
-        lam = Tie("lam", scale=self.alpha)
-        return Levers(steps=(step,), penalties=(lam,))

@@ -5,15 +5,12 @@ plain mean, as in all methods here, so that they minimise one objective and redu
 their defaults (docs/decisions/0023-weights-of-a-mean.md).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -34,6 +31,7 @@ class FedAvg(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -43,6 +41,3 @@ class FedAvg(Algorithm):
         gradient = me.grad(self.batch)
         x = descend(w, gradient, steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -4,17 +4,14 @@ The paper's v, beta, eta are `velocity`, `momentum`, `lr`. Reddi et al. (2021) a
 step size `server_lr`. With momentum = 0 and server_lr = 1 it is FedAvg, bit for bit.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.fields import Count, Positive, Range
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -34,6 +31,7 @@ class FedAvgM(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -46,9 +44,3 @@ class FedAvgM(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Weighted:
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
-
-    def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr"),))

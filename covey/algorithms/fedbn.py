@@ -6,17 +6,14 @@ names the parameters of all normalization layers: BatchNorm, GroupNorm, LayerNor
 BatchNorm's statistics are a device's own in every method (docs/decisions/0053-batch-norm.md).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -38,6 +35,7 @@ class FedBN(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, without the normalization layers"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     splits: ClassVar[bool] = True
     private_default: ClassVar[tuple[str, ...]] = ("norm",)
 
@@ -56,6 +54,3 @@ class FedBN(Algorithm):
         x = descend(x, gradient, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -4,17 +4,14 @@ The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of
 names the head's layers, by default the last one. Its mean weighs by samples: `weight="samples"`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -35,6 +32,7 @@ class FedPer(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared layers of its model, never the private ones"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -56,6 +54,3 @@ class FedPer(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me, w[:, me.shared])
         return me.kept["personal"]
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.fields import Count, NonNegative, Positive
 from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import prox_steps
-from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample

@@ -5,17 +5,14 @@ names the head's layers, by default the last one. The paper's tau_h, tau, alpha 
 `steps`, `head_lr` and `lr`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -39,6 +36,7 @@ class FedRep(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared layers of its model, never the private ones"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr", "head_lr")
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -70,8 +68,3 @@ class FedRep(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.fitted(me, w[:, me.shared])
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
-        head = ("head_lr", "lam")
-        yield from inner_step(self.head_lr, 0.0, loss, steps=self.head_steps, names=head)

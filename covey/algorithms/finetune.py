@@ -1,14 +1,11 @@
 """FedAvg, then a few local steps: the simplest personal model that uses all devices' data."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -31,6 +28,7 @@ class FineTune(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the tuned one"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr", "tune_lr")
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -43,8 +41,3 @@ class FineTune(Algorithm):
         theta = descend(w, gradient, steps=self.tune_steps, lr=self.tune_lr)
         me.keep("personal", theta)
         return x, me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
-        tune = ("tune_lr", "lam")
-        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)

@@ -12,10 +12,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from covey.engine.descend import descend
+from covey.fields import Count, NonNegative, Positive, Share
 from covey.kernel.advice import Levers, Loss, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import prox_steps
-from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
 from covey.tree import Sample

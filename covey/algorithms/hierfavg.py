@@ -5,15 +5,12 @@ samples (`weight="samples"`): a device by its own samples, an edge by those of a
 asked or not. h-SGD weighs uniformly.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -36,6 +33,7 @@ class HierFAVG(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, every edge round"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
 
     def above(self) -> str:
         return "edge"
@@ -54,6 +52,3 @@ class HierFAVG(Algorithm):
         gradient = me.grad(self.batch)
         x = descend(w, gradient, steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -6,7 +6,6 @@ towards their mean. A round is all flips up to and including the first that aver
 devices send once per round.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,10 +13,8 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.fields import Count, NonNegative, Positive, Probability
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import at_most, averaging_step, inner_step, theorem
-from covey.kernel.fields import Count, NonNegative, Positive, Probability
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.types import Rows
@@ -71,20 +68,3 @@ class L2GD(Algorithm):
             steps=round(1 / self.p),
             lr=self.lr,
         )
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        """Flips add up over rounds, so that several local steps follow each other."""
-        local = self.lr / (1 - self.p)
-        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/(1-p)", "lam"))
-        yield from averaging_step(self.lr * self.lam / self.p, "lr*lam/p")
-        if loss.L is not None:
-            local_curvature = loss.L / (1 - self.p)
-            pull_curvature = self.lam / self.p
-            expected_smoothness = max(local_curvature, pull_curvature, 1e-30)
-            bound = 0.5 / expected_smoothness
-            condition = at_most("lr", self.lr, bound)
-            yield theorem("the rate of L2GD", [condition], {"largest lr": bound})
-
-    def levers(self, L: float) -> Levers:
-        step = Step("lr", times=1 / (1 - self.p))
-        return Levers(steps=(step,))

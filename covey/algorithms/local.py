@@ -1,14 +1,11 @@
 """Local training: every device learns alone; the baseline of personal models."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
 
@@ -25,6 +22,7 @@ class Local(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "nothing"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     learns_global: ClassVar[bool] = False
 
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -40,6 +38,3 @@ class Local(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me)
         return me.kept["personal"]
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -8,37 +8,17 @@ level, whose gradient needs only its answer: pull (x - answer), or -pull answer 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from covey.engine import smooth_l1
 from covey.engine.descend import descend
+from covey.engine.solvers import smooth_l1
 from covey.errors import ConfigError, TreeError, shown
-from covey.kernel.advice import (
-    Advice,
-    Levers,
-    Loss,
-    RoundFactor,
-    Statement,
-    Vector,
-)
+from covey.fields import Count, NonNegative, Positive, check
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import (
-    descended,
-    inner_step,
-    power,
-    smooth_l1_cycle,
-)
-from covey.kernel.fields import Count, NonNegative, Positive, check
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample, Tree
 from covey.types import Rows
-
-_ASKS = 10_000  # asks of a round up to which its factor is worked out
 
 
 @dataclass(frozen=True)
@@ -81,14 +61,6 @@ class Level:
         if self.coupling == "prox":
             return self.lam
         return 0.0
-
-    def advice(self, loss: Loss) -> Iterator[Advice]:
-        """What theory says of this level alone, whose loss is that of the levels below it."""
-        lam = self.ridge + self.prox
-        curve = self.gamma / self.rho
-        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=curve)
-        names = ("lr", "lam", "gamma")
-        yield from smooth_l1_cycle(self.lr, lam, self.gamma, self.rho, L=loss.L, names=names)
 
 
 @dataclass(frozen=True)
@@ -233,58 +205,6 @@ class Nested(Algorithm):
             method=level.method,
         )
 
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        """Every level by itself, then a round of all levels."""
-        last = self.levels[-1]
-        for index, level in enumerate(self.levels):
-            loss_below = loss
-            if index + 1 < len(self.levels):
-                loss_below = _loss_above(self.levels[index + 1].lam, loss)
-            for item in level.advice(loss_below):
-                about = f"{level.name or level.tier}: {item.about}"
-                yield Advice(item.level, about, item.text, item.numbers)
-        asks = math.prod(level.steps for level in self.levels[:-1])
-        if last.tol is None and last.method == "gradient" and asks <= _ASKS:
-            yield RoundFactor(self._excess)
-
-    def _excess(self, h: Vector) -> Vector:
-        start = np.zeros_like(h)
-        return self._answer(0, start, h, {})
-
-    def _answer(self, index: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
-        """The result of `solve` for an anchor, both relative to the start of the round.
-
-        `ends` has the rows that levels ended with.
-        """
-        level = self.levels[index]
-        x = anchor
-        if level.warm:
-            x = ends.get(index, anchor)
-        prox = level.prox
-        linear = level.lam - prox
-        if index + 1 == len(self.levels):
-            slope = level.lam * anchor + linear - h - level.ridge
-            minimiser = slope / (h + level.ridge + prox)
-            steps = power(level.lr, level.ridge + prox, h, level.steps)
-            x = descended(x, steps, minimiser)
-        else:
-            pull = self.pull(index)
-            below = self.levels[index + 1]
-            for _ in range(level.steps):
-                answer = self._answer(index + 1, x, h, ends)
-                pulled = -pull * (1 + answer)
-                if below.coupling == "prox":
-                    pulled = pull * (x - answer)
-                tie = prox * (x - anchor) - linear * (1 + anchor)
-                own = tie + level.ridge * (1 + x)
-                x = x - level.lr * (pulled + own)
-        ends[index] = x
-        return x
-
-    def levers(self, L: float) -> Levers:
-        why = "the steps of Nested are those of its levels; `--theory` checks each"
-        return Levers(without=why)
-
 
 def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
     terms = -level.lam * anchor
@@ -294,11 +214,3 @@ def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
     if level.gamma:
         terms = terms + level.gamma * smooth_l1.grad(x, level.rho)
     return terms
-
-
-def _loss_above(lam: float, loss: Loss) -> Loss:
-    """An upper level's loss: an envelope of curvature lam L/(lam+L), at most lam, never exact."""
-    L = lam
-    if loss.L is not None and lam + loss.L:
-        L = lam * loss.L / (lam + loss.L)
-    return Loss(L, None, exact=False)

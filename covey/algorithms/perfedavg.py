@@ -5,26 +5,13 @@ batches of a device's training examples, drawn anew at every step. A device's pe
 after one step of size alpha on another training batch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from covey.engine.alternate import Move, alternate
 from covey.engine.descend import descend
-from covey.kernel.advice import (
-    FLAT,
-    HALFWAY,
-    Levers,
-    Loss,
-    RoundFactor,
-    Statement,
-    Step,
-    Upper,
-    Vector,
-)
+from covey.engine.solvers.alternate import Move, alternate
+from covey.fields import Count, NonNegative, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import power
-from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.tree import Sample
@@ -98,23 +85,3 @@ class PerFedAvg(Algorithm):
         gradient = me.grad(self.batch, "personal")
         theta = descend(w, gradient, steps=1, lr=self.alpha)
         return me.keep("personal", theta)
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield RoundFactor(self._excess)
-
-    def _excess(self, h: Vector) -> Vector:
-        """The excess of plain steps on the meta loss.
-
-        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) without the Hessian.
-        """
-        adapted = 1 - self.alpha * h
-        curvature = h * adapted
-        if self.order == "hessian-free":
-            curvature = h * adapted**2
-        return power(self.lr, 0.0, curvature, self.steps)
-
-    def levers(self, L: float) -> Levers:
-        best = HALFWAY / max(L, FLAT)
-        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
-        meta = Step("lr")
-        return Levers(steps=(meta,), uppers=(alpha,))

@@ -9,7 +9,6 @@ device's prediction averages that many draws of q.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.engine import rowwise
 from covey.engine.descend import Stepper
+from covey.engine.modules import rowwise
 from covey.engine.task import Batch, Predict
-from covey.kernel.advice import Advice, Levers, Loss, Statement
+from covey.fields import Count, NonNegative, Positive, Range, Whole
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.fields import Count, NonNegative, Positive, Range, Whole
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -118,55 +116,6 @@ class PFedBayes(Algorithm):
             return total - math.log(self.draws)
 
         return predict
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        if self.method == "gradient":
-            yield self._plain_steps(loss)
-            return
-        text = (
-            f"personal_lr = {self.personal_lr:g}: Adam's steps are about that large whatever "
-            "the curvature, so there is no condition."
-        )
-        yield Advice("note", "inner step", text, {"personal_lr": self.personal_lr})
-
-    def _plain_steps(self, loss: Loss) -> Advice:
-        """Plain steps of mean and rho on E f + zeta/n KL(q | local), whose curvatures add up.
-
-        Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they
-        have g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The
-        local distribution steps on the KL alone.
-        """
-        s = math.log1p(math.exp(self.rho))
-        s = max(s, 1e-150)
-        g = 1 / (1 + math.exp(-self.rho))
-        along_rho = g * (g + s * (1 - g))
-        curve = max(1.0, along_rho) * (loss.L or 0.0)
-        tie = self.zeta * max(1.0, 2 * g * g) / s**2
-        room = 2 / self.personal_lr - curve
-        numbers = {"s": s, "zeta/s^2": tie}
-        rule = (
-            "personal_lr*(L + zeta/(n s^2)) and lr*zeta/(n s^2) must be below 2, where n is "
-            "a device's number of training examples and "
-            f"s = softplus(rho) = {s:.3g} at the start (less s, more n)"
-        )
-        if room <= 0:
-            alone = f"L = {loss.L:g} alone is too much for personal_lr = {self.personal_lr:g}"
-            text = f"{rule}; {alone}{loss.guess}; lower it."
-            return Advice("warning", "inner step", text, numbers)
-        min_n = max(tie / room, tie * self.lr / 2)
-        numbers["least n"] = min_n
-        text = f"{rule}: zeta = {self.zeta:g} takes n > {min_n:.3g}"
-        if loss.L is not None:
-            text = f"{text} with L = {loss.L:g}"
-        if loss.examples is not None and loss.examples <= min_n:
-            fix = "lower personal_lr, lr or zeta"
-            text = f"{text}, but a device has {loss.examples}; {fix}."
-            return Advice("warning", "inner step", text, numbers)
-        return Advice("note", "inner step", f"{text}.", numbers)
-
-    def levers(self, L: float) -> Levers:
-        why = "its steps are Adam's, whose size does not depend on the curvature"
-        return Levers(without=why)
 
 
 def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:

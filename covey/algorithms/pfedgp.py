@@ -25,15 +25,15 @@ from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.engine.task import Batch, Predict
-from covey.kernel.advice import Advice, Levers, Loss, Statement
-from covey.kernel.algorithm import Algorithm
-from covey.kernel.fields import (
+from covey.fields import (
     LARGEST_COUNT,
     Count,
     NonNegative,
     Positive,
     Range,
 )
+from covey.kernel.advice import Advice, Levers, Loss, Statement
+from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.maths import gp

@@ -9,7 +9,6 @@ change, where (15) would divide by zero. Masks save bytes with the codec "bitmap
 Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -18,10 +17,8 @@ from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive, SharePerNode
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import steps_by_part
-from covey.kernel.fields import Count, Positive, SharePerNode
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
 from covey.kernel.work import Work
@@ -62,6 +59,7 @@ class Pruned(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared weights it kept and which they are, never the private layers"
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr", "personal_lr")
     splits: ClassVar[bool] = True
     private_default: ClassVar[tuple[str, ...]] = ("conv*", "head")
     any_depth: ClassVar[bool] = True
@@ -201,13 +199,4 @@ class Pruned(Algorithm):
             personal_steps=personal_steps,
             probe_steps=self.probe_steps,
             numbers=int(self.weight == "samples"),
-        )
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return steps_by_part(
-            loss,
-            lr=self.lr,
-            steps=self.steps,
-            personal_lr=self.personal_lr,
-            personal_steps=self.personal_steps,
         )

@@ -5,17 +5,14 @@ The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`
 message is twice as long.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Loss, Statement
+from covey.fields import Count, Positive
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
-from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -38,6 +35,7 @@ class Scaffold(Algorithm):
     plain_steps: ClassVar[str | None] = (
         "its control variates are computed from the sum of plain steps"
     )
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     idle_trains: ClassVar[bool] = False  # c would no longer be the mean of all c_i
 
     def server(self, me: Nodes, x: Rows) -> Rows:
@@ -60,6 +58,3 @@ class Scaffold(Algorithm):
         no_control = torch.zeros_like(w)
         y, _ = self.device(me, w, no_control)
         return y
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)

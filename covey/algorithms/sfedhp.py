@@ -6,43 +6,14 @@ are `lam1`, `lam2`, `gamma1`, `gamma2`, `rho`, `lr1`, `lr2`, `beta`. nu of (9) i
 Defaults are for newcomers; the paper's settings are in covey/papers/sfedhp.toml.
 """
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 
 from covey.engine.descend import NO_DATA, descend
-from covey.kernel.advice import (
-    HALFWAY,
-    Levers,
-    Loss,
-    RoundFactor,
-    Statement,
-    Step,
-    Tie,
-    Upper,
-    Vector,
-    envelope,
-)
+from covey.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import (
-    at_least_of,
-    at_most,
-    descended,
-    envelope_bound,
-    exceeds,
-    inner_step,
-    momentum_step,
-    outer_step,
-    power,
-    server_step,
-    smooth_l1_cycle,
-    theorem,
-)
-from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.maths.penalty import L1
 from covey.tree import Sample
@@ -170,110 +141,3 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = program(me, w)
         return theta
-
-    def advice(self, loss: Loss) -> Iterator[Statement]:
-        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
-        curve1, curve2 = self._curves()
-        total = self.steps * self.edge_rounds
-        yield from inner_step(
-            self.lr2,
-            self.lam1,
-            loss,
-            steps=self.steps,
-            total=total,
-            curve=curve1,
-            names=("lr2", "lam1"),
-        )
-        if self.method == "nesterov":
-            yield from momentum_step(self.lr2, self.lam1, loss, names=("lr2", "lam1"))
-        if self.l1 == "smooth":
-            names = ("lr2", "lam1", "gamma1")
-            yield from smooth_l1_cycle(
-                self.lr2,
-                self.lam1,
-                self.gamma1,
-                self.rho,
-                L=loss.L,
-                names=names,
-            )
-            names = ("lr1", "lam_bar", "gamma2")
-            yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
-        largest = envelope_bound(self.lr1 * both, both)
-        yield from outer_step(
-            self.lr1,
-            both,
-            names=("lr1", "lam_bar"),
-            largest=largest,
-            why="L < 2 lam_bar/(lr1 lam_bar - 2)",
-        )
-        moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
-        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
-        if self.method == "gradient" and not self.tol:  # else steps differ in number or in law
-            yield RoundFactor(self._excess)
-        yield from self._theorems(loss, curve1, self.lam2 + curve2)
-
-    def _curves(self) -> tuple[float, float]:
-        """What the smooth l1 of theta and of w adds to the curvature near zero."""
-        if self.l1 == "smooth":
-            return self.gamma1 / self.rho, self.gamma2 / self.rho
-        return 0.0, 0.0
-
-    def _excess(self, h: Vector) -> Vector:
-        w = phi = theta = np.zeros_like(h)
-        steps = power(self.lr2, self.lam1, h, self.steps)
-        for _ in range(self.edge_rounds):
-            minimiser = (self.lam1 * phi - h) / (h + self.lam1)
-            theta = descended(theta, steps, minimiser)
-            phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
-            w = w - self.lr1 * self.lam2 * (w - phi)
-        return self.beta * w
-
-    def _theorems(self, loss: Loss, curve1: float, smooth: float) -> Iterator[Statement]:
-        """Theorem 1 with both links of its chain; Theorem 3 with lam at least the root."""
-        lam1 = self.lam1
-        lam2 = self.lam2
-        double = None
-        min_lam = None
-        if loss.L is not None:
-            double = 2 * (loss.L + curve1)
-            min_lam = math.sqrt(16 * (loss.L + curve1) ** 2 + 1)
-        first = exceeds(f"lam1 = {lam1:g}", lam1, "2 (L + gamma1/rho)", double)
-        second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
-        conditions = [first, second]
-        numbers = {"gamma1/rho": curve1, "L_F": smooth}
-        yield theorem(
-            "Theorem 1 of sFedHP",
-            conditions,
-            numbers,
-            "a convex loss needs neither",
-        )
-        lam = lam1 * lam2 / math.hypot(lam1, lam2)
-        scale = self.beta * self.edge_rounds
-        wide_step = 1 / (588 * smooth * lam**2)
-        smooth_step = self.beta / (2 * smooth)
-        bound = min(wide_step, smooth_step) / scale
-        root = "sqrt(16 (L + gamma1/rho)^2 + 1)"
-        wide = at_least_of(f"lam = {lam:.4g}", lam, root, min_lam)
-        conditions = [wide, at_most("lr1", self.lr1, bound)]
-        numbers = {"lam": lam, "largest lr1": bound}
-        yield theorem("Theorem 3 of sFedHP", conditions, numbers)
-        if loss.mu:
-            strong = 1 / (1 / loss.mu + 1 / lam1 + 1 / lam2)
-            ratio = smooth / (strong * self.beta)
-            smooth_step = 1 / (3 * smooth * (3 + 128 * ratio))
-            bound = min(1 / strong, smooth_step) / scale
-            conditions = [at_most("lr1", self.lr1, bound)]
-            numbers = {"largest lr1": bound, "mu_F": strong}
-            yield theorem("Theorem 2 of sFedHP", conditions, numbers)
-
-    def levers(self, L: float) -> Levers:
-        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
-        through = envelope(self.lam1, self.lam2, L)
-        steepest = max(through, envelope(self.lam1, self.lam2))
-        best = HALFWAY / steepest
-        moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
-        halfway = "as lam1: an edge stands halfway between its devices and the server"
-        theta = Step("lr2", self.lam1, "lam1")
-        w_i = Upper("lr1", best, both, moves, "its devices")
-        lam = Tie("lam1", alike={"lam2": halfway})
-        return Levers(steps=(theta,), uppers=(w_i,), penalties=(lam,))

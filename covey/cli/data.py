@@ -14,17 +14,19 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from covey.cli.config import load
-from covey.cli.folder import refused
 from covey.cli.options import AsJson, What, split
-from covey.cli.terminal import Console
-from covey.data import Shards, inventory, locations, overlaps
-from covey.data.catalog import known
-from covey.data.inventory import Status
-from covey.data.leaks import copies
+from covey.data import Shards, overlaps
+from covey.data.partitions.leaks import copies
+from covey.data.published import inventory, locations
+from covey.data.published.catalog import known
+from covey.data.published.inventory import SetStatus
 from covey.data.shards import SPLITS
+from covey.files.config import load
+from covey.folder.folder import refused
+from covey.folder.terminal import Console
 from covey.tree import Tree
 
+_BARS = " ▁▂▃▄▅▆▇█"
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
 DataDir = Annotated[
@@ -119,7 +121,7 @@ def show(
 
       covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
     """
-    from covey.report.data_picture import draw
+    from covey.report.pictures.data_picture import draw
 
     path, changes = split(arguments)
     config = load(path, changes)
@@ -161,8 +163,12 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     if facts["labels"]:
         fewest, median, most = facts["labels"]
         console.print(f"{'labels':12} {fewest} to {most} per device, median {median}")
-    if facts["targets"]:
-        console.print(f"{'targets':12} {_spelled(facts['targets'])}")
+    if targets := facts["targets"]:
+        most = max(targets["counts"])
+        bars = "".join(_BARS[-(-8 * count // most)] for count in targets["counts"])
+        spread = f"mean {targets['mean']:.4g}, standard deviation {targets['deviation']:.4g}"
+        ends = f"{targets['min']:.4g} |{bars}| {targets['max']:.4g}"
+        console.print(f"{'targets':12} {ends}; {spread}")
     if facts["scaling"]:
         console.print(f"{'scaling':12} {facts['scaling']}")
     for note in facts["notes"]:
@@ -184,7 +190,7 @@ def _targets(shards: Shards) -> dict[str, Any] | None:
     """What numbers there are to predict in training, with a histogram; None for classes."""
     if shards.classes is not None:
         return None
-    from covey.report.data_picture import target_histogram
+    from covey.report.pictures.data_picture import target_histogram
 
     limits, counts = target_histogram(shards)
     values = shards.y[shards.train.index].double()
@@ -196,17 +202,6 @@ def _targets(shards: Shards) -> dict[str, Any] | None:
         "limits": limits.tolist(),
         "counts": counts.sum(0).tolist(),
     }
-
-
-_BARS = " ▁▂▃▄▅▆▇█"
-
-
-def _spelled(targets: dict[str, Any]) -> str:
-    """The targets in a line, their histogram as a row of bars."""
-    most = max(targets["counts"])
-    bars = "".join(_BARS[-(-8 * count // most)] for count in targets["counts"])
-    spread = f"mean {targets['mean']:.4g}, standard deviation {targets['deviation']:.4g}"
-    return f"{targets['min']:.4g} |{bars}| {targets['max']:.4g}; {spread}"
 
 
 def _leaks(facts: dict[str, Any]) -> str:
@@ -235,20 +230,9 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
     sizes = {}
     for part in SPLITS:
         counts = shards.part(part).counts()
-        sizes[part] = [
-            int(counts.min()),
-            int(counts.median()),
-            int(counts.max()),
-            int(counts.sum()),
-        ]
-    kind: str | None = None
-    if shards.scaling is not None:
-        kind = shards.scaling.kind
-    if kind == "paper":
-        kind = "paper, over test examples too"
-    edges = None
-    if tree.depth > 2:
-        edges = list(tree.children[-1])
+        figures = (counts.min(), counts.median(), counts.max(), counts.sum())
+        sizes[part] = [int(figure) for figure in figures]
+    kind = shards.scaling.kind if shards.scaling else None
     labels = None
     if shards.classes:
         counts = (shards.labels() > 0).sum(1)
@@ -256,25 +240,21 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
     return {
         "data": shards.name,
         "devices": shards.devices,
-        "edges": edges,
+        "edges": list(tree.children[-1]) if tree.depth > 2 else None,
         "sizes": sizes,
         "labels": labels,
         "targets": _targets(shards),
-        "scaling": kind,
+        "scaling": "paper, over test examples too" if kind == "paper" else kind,
         "notes": [*shards.notes, *shards.receiver_notes()],
         "overlaps": asdict(overlaps(shards)),
         "copies": asdict(copies(shards)),
     }
 
 
-def _print(console: Console, status: Status) -> None:
-    if status.test:
-        examples = f"{status.train:,} + {status.test:,} images"
-    else:
-        examples = f"{status.train:,} images"
-    state = "[yellow]missing[/]"
-    if status.present:
-        state = "[green]present[/]"
+def _print(console: Console, status: SetStatus) -> None:
+    counts = f"{status.train:,} + {status.test:,}" if status.test else f"{status.train:,}"
+    examples = f"{counts} images"
+    state = "[green]present[/]" if status.present else "[yellow]missing[/]"
     console.print(
         f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes", markup=True
     )

@@ -19,40 +19,17 @@ from rich.table import Table
 
 from covey import native
 from covey.advice import Advice
-from covey.cli import (
-    certs,
-    ctl,
-    data,
-    deploy,
-    deploy_change,
-    export,
-    new,
-    registry,
-    results,
-    runs,
-    show,
-    trackers,
-)
-from covey.cli import personalize as personal
-from covey.cli.advise import advise, print_advice, quick
-from covey.cli.assemble import Experiments
-from covey.cli.compare import compare
-from covey.cli.config import SECTIONS, Config, defaults, explain
-from covey.cli.execute import Interrupted, resume, start
-from covey.cli.folder import environment
-from covey.cli.node import node
+from covey.advice.command import advise, print_advice, quick
+from covey.cli import data, export, new, results, runs
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
-from covey.cli.plan import plan
-from covey.cli.registry import Listed
-from covey.cli.replay import replay_command
 from covey.cli.report import report, write_after_run
-from covey.cli.reproduce import reproduce
-from covey.cli.sweep import sweep
-from covey.cli.terminal import Console
 from covey.cli.watch import watch
-from covey.data import inventory
-from covey.deployed.local import ProcessFailed
+from covey.data.published import inventory
+from covey.deployed.commands import certs, ctl, deploy, deploy_change
+from covey.deployed.commands.node import node
+from covey.deployed.commands.replay import replay_command
+from covey.deployed.plan.local import ProcessFailed
 from covey.errors import (
     CheckpointError,
     ConfigError,
@@ -62,11 +39,24 @@ from covey.errors import (
     RankError,
     TransportError,
 )
+from covey.files import registry
+from covey.files.assemble import Experiments
+from covey.files.config import SECTIONS, Config, defaults, explain
+from covey.files.registry import Listed
+from covey.files.settings import SETTINGS as SETTINGS  # which `covey list` shows
+from covey.folder import personalize as personal
+from covey.folder import show, trackers
+from covey.folder.execute import Interrupted, resume, start
+from covey.folder.folder import environment
+from covey.folder.terminal import Console
+from covey.grid.command import compare, sweep
+from covey.papers.command import reproduce
+from covey.radio.command import plan
 from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
-from covey.runtimes import launch
-from covey.runtimes.heartbeat import EXIT_CODE
-from covey.runtimes.ranks import ALONE, join, joined
+from covey.runtimes.ranks import launch
+from covey.runtimes.ranks.heartbeat import EXIT_CODE
+from covey.runtimes.ranks.ranks import ALONE, join, joined
 
 app = new_app()
 
@@ -91,6 +81,7 @@ class Kind(StrEnum):
     partitions = "partitions"
     codecs = "codecs"
     policies = "policies"
+    settings = "settings"
 
 
 @app.command(epilog=EPILOG, rich_help_panel=TRAIN)
@@ -106,6 +97,10 @@ def run(
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Resume the run in this folder."),
     ] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Resume even where code of your own has changed since."),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -182,7 +177,11 @@ def run(
         experiments = Experiments(runtime, ranks)
         if resume_from is not None:
             _check_resumed(resume_from, out, path)
-            folder, summary = resume(resume_from, changes, console, sys.argv, experiments, makers)
+            folder, summary = resume(
+                resume_from, changes, console, sys.argv, experiments, makers, anyway=anyway
+            )
+        elif anyway:
+            raise ConfigError("--anyway is for a run that goes on; give --resume DIR too.")
         else:
             config = load_and_note(console, path, changes, demo=True)
             forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
@@ -515,7 +514,6 @@ _EXTRAS = {
     "hub": ("datasets", "PIL"),
     "parquet": ("pyarrow",),
     "images": ("PIL",),
-    "matlab": ("scipy",),
     "demlearn": ("scipy",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
@@ -548,7 +546,3 @@ def _data_sets() -> dict[str, str]:
 def _devices() -> str:
     cuda = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     return ", ".join(["cpu", *(f"cuda:{k} {name}" for k, name in enumerate(cuda))])
-
-
-if __name__ == "__main__":
-    main()

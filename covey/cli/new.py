@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 import covey
-from covey.cli import registry
-from covey.cli.folder import refused
-from covey.cli.terminal import Console
 from covey.errors import ConfigError
+from covey.files import registry
+from covey.folder.folder import refused
+from covey.folder.terminal import Console
 
 app = typer.Typer(help="Write the files of something new, to start from.", no_args_is_help=True)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -31,7 +31,7 @@ def _new() -> None:
 
 
 @dataclass(frozen=True)
-class Names:
+class AlgorithmNames:
     """What the parts of a new algorithm are called."""
 
     Name: str  # the class
@@ -39,7 +39,7 @@ class Names:
     module: str  # what a program imports
 
     @staticmethod
-    def of(text: str, *, package: bool) -> Names:
+    def of(text: str, *, package: bool) -> AlgorithmNames:
         """The names for what a user wrote, as FedMine, fedmine or fed_mine."""
         if not _NAME.fullmatch(text):
             raise ConfigError(
@@ -48,7 +48,7 @@ class Names:
             )
         name = "".join(word[:1].upper() + word[1:] for word in text.split("_"))
         stem = name.lower()
-        return Names(name, stem, f"covey_{stem}" if package else stem)
+        return AlgorithmNames(name, stem, f"covey_{stem}" if package else stem)
 
 
 @app.command()
@@ -84,50 +84,33 @@ def algorithm(
     """
     if tiers not in _TIERS:
         raise ConfigError(f"--tiers {tiers}: give 2 (server, device) or 3 (server, edge, device).")
-    names = Names.of(name, package=package)
+    names = AlgorithmNames.of(name, package=package)
     root = folder or Path()
-    files = _package(names, tiers) if package else _files(names, tiers)
+    experiment = f"{names.stem}.toml"
+    code, test = f"{names.module}.py", f"test_{names.stem}.py"
+    named = f"{names.module}:{names.Name}"
+    files: dict[str, str] = {}
     if package:
         root = root / f"covey-{names.stem}"
-    _check_name(names)
-    _check_free(root, files)
+        code, test = f"{names.module}/__init__.py", f"tests/{test}"
+        named = names.stem
+        files = {name: _filled(name, names) for name in ("pyproject.toml", "README.md")}
+    files[code] = _filled(f"algorithm-{tiers}.py", names)
+    files[test] = _filled(f"test-{tiers}.py", names)
+    files[experiment] = _filled(f"experiment-{tiers}.toml", names, algorithm=named, file=experiment)
+    _check_free(names, root, files)
     _write(root, files)
     _show(root, files, names, package)
 
 
-def _files(names: Names, tiers: int) -> dict[str, str]:
-    """The three files of an algorithm outside a package, by their paths."""
-    experiment = f"{names.stem}.toml"
-    named = f"{names.module}:{names.Name}"
-    return {
-        f"{names.module}.py": _filled(f"algorithm-{tiers}.py", names),
-        f"test_{names.stem}.py": _filled(f"test-{tiers}.py", names),
-        experiment: _filled(f"experiment-{tiers}.toml", names, algorithm=named, file=experiment),
-    }
-
-
-def _package(names: Names, tiers: int) -> dict[str, str]:
-    """The files of a package that declares the algorithm, by their paths."""
-    experiment = f"{names.stem}.toml"
-    return {
-        "pyproject.toml": _filled("pyproject.toml", names),
-        "README.md": _filled("README.md", names),
-        f"{names.module}/__init__.py": _filled(f"algorithm-{tiers}.py", names),
-        f"tests/test_{names.stem}.py": _filled(f"test-{tiers}.py", names),
-        experiment: _filled(
-            f"experiment-{tiers}.toml", names, algorithm=names.stem, file=experiment
-        ),
-    }
-
-
-def _filled(template: str, names: Names, **more: str) -> str:
+def _filled(template: str, names: AlgorithmNames, **more: str) -> str:
     """A template with the names in it."""
     file = resources.files("covey.cli").joinpath("templates", f"{template}.txt")
     return Template(file.read_text(encoding="utf-8")).substitute(vars(names) | more)
 
 
-def _check_name(names: Names) -> None:
-    """An error if the name means something else already."""
+def _check_free(names: AlgorithmNames, root: Path, files: dict[str, str]) -> None:
+    """An error if the name means something else already, or if a file or module has it."""
     if keyword.iskeyword(names.stem) or names.Name in covey.__all__:
         raise ConfigError(f"{names.Name} means something else in such a file; choose another name.")
     if names.stem in registry.names("algorithms"):
@@ -135,10 +118,6 @@ def _check_name(names: Names) -> None:
             f"there is an algorithm {names.stem} already (covey list algorithms {names.stem}); "
             "choose another name."
         )
-
-
-def _check_free(root: Path, files: dict[str, str]) -> None:
-    """An error if a file exists already, or if a module of this name is installed."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"--dir {root} is a file; name a folder.")
     taken = [str(root / name) for name in files if (root / name).exists()]
@@ -147,10 +126,8 @@ def _check_free(root: Path, files: dict[str, str]) -> None:
             f"{taken[0]} exists already, and nothing is overwritten; "
             "choose another name or another --dir, or remove it."
         )
-    module = next(name for name in files if name.endswith(".py")).partition("/")[0]
-    module = module.removesuffix(".py")
-    if find_spec(module) is not None:
-        raise ConfigError(f"a module {module} is installed already; choose another name.")
+    if find_spec(names.module) is not None:
+        raise ConfigError(f"a module {names.module} is installed already; choose another name.")
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
@@ -170,7 +147,7 @@ def _write(root: Path, files: dict[str, str]) -> None:
         raise
 
 
-def _show(root: Path, files: dict[str, str], names: Names, package: bool) -> None:
+def _show(root: Path, files: dict[str, str], names: AlgorithmNames, package: bool) -> None:
     """What was written, and the next commands."""
     console = Console()
     for name in files:

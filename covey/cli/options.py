@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from covey.cli.config import Config, load
-from covey.cli.terminal import Console
 from covey.errors import ConfigError
+from covey.files.config import Config, load
+from covey.folder.terminal import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 What = Annotated[
@@ -25,7 +25,16 @@ def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     """The one word that is a file, if any, and the changes."""
     words = arguments or []
     files = [word for word in words if "=" not in word or Path(word).is_file()]
-    _check_files(files)
+    if len(files) > 1:
+        raise ConfigError(
+            f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
+        )
+    if files and (Path(files[0]) / "config.toml").is_file():
+        run = files[0].rstrip("/")
+        raise ConfigError(
+            f"{run} is the folder of a run; resume it with covey run --resume {run},"
+            f" repeat it with covey run {run}/config.toml, or show it with covey show {run}."
+        )
     changes = [word for word in words if word not in files]
     if not files:
         return None, changes
@@ -47,17 +56,3 @@ def load_and_note(
     for note in notes:
         console.print(f"note: {note}")
     return config
-
-
-def _check_files(files: list[str]) -> None:
-    """Refuse several files, and the folder of a run."""
-    if len(files) > 1:
-        raise ConfigError(
-            f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
-        )
-    if files and (Path(files[0]) / "config.toml").is_file():
-        run = files[0].rstrip("/")
-        raise ConfigError(
-            f"{run} is the folder of a run; resume it with covey run --resume {run},"
-            f" repeat it with covey run {run}/config.toml, or show it with covey show {run}."
-        )

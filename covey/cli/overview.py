@@ -109,12 +109,8 @@ def overview() -> typer.Typer:
 
     for panel, commands in _COMMANDS.items():
         for name, line in commands.items():
-            app.command(name, help=line, rich_help_panel=panel)(_nothing)
+            app.command(name, help=line, rich_help_panel=panel)(lambda: None)
     return app
-
-
-def _nothing() -> None:
-    """A subcommand that is shown and never run."""
 
 
 def main() -> None:
@@ -127,7 +123,3 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     whole()
-
-
-if __name__ == "__main__":
-    main()

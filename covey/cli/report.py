@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from covey.cli.folder import Folder
-from covey.cli.terminal import Console
-from covey.deployed import own_models
 from covey.errors import ConfigError, CoveyError
+from covey.folder.folder import NODE_FACTS, Folder
+from covey.folder.terminal import Console
 from covey.report.facts import facts
-from covey.report.page import build
+from covey.report.page.page import build
 
 NAME = "report.html"
 
@@ -48,7 +47,7 @@ def report(
       covey report runs/demo-sfedhp-1 runs/demo-permfl-1 --out both.html
     """
     for run in runs:
-        if (run / own_models.FACTS).exists():
+        if (run / NODE_FACTS).exists():
             rule = "has the models of one node, and no rounds"
             raise ConfigError(f"{run} {rule}; give the run folder of the server.")
     page = out or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
@@ -61,10 +60,20 @@ def report(
 
 def write(runs: Sequence[Path], page: Path) -> None:
     """Write the page of these runs, in one step."""
-    _check_target(page)
+    if page.is_dir():
+        raise ConfigError(f"--out {page} is a folder; name a file, such as {page / NAME}.")
+    if not page.parent.is_dir():
+        raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
     value = facts(runs)
-    _check_scored(value)
-    _check_data(value)
+    first = value["runs"][0]
+    if not any(seed["models"] for run in value["runs"] for seed in run["seeds"]):
+        raise ConfigError(
+            f"{first['folder']} has no scored round yet "
+            f"({first['done']} of {first['planned']} rounds run); "
+            f"wait, or resume it with covey run --resume {first['folder']}."
+        )
+    for other in value["runs"][1:]:
+        _check_data(first, other)
     Folder(page.parent).write(page.name, build(value))
 
 
@@ -79,37 +88,16 @@ def write_after_run(folder: Path, console: Console) -> None:
     console.print(f"open first: {page}")
 
 
-def _check_target(page: Path) -> None:
-    if page.is_dir():
-        raise ConfigError(f"--out {page} is a folder; name a file, such as {page / NAME}.")
-    if not page.parent.is_dir():
-        raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
-
-
-def _check_scored(value: Mapping[str, Any]) -> None:
-    """Refuse runs of which none has a scored round."""
-    runs = value["runs"]
-    if any(seed["models"] for run in runs for seed in run["seeds"]):
-        return
-    folder = runs[0]["folder"]
-    raise ConfigError(
-        f"{folder} has no scored round yet ({runs[0]['done']} of {runs[0]['planned']} rounds run); "
-        f"wait, or resume it with covey run --resume {folder}."
-    )
-
-
-def _check_data(value: Mapping[str, Any]) -> None:
+def _check_data(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Refuse runs of different data: their figures cannot be compared."""
-    first, *others = value["runs"]
-    for other in others:
-        ours = _data_settings(first)
-        theirs = _data_settings(other)
-        for name in sorted(ours.keys() | theirs.keys()):
-            if ours.get(name) != theirs.get(name):
-                raise ConfigError(
-                    f"{first['folder']} and {other['folder']} have different data: {name} = "
-                    f"{ours.get(name)!r} and {theirs.get(name)!r}; write one report for each."
-                )
+    ours = _data_settings(first)
+    theirs = _data_settings(other)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise ConfigError(
+                f"{first['folder']} and {other['folder']} have different data: {name} = "
+                f"{ours.get(name)!r} and {theirs.get(name)!r}; write one report for each."
+            )
 
 
 def _data_settings(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,17 +11,18 @@ import numpy as np
 import typer
 from rich.table import Table as RichTable
 
-from covey.cli import show
-from covey.cli.folder import refused
-from covey.cli.load import Loaded, load, summary
 from covey.cli.options import AsJson
-from covey.cli.terminal import Console, printable
-from covey.data.tables import Columns, Faults, Table
-from covey.data.unlabelled import unlabelled
+from covey.data.tables.files import unlabelled
+from covey.data.tables.options import ROLES, TableOptions
+from covey.data.tables.tables import Faults, Table
 from covey.errors import ConfigError
+from covey.folder import show
+from covey.folder.folder import refused
+from covey.folder.load import Loaded, load, summary
+from covey.folder.terminal import Console, printable
 from covey.runs.csv_text import csv_text
-from covey.runs.devices import DeviceScore
-from covey.runs.headline import Headline, asked_for, for_devices, headline
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.headline import Headline, asked_for, for_devices, headline
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
@@ -59,7 +59,8 @@ def show_run(
     """
     if metric is not None and not devices:
         raise ConfigError(f"--metric {metric} is for --devices; the other table has all metrics.")
-    seeds = _seeds(run)
+    first = load(run)
+    seeds = [first if seed == first.seed else load(run, seed=seed) for seed in first.seeds]
     if devices:
         _show_devices(seeds, [seed.devices() for seed in seeds], metric, as_json)
         return
@@ -74,18 +75,10 @@ def show_run(
     if unfinished:
         done = min(len(seed.history) for seed in unfinished)
         console.print(f"{done} of {rounds} rounds; resume with: covey run --resume {run}")
-    for line in _stopped_early(seeds):
-        console.print(line)
+    stopped = [str(len(seed.history)) for seed in seeds if seed.stopped_early]
+    if stopped:
+        console.print(f"stopped early after round {', '.join(stopped)} of {rounds}, as stop says")
     show.table(console, figures)
-
-
-def _stopped_early(seeds: Sequence[Loaded]) -> list[str]:
-    """A line on the seeds that stopped early, where there are any."""
-    stopped = [len(seed.history) for seed in seeds if seed.stopped_early]
-    if not stopped:
-        return []
-    rounds = ", ".join(map(str, stopped))
-    return [f"stopped early after round {rounds} of {seeds[0].config.rounds}, as stop says"]
 
 
 def predict(
@@ -147,12 +140,6 @@ def predict(
     Console(stderr=True).print(f"{len(rows)} predictions: {out}")
 
 
-def _seeds(run: Path) -> list[Loaded]:
-    """Every seed of a run."""
-    first = load(run)
-    return [first if seed == first.seed else load(run, seed=seed) for seed in first.seeds]
-
-
 def _show_devices(
     seeds: Sequence[Loaded],
     scores: Sequence[Sequence[DeviceScore]],
@@ -170,7 +157,10 @@ def _show_devices(
         by_device.setdefault((seed, line.device), {})[line.model] = line
     models = seeds[0].models()
     own = seeds[0].most_personal()
-    metric = _metric(seeds[0], [line for _, line in tested], wanted)
+    compared = [line for _, line in tested]
+    metric = for_devices(headline(seeds[0].history), compared)
+    if wanted is not None:
+        metric = asked_for(wanted, headline(seeds[0].history), compared)
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for _, line in tested)
     table = _device_table(with_seeds, with_edges, [f"{name} {metric.unit}" for name in models])
@@ -183,14 +173,6 @@ def _show_devices(
         figures = [_figure(scored.get(name), metric) for name in models]
         table.add_row(*words, str(first.examples), *figures)
     show.print_wide(Console(), table)
-
-
-def _metric(run: Loaded, lines: Sequence[DeviceScore], wanted: str | None) -> Headline:
-    """The metric by which devices are compared: the one asked for, or that of the run."""
-    usual = headline(run.history)
-    if wanted is not None:
-        return asked_for(wanted, usual, lines)
-    return for_devices(usual, lines)
 
 
 def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) -> RichTable:
@@ -219,15 +201,10 @@ def _figure(line: DeviceScore | None, metric: Headline) -> str:
 def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
     """The rows of the file, all of them fit to be predicted."""
     data = run.config.data
-    columns = Columns()
-    for role in ("label", "device", "edge", "part"):
-        if isinstance(data.get(role), str):
-            columns = replace(columns, **{role: data[role]})
-    if isinstance(data.get("label"), list):
-        columns = replace(columns, label=data["label"][0], more_labels=tuple(data["label"][1:]))
+    names = [name for name in (*ROLES, "decimal") if isinstance(data.get(name), str | list)]
     table = unlabelled(
         file,
-        replace(columns, decimal=str(data.get("decimal", "."))),
+        TableOptions(**{name: data[name] for name in names}),
         features=run.names.features,
         shape=run.shape,
         faults=faults,
@@ -248,7 +225,8 @@ def _owners(
 ) -> list[tuple[str | None, str | None]]:
     """Whose model each row is predicted by, None where all have the same, and its name."""
     if device is not None:
-        return [(_known(run, device), model)] * len(table)
+        run.module(device=device)  # which refuses a name that the run does not know
+        return [(device, model)] * len(table)
     if run.alike(model) and table.device is not None:
         return [(owner, model) for owner in run.owners(table.device, model)]
     if table.device is None and (run.alike(model) or run.only_device is not None):
@@ -275,11 +253,6 @@ def _owners(
             faults.add_rows(table, [row], f"device {name!r} {reason}")
     faults.refuse("correct them, or predict by --unknown global, --device NAME or --model global")
     return [(name, model) for name in table.device]
-
-
-def _known(run: Loaded, device: str) -> str:
-    run.module(device=device)  # which refuses a name that the run does not know
-    return device
 
 
 def _predictions(

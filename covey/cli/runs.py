@@ -13,21 +13,21 @@ import typer
 from rich.table import Table
 
 from covey.cli.options import AsJson
-from covey.cli.show import print_wide
-from covey.cli.terminal import Console
 from covey.errors import ConfigError, CoveyError
-from covey.report.run_files import RunFiles, SeedRecord
+from covey.folder.show import print_wide
+from covey.folder.terminal import Console
+from covey.report.run_files import RunFiles
 from covey.report.seed_facts import SeedFacts
-from covey.runs import status
-from covey.runs.headline import named
-from covey.runs.status import State
+from covey.runs.saved import status
+from covey.runs.saved.status import State
+from covey.runs.scores.headline import named
 
 _FIGURES = ("accuracy", "rmse", "loss")
 """The figures of a model in summary.json by which a run without `select` is judged."""
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRun:
     """One run folder.
 
     `personal` and `global_` are test figures in the chosen round, means over seeds, as `metric`
@@ -91,26 +91,23 @@ def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
     print_wide(console, _table(listed))
 
 
-def runs_in(folder: Path) -> list[Listed]:
+def runs_in(folder: Path) -> list[ListedRun]:
     """The runs in a folder, or the one that it is itself; the oldest first."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; `covey run` makes runs/.")
     folders = [folder]
     if not (folder / "config.toml").exists():
         folders = sorted(path.parent for path in folder.glob("*/config.toml"))
-    listed = [_listed(path) for path in folders]
+    listed = []
+    for path in folders:
+        try:
+            listed.append(_read(path))
+        except CoveyError as error:
+            listed.append(ListedRun(path.name, str(path), "unreadable", reason=str(error)))
     return sorted(listed, key=lambda run: (run.started or "", run.name))
 
 
-def _listed(folder: Path) -> Listed:
-    """One run; a folder that cannot be read says why."""
-    try:
-        return _read(folder)
-    except CoveyError as error:
-        return Listed(folder.name, str(folder), "unreadable", reason=str(error))
-
-
-def _read(folder: Path) -> Listed:
+def _read(folder: Path) -> ListedRun:
     files = RunFiles(folder)
     where = status.read(folder)
     settings = files.settings
@@ -119,7 +116,7 @@ def _read(folder: Path) -> Listed:
         figures = _of_summary(folder)
     if not figures:
         figures = _of_rounds(files)
-    return Listed(
+    return ListedRun(
         name=folder.absolute().name,
         folder=str(folder),
         state=where.state,
@@ -179,15 +176,11 @@ def _of_rounds(files: RunFiles) -> dict[str, Any]:
     return {
         "done": min(done),
         "seconds": sum(record.seconds for seed in records for record in seed.history),
-        "bytes": _bytes(records[0]),
+        "bytes": sum(record.bytes() for record in records[0].history),
         "metric": seeds[0].shown.name,
         "personal": _chosen(seeds, "personal"),
         "global_": _chosen(seeds, "global"),
     }
-
-
-def _bytes(seed: SeedRecord) -> int:
-    return sum(record.bytes() for record in seed.history)
 
 
 def _chosen(seeds: Sequence[SeedFacts], model: str) -> float | None:
@@ -199,7 +192,7 @@ def _chosen(seeds: Sequence[SeedFacts], model: str) -> float | None:
     return fmean(known)
 
 
-def _table(listed: Sequence[Listed]) -> Table:
+def _table(listed: Sequence[ListedRun]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("run", "algorithm", "data", "state"):
         table.add_column(head, no_wrap=True)

@@ -11,10 +11,10 @@ import typer
 
 from covey.cli import runs
 from covey.cli.options import AsJson
-from covey.cli.terminal import Console
 from covey.errors import ConfigError
+from covey.folder.terminal import Console
 from covey.report.facts import Facts
-from covey.runs import status
+from covey.runs.saved import status
 
 _WAIT = 0.2  # s between two looks at a run that has not begun
 
@@ -49,8 +49,8 @@ def watch(
     if not folders:
         runs.print_runs(Path("runs"), as_json, only="running")
         return
-    from covey.report import live
-    from covey.report.page import build
+    from covey.report.page import live
+    from covey.report.page.page import build
 
     facts = Facts(folders)
     _wait_for_beginning(facts)

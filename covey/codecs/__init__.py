@@ -1,9 +1,15 @@
-"""How model rows become bytes on a link: one file per codec, found by name in `CODECS`."""
+"""How model rows become bytes on a link: one file per codec, found by name in `CODECS`.
 
+Every module of this folder is imported; what stands in its `CODECS` is in that of the folder.
+"""
+
+import importlib
 import inspect
-from dataclasses import MISSING, fields, is_dataclass, replace
+import pkgutil
+from dataclasses import is_dataclass, replace
 from typing import Any
 
+from covey import fields
 from covey.codecs.auto import Auto
 from covey.codecs.bitmap import Bitmap
 from covey.codecs.codec import Codec
@@ -11,6 +17,7 @@ from covey.codecs.coo import Coo
 from covey.codecs.dense import Dense
 from covey.codecs.quantised import Quantised
 from covey.errors import ConfigError, meant
+from covey.fields import Option, values
 from covey.installed import Declared, find
 from covey.origin import FAULTS, told
 
@@ -26,11 +33,12 @@ __all__ = [
     "declared_codec",
 ]
 
-_ALL: tuple[Codec, ...] = (
-    *(Dense(), Bitmap(), Coo(), Auto(), Quantised(8), Quantised(4)),
-    *(kind(values) for kind in (Dense, Bitmap, Coo) for values in ("f16", "bf16")),
-)
-CODECS: dict[str, Codec] = {codec.name: codec for codec in _ALL}
+_FILES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key="dense".__ne__)
+_MODULES = [importlib.import_module(f"{__name__}.{name}") for name in _FILES]
+CODECS: dict[str, Codec] = {
+    codec.name: codec for module in _MODULES for codec in getattr(module, "CODECS", ())
+}
+"""Every codec by its name."""
 
 
 def codec(name: str, **options: Any) -> Codec:
@@ -48,26 +56,19 @@ def codec(name: str, **options: Any) -> Codec:
             f"known codecs are {', '.join(CODECS)}."
         )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
-    free = _options(plain)
-    if unknown := next((option for option in options if option not in free), None):
-        listed = "it has none"
-        if free:
-            listed = f"its options are {', '.join(free)}"
-        raise ConfigError(
-            f"the codec {name!r} has no option {unknown!r}{meant(unknown, free)}; {listed}."
-        )
-    if options:
-        plain = replace(plain, **options)
+    given = values(_options(plain), options, f"codec {name}.")
     made: Codec = plain
+    if options:
+        made = replace(plain, **given)
     return made
 
 
-def _options(plain: Any) -> list[str]:
+def _options(plain: Any) -> dict[str, Option]:
     """The fields of a codec that are at their defaults, which its name leaves open."""
     if not is_dataclass(plain):
-        return []
-    optional = [field for field in fields(plain) if field.default is not MISSING]
-    return [field.name for field in optional if getattr(plain, field.name) == field.default]
+        return {}
+    schema = fields.options(type(plain))
+    return {name: each for name, each in schema.items() if getattr(plain, name) == each.default}
 
 
 _METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")

@@ -51,3 +51,6 @@ class Auto:
     ) -> Tensor:
         """Each value as it is."""
         return blocks.arriving(rows, mask, "own")
+
+
+CODECS = (Auto(),)

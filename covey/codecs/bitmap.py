@@ -52,3 +52,6 @@ class Bitmap(Sparse):
         packed = reader.bits()
         sent = bits.count(packed, reader.head.width)
         return reader.spread(packed, reader.values(sent))
+
+
+CODECS = (Bitmap(), Bitmap("f16"), Bitmap("bf16"))

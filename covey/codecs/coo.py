@@ -68,3 +68,6 @@ class Coo(Sparse):
         if width > _SPARSE * len(reader):  # a few bytes may declare a row of any width
             return reader.scatter(gaps.places(distances, sent, width), values)
         return reader.spread(gaps.read(distances, sent, width), values)
+
+
+CODECS = (Coo(), Coo("f16"), Coo("bf16"))

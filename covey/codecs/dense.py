@@ -9,7 +9,9 @@ from torch import Tensor
 from covey.codecs import bits, blocks, header, numbers
 from covey.codecs.blocks import Reader, Sent
 from covey.codecs.header import Tag
+from covey.codecs.numbers import Format
 from covey.errors import DecodeError
+from covey.fields import check
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,12 @@ class Dense:
     (18, [1.0, 0.0, 2.0])
     """
 
-    values: str = "own"
+    values: Format = "own"  # format of the values on the wire
     tag: ClassVar[Tag] = Tag.DENSE
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        numbers.check(self.values)
+        check(self)
 
     @property
     def name(self) -> str:
@@ -107,3 +109,6 @@ def _length(width: int, size: int, masked: bool) -> int:
     if masked:
         length += bits.length(width)
     return length
+
+
+CODECS = (Dense(), Dense("f16"), Dense("bf16"))

@@ -3,21 +3,21 @@
 They say which layout follows, in which number format, and how many values the row has.
 
     byte 0     version (high four bits, now 2) and tag (low four bits: the layout of what follows)
-    byte 1     format of the values (high four bits: 0 the row's own, 1 IEEE half, 2 bfloat16, 3
-    int8, 4 int4)
-               and type of the row (low four bits: 1 float32, 2 float64)
+    byte 1     format of the values (high four bits: 0 the row's own, 1 IEEE half, 2 bfloat16,
+               3 int8, 4 int4) and type of the row (low four bits: 1 float32, 2 float64)
     bytes 2-5  width P of the row, uint32
 
 All numbers are little-endian. What follows, by tag (bits: ceil(P / 8) bytes, lowest bit first,
-padding bits 0):
+padding bits 0; B is a block's size, uint16; scales are ceil(P / B) numbers in the row's type):
 
-    0 DENSE             P values 1 DENSE_MASKED      bits of the mask, P values (zeros outside the
-    mask) 2 BITMAP            bits of the non-zero values, those values 3 BITMAP_MASKED     bits of
-    the mask, the values inside it 4 COO               number n of non-zero values, uint32; n gaps;
-    those values 5 COO_MASKED        the same for the values inside the mask 6 QUANTISED
-    block size B, uint16; ceil(P / B) scales in the row's type; P integers 7 QUANTISED_MASKED  block
-    size B, uint16; bits of the mask; ceil(P / B) scales in the row's type; the integers inside the
-    mask
+    0 DENSE             P values
+    1 DENSE_MASKED      bits of the mask, P values (zeros outside the mask)
+    2 BITMAP            bits of the non-zero values, those values
+    3 BITMAP_MASKED     bits of the mask, the values inside it
+    4 COO               number n of non-zero values, uint32; n gaps; those values
+    5 COO_MASKED        the same for the values inside the mask
+    6 QUANTISED         B; scales; P integers
+    7 QUANTISED_MASKED  B; bits of the mask; scales; the integers inside the mask
 
 A gap is how many values are left out before one that is sent, seven bits to a byte, lowest first,
 the highest bit set on all of its bytes but the last, in as few bytes as it takes. int4 are two to a

@@ -4,7 +4,7 @@ Each block of a row has a scale, and each value becomes a multiple of it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from covey.codecs.blocks import LITTLE_ENDIAN, Reader
 from covey.codecs.header import Header, Tag
 from covey.codecs.integers import Integers
 from covey.errors import ConfigError, DecodeError
+from covey.fields import Range, check
 
 _BLOCK = 2  # bytes of the block size
 _LARGEST = (1 << 8 * _BLOCK) - 1
@@ -34,22 +35,13 @@ class Quantised:
     (15, [-127.0, 0.0, 3.0])
     """
 
-    bits: int
-    block: int = 256
-    rounding: str = "nearest"
+    bits: Literal[4, 8]
+    block: Annotated[int, Range(1, _LARGEST, whole=True)] = 256  # values that share a scale
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # to even, or up with a probability
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if type(self.bits) is not int or self.bits not in (4, 8):
-            raise ConfigError(f"Quantised has bits=4 or 8, not {self.bits!r}.")
-        if type(self.block) is not int or not 0 < self.block <= _LARGEST:
-            raise ConfigError(
-                f"Quantised has a block of 1 to {_LARGEST} values, not {self.block!r}."
-            )
-        if self.rounding not in ("nearest", "stochastic"):
-            raise ConfigError(
-                f"Quantised has rounding 'nearest' or 'stochastic', not {self.rounding!r}."
-            )
+        check(self)
 
     @property
     def name(self) -> str:
@@ -178,3 +170,6 @@ class Quantised:
         if self.bits == 8:
             return packed.view(np.int8)
         return integers.unpack_nibbles(packed, count)
+
+
+CODECS = (Quantised(8), Quantised(4))

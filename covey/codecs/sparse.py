@@ -6,10 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covey.codecs import blocks, numbers
+from covey.codecs import blocks
 from covey.codecs.blocks import Layout, Reader, Sent
 from covey.codecs.dense import Dense
 from covey.codecs.header import Tag
+from covey.codecs.numbers import Format
+from covey.fields import check
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,13 @@ class Sparse(ABC):
     `values`.
     """
 
-    values: str = "own"
+    values: Format = "own"  # format of the values on the wire
     layout: ClassVar[str]
     tag: ClassVar[Tag]
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        numbers.check(self.values)
+        check(self)
 
     @property
     def name(self) -> str:

@@ -3,19 +3,14 @@
 They are the user's arrays or files, the papers' data sets, or synthetic data.
 """
 
-from covey.data import edges, partition, recipes
-from covey.data.arrow import arrow
-from covey.data.census import census
-from covey.data.digits import digits
-from covey.data.files import device_file, files
-from covey.data.frames import frame
-from covey.data.images import images
-from covey.data.leaks import Overlaps, overlaps
-from covey.data.named_partitions import PARTITIONS, deal
-from covey.data.own import own, own_parts
-from covey.data.pool import own_pool
-from covey.data.scaling import Normalise, Scaling, scaling
-from covey.data.sets import (
+from covey.data.arrays.images import images
+from covey.data.arrays.own import own, own_parts, own_pool
+from covey.data.arrays.text import device_text, text
+from covey.data.partitions import edges, partition, recipes
+from covey.data.partitions.leaks import Overlaps, overlaps
+from covey.data.partitions.named_partitions import PARTITIONS, deal
+from covey.data.published.digits import digits
+from covey.data.published.sets import (
     Raw,
     cifar10,
     cifar100,
@@ -25,10 +20,13 @@ from covey.data.sets import (
     load,
     mnist,
 )
+from covey.data.published.speakers import speakers
+from covey.data.published.synthetic import synthetic
 from covey.data.shards import NO_TARGET, Names, Part, Shards
-from covey.data.speakers import speakers
-from covey.data.synthetic import synthetic
-from covey.data.text import device_text, text
+from covey.data.tables.arrow import arrow
+from covey.data.tables.census import census
+from covey.data.tables.files import device_file, files, frame
+from covey.data.tables.scaling import Normalise, Scaling, scaling
 
 __all__ = [
     "NO_TARGET",

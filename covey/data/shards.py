@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey import native
-from covey.data import html
-from covey.data.scaling import Moments, Scaling
-from covey.errors import ConfigError, DataError, ProgramError, meant, shown
+from covey import markup, native
+from covey.data.tables.scaling import Moments, Scaling
+from covey.errors import ConfigError, DataError, ProgramError, is_number, meant, shown
 
 if TYPE_CHECKING:
-    from covey.data.encoding import Encoding
+    from covey.data.tables.encoding import Encoding
 
 SPLITS = ("train", "validation", "test")
 MOST_CLASSES = 1_000_000
@@ -53,10 +52,11 @@ class Part:
                 f"Part.offset must rise from 0 to {len(self.index)}, the length of index, but is "
                 f"{self.offset[:5].tolist()}... (ends {ends}); build it with Part.of(...)."
             )
-        if self.present is not None and (
-            self.present.dtype != torch.bool or self.present.shape != (self.devices,)
-        ):
-            have = f"{self.present.dtype} of shape {tuple(self.present.shape)}"
+        present = self.present
+        if present is None:
+            return
+        if present.dtype != torch.bool or present.shape != (self.devices,):
+            have = f"{present.dtype} of shape {tuple(present.shape)}"
             raise DataError(
                 f"Part.present is {have}; give one bool for each of {self.devices} devices."
             )
@@ -64,10 +64,24 @@ class Part:
     @staticmethod
     def of(pieces: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Part:
         """The part in which device d holds the examples pieces[d]."""
-        arrays = [_example_numbers(piece, device) for device, piece in enumerate(pieces)]
-        offset = np.cumsum([0] + [len(array) for array in arrays], dtype=np.int64)
-        index = np.concatenate([np.empty(0, dtype=np.int64), *arrays])
-        return Part(torch.from_numpy(index), torch.from_numpy(offset))
+        arrays = [np.empty(0, dtype=np.int64)]
+        for device, piece in enumerate(pieces):
+            array = np.asarray(piece)
+            # A fraction or a mask is not taken for the number of an example.
+            if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+                raise DataError(
+                    f"the examples of device {device} are {array.dtype} of shape {array.shape}; "
+                    "give their numbers, a list of integers."
+                )
+            arrays.append(array.astype(np.int64))
+        offset = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        return Part(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offset))
+
+    @staticmethod
+    def sized(index: Tensor, counts: Tensor, present: Tensor | None = None) -> Part:
+        """The part in which device d holds the next counts[d] examples of the index."""
+        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Part(index, offset, present)
 
     @property
     def devices(self) -> int:
@@ -84,35 +98,32 @@ class Part:
             raise ProgramError(_absent(device))
         return self.index[self.offset[device] : self.offset[device + 1]]
 
-    def _followed_by(self, other: Part) -> Part:
-        """The examples of both, for every device those of the other part last."""
-        offset = self.offset + other.offset
-        index = self.index.new_empty(len(self.index) + len(other.index))
-        index[torch.arange(len(self.index)) + other.offset[self._owners()]] = self.index
-        index[torch.arange(len(other.index)) + self.offset[other._owners() + 1]] = other.index
-        return Part(index, offset)
-
-    def _of(self, devices: Tensor) -> Part:
-        """The pieces of some devices, in this order."""
-        counts = self.counts()[devices]
-        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        shift = self.offset[devices] - offset[:-1]
-        places = torch.arange(int(offset[-1])) + shift.repeat_interleave(counts)
-        return Part(self.index[places], offset)
-
-    def _owners(self) -> Tensor:
+    def owners(self) -> Tensor:
         """The device of every entry of the index."""
         return torch.arange(self.devices).repeat_interleave(self.counts())
 
-    def _only(self, present: Tensor, number: Tensor) -> Part:
+    def followed_by(self, other: Part) -> Part:
+        """The examples of both, for every device those of the other part last."""
+        owners = torch.cat([self.owners(), other.owners()])
+        index = torch.cat([self.index, other.index])
+        return Part(index[owners.argsort(stable=True)], self.offset + other.offset)
+
+    def of_devices(self, devices: Tensor) -> Part:
+        """The pieces of some devices, in this order."""
+        counts = self.counts()[devices]
+        first = counts.cumsum(0) - counts
+        shift = self.offset[devices] - first
+        places = torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)
+        return Part.sized(self.index[places], counts)
+
+    def only(self, present: Tensor, number: Tensor) -> Part:
         """The pieces of the chosen devices, [devices] bool.
 
         `number` maps an example's old number to its new one.
         """
         counts = torch.where(present, self.counts(), 0)
-        owned = present.repeat_interleave(self.counts())
-        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return Part(number[self.index[owned]], offset, present)
+        owned = present[self.owners()]
+        return Part.sized(number[self.index[owned]], counts, present)
 
 
 @dataclass(frozen=True)
@@ -166,22 +177,15 @@ class Shards:
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_features(self)
-        _check_indices(self)
-        if self.tokens is None:
-            _check_finite("x", self.x, self)
-        else:
+        if self.tokens is not None:
             _check_tokens(self)
-        if self.edges and (min(self.edges) < 1 or sum(self.edges) != self.devices):
-            raise DataError(
-                f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, "
-                f"the data {self.devices}; "
-                "give each edge at least one."
-            )
-        _check_names(self)
+        elif not native.finite(self.x):
+            _check_finite("x", self.x, self)
         if self.y.is_floating_point():
             _check_targets(self)
         else:
             _check_labels(self)
+        _check_names(self)
 
     @property
     def devices(self) -> int:
@@ -253,17 +257,10 @@ class Shards:
         held = torch.zeros(len(self.x), dtype=torch.bool)
         for split in SPLITS:
             part = self.part(split)
-            held[part.index[present.repeat_interleave(part.counts())]] = True
+            held[part.index[present[part.owners()]]] = True
         number = held.cumsum(0) - 1
-        train, validation, test = (self.part(split)._only(present, number) for split in SPLITS)
-        return replace(
-            self,
-            x=self.x[held],
-            y=self.y[held],
-            train=train,
-            validation=validation,
-            test=test,
-        )
+        parts: dict[str, Any] = {split: self.part(split).only(present, number) for split in SPLITS}
+        return replace(self, x=self.x[held], y=self.y[held], **parts)
 
     @staticmethod
     def none(like: Shards) -> Shards:
@@ -280,11 +277,8 @@ class Shards:
                 f"no split is called {split!r}{meant(split, SPLITS)}; "
                 f"ask for one of {', '.join(map(repr, SPLITS))}."
             )
-        return {
-            "train": self.train,
-            "validation": self.validation,
-            "test": self.test,
-        }[split]
+        part: Part = getattr(self, split)
+        return part
 
     @staticmethod
     def stack(shards: Sequence[Shards]) -> Shards:
@@ -295,39 +289,26 @@ class Shards:
         first = shards[0]
         if len(shards) == 1:
             return first
-        same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in shards[1:])
+        others = shards[1:]
+        same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in others)
         shift = [0] * len(shards)
-        if not same:
-            sizes = [len(other.x) for other in shards[:-1]]
-            shift = [0, *accumulate(sizes)]
-
-        def part(split: str) -> Part:
-            index = torch.cat(
-                [s.part(split).index + by for s, by in zip(shards, shift, strict=True)]
-            )
-            counts = torch.cat([s.part(split).counts() for s in shards])
-            offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            if not any(s.partial for s in shards):
-                return Part(index, offset)
-            return Part(index, offset, torch.cat([s.present for s in shards]))
-
         x = first.x
         y = first.y
         if not same:
+            shift = [0, *accumulate(len(s.x) for s in shards[:-1])]
             x = torch.cat([s.x for s in shards])
             y = torch.cat([s.y for s in shards])
-        train, validation, test = (part(split) for split in SPLITS)
+        present = None
+        if any(s.partial for s in shards):
+            present = torch.cat([s.present for s in shards])
+        parts: dict[str, Any] = {}
+        for split in SPLITS:
+            own = [s.part(split) for s in shards]
+            index = [part.index + by for part, by in zip(own, shift, strict=True)]
+            counts = torch.cat([part.counts() for part in own])
+            parts[split] = Part.sized(torch.cat(index), counts, present)
         names = Names(classes=first.names.classes)
-        return replace(
-            first,
-            x=x,
-            y=y,
-            edges=(),
-            names=names,
-            train=train,
-            validation=validation,
-            test=test,
-        )
+        return replace(first, x=x, y=y, edges=(), names=names, **parts)
 
     def chosen(self, devices: Sequence[int]) -> Shards:
         """The shards of some devices, in this order.
@@ -336,37 +317,49 @@ class Shards:
         """
         numbers = torch.as_tensor(devices, dtype=torch.int64)
         self.check_present(numbers)
-        train, validation, test = (self.part(split)._of(numbers) for split in SPLITS)
-        edge = np.empty(0, dtype=np.int64)
+        parts: dict[str, Any] = {split: self.part(split).of_devices(numbers) for split in SPLITS}
+        edge_of = np.repeat(np.arange(len(self.edges)), self.edges).tolist()
+        runs: list[tuple[int, int]] = []
         if self.edges:
-            edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
-        order = list(dict.fromkeys(edge.tolist()))
-        changes = int((np.diff(edge) != 0).sum())
-        if len(order) > 0 and len(order) != 1 + changes:
-            order = []  # an edge's devices are apart
-        sizes = tuple(int((edge == e).sum()) for e in order)
+            under = groupby(edge_of[device] for device in devices)
+            runs = [(edge, len(list(run))) for edge, run in under]
+        if len(dict(runs)) < len(runs):
+            runs = []  # an edge's devices are apart
         device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
-        edge_names = self.names.edges and tuple(self.names.edges[e] for e in order)
+        edge_names = self.names.edges and tuple(self.names.edges[edge] for edge, _ in runs)
         names = replace(self.names, devices=device_names, edges=edge_names)
-        return replace(
-            self,
-            edges=sizes,
-            names=names,
-            train=train,
-            validation=validation,
-            test=test,
-        )
+        return replace(self, edges=tuple(size for _, size in runs), names=names, **parts)
 
     def _repr_html_(self) -> str:
-        """The examples of every part, in a notebook."""
-        return html.of_shards(self)
+        """The examples of every part, in all and per device, in a notebook."""
+        heads = ["part", "examples", "devices", "min", "median", "max per device"]
+        rows = []
+        for split in SPLITS:
+            held = self.part(split).counts().numpy()
+            figures = [held.min(), np.median(held), held.max()]
+            row = [split, f"{held.sum():,}", str(int((held > 0).sum()))]
+            rows.append([*row, *(f"{figure:g}" for figure in figures)])
+        return markup.table(heads, rows, self._caption())
+
+    def _caption(self) -> str:
+        shape = " x ".join(map(str, self.x.shape[1:])) or "1"
+        words = [f"{self.name}: {len(self.x):,} examples of {shape}", f"{self.devices} devices"]
+        if self.edges:
+            words.append(f"{len(self.edges)} edges")
+        if self.classes is None:
+            return ", ".join([*words, "numbers to predict"])
+        held = (self.labels() > 0).sum(1)
+        each = f"{held.min()} to {held.max()}"
+        if held.min() == held.max():
+            each = str(held.min())
+        return ", ".join([*words, f"{self.classes} classes, {each} per device"])
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The number of training examples per device and label, [devices, classes].
 
         For regression it has one column. Of labels per position, the positions are counted.
         """
-        owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
+        owner = self.train.owners().numpy()
         width = self.classes or 1
         label = np.zeros(len(owner), dtype=np.int64)
         if self.classes:
@@ -408,16 +401,14 @@ class Shards:
                 f"loss = 'squared_error' predicts numbers, but {self.name} has a label per "
                 "position; leave loss out for cross_entropy."
             )
-        values = list(map(float, range(self.classes)))
-        if self.names.classes:
-            try:
-                values = [float(name) for name in self.names.classes]
-            except ValueError as error:
-                raise ConfigError(
-                    f"loss = 'squared_error' predicts numbers, but the labels of {self.name} are "
-                    f"{some(self.names.classes)}; "
-                    "leave loss out for cross_entropy, or choose a column of numbers as label."
-                ) from error
+        try:
+            values = [float(name) for name in self.names.classes or range(self.classes)]
+        except ValueError as error:
+            raise ConfigError(
+                f"loss = 'squared_error' predicts numbers, but the labels of {self.name} are "
+                f"{some(self.names.classes)}; "
+                "leave loss out for cross_entropy, or choose a column of numbers as label."
+            ) from error
         dtype = self.x.dtype
         if self.tokens is not None:
             dtype = torch.float32
@@ -434,7 +425,7 @@ class Shards:
         Validation examples are trained on, and no example validates.
         """
         self.check_present(torch.arange(self.devices))
-        both = self.train._followed_by(self.validation)
+        both = self.train.followed_by(self.validation)
         nothing = Part(self.train.index[:0], torch.zeros_like(self.train.offset))
         return replace(self, train=both, validation=nothing)
 
@@ -443,13 +434,19 @@ class Shards:
 
         It changes when a byte, a type or a shape of them changes.
         """
+        tensors = {"x": self.x, "y": self.y}
+        for split in SPLITS:
+            tensors[f"{split}.index"] = self.part(split).index
+            tensors[f"{split}.offset"] = self.part(split).offset
+        if self.target is not None:
+            tensors["target.shift"] = self.target.shift
+            tensors["target.factor"] = self.target.factor
         digest = hashlib.sha256()
-        for name, tensor in _tensors(self):
+        for name, tensor in tensors.items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
             if tensor.numel():  # torch may not view an empty tensor as bytes
-                digest.update(
-                    tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data
-                )
+                flat = tensor.detach().cpu().reshape(-1).contiguous()
+                digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -459,30 +456,10 @@ def _absent(device: int) -> str:
     return f"the examples of device {device} are not on this node; {rule}."
 
 
-def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
-    """The numbers of a device's examples; a fraction or a mask is not taken for one."""
-    array = np.asarray(piece)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
-        have = f"{array.dtype} of shape {array.shape}"
-        raise DataError(
-            f"the examples of device {device} are {have}; give their numbers, a list of integers."
-        )
-    return array.astype(np.int64)
-
-
-def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
-    yield "x", shards.x
-    yield "y", shards.y
-    for split in SPLITS:
-        yield f"{split}.index", shards.part(split).index
-        yield f"{split}.offset", shards.part(split).offset
-    if shards.target is not None:
-        yield "target.shift", shards.target.shift
-        yield "target.factor", shards.target.factor
-
-
 def _check_parts(shards: Shards) -> None:
-    devices = {split: shards.part(split).devices for split in SPLITS}
+    """That all parts are of the same devices, and name examples that are there."""
+    parts = {split: shards.part(split) for split in SPLITS}
+    devices = {split: part.devices for split, part in parts.items()}
     if len(set(devices.values())) > 1:
         raise DataError(
             f"the parts have different numbers of devices, {devices}; "
@@ -495,40 +472,46 @@ def _check_parts(shards: Shards) -> None:
             f"none of {shards.devices} devices has a training example; "
             "give at least one device some."
         )
+    edges = shards.edges
+    if edges and (min(edges) < 1 or sum(edges) != shards.devices):
+        raise DataError(
+            f"edges = {some(edges)} have {sum(edges)} devices in all, "
+            f"the data {shards.devices}; give each edge at least one."
+        )
 
 
 def _check_names(shards: Shards) -> None:
-    names = shards.names
-    for name, have, want in (
-        ("devices", names.devices, shards.devices),
-        ("edges", names.edges, len(shards.edges)),
-        ("classes", names.classes, shards.classes or 0),
-        ("tokens", names.tokens, shards.tokens or 0),
-        ("labels", names.labels, shards.y[:1].numel() if len(shards.y) else len(names.labels)),
-    ):
-        if have and len(have) != want:
+    """That there is a name for every thing, or none."""
+    counts = {
+        "devices": shards.devices,
+        "edges": len(shards.edges),
+        "classes": shards.classes or 0,
+        "tokens": shards.tokens or 0,
+        "labels": shards.y[:1].numel() if len(shards.y) else len(shards.names.labels),
+    }
+    for name, count in counts.items():
+        have = getattr(shards.names, name)
+        if have and len(have) != count:
             raise DataError(
-                f"there are {len(have)} names of {name} ({some(have)}) for {want}; "
+                f"there are {len(have)} names of {name} ({some(have)}) for {count}; "
                 "give each one, or none."
             )
 
 
-def _check_plain(tensor: object, name: str) -> None:
-    """Refuse what is no dense tensor with values."""
-    have = ""
-    if not isinstance(tensor, Tensor):
-        have = type(tensor).__name__
-    elif tensor.layout != torch.strided or tensor.device.type == "meta":
-        have = f"{tensor.layout} on {tensor.device}"
-    if have:
-        raise DataError(f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array).")
-
-
 def _check_features(shards: Shards) -> None:
+    """That x and y are plain tensors of one length, and that parts name rows of them."""
     x = shards.x
     y = shards.y
-    _check_plain(x, "x")
-    _check_plain(y, "y")
+    for name, tensor in (("x", x), ("y", y)):
+        have = ""
+        if not isinstance(tensor, Tensor):
+            have = type(tensor).__name__
+        elif tensor.layout != torch.strided or tensor.device.type == "meta":
+            have = f"{tensor.layout} on {tensor.device}"
+        if have:
+            raise DataError(
+                f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array)."
+            )
     if shards.tokens is None and not x.is_floating_point():
         raise DataError(
             f"x is {x.dtype}, but features must be floats; "
@@ -544,13 +527,41 @@ def _check_features(shards: Shards) -> None:
         raise DataError(
             f"x has shape {tuple(x.shape)}, so that an example has no features; give at least one."
         )
+    for split in SPLITS:
+        index = shards.part(split).index
+        wrong = index[(index < 0) | (index >= len(x))].tolist()
+        if wrong:
+            raise DataError(
+                f"{split}.index names examples {some(wrong)}, "
+                f"but the examples are 0 to {len(x) - 1}; use positions in x."
+            )
+
+
+def _refuse(shards: Shards, wrong: Tensor, name: str, fault: str, advice: str) -> None:
+    """Refuse examples where x or y is wrong, [examples, ...] bool; the first is named."""
+    if not bool(wrong.any()):
+        return
+    count = int(wrong.reshape(len(wrong), -1).any(dim=1).sum())
+    place = wrong.nonzero()[0].tolist()
+    value = getattr(shards, name)[tuple(place)].tolist()
+    holder = "which no device holds"
+    for split in SPLITS:
+        part = shards.part(split)
+        entries = (part.index == place[0]).nonzero()
+        if len(entries):
+            holder = f"{split} of device {int(part.owners()[entries[0]])}"
+    at = ", ".join(map(str, place))
+    raise DataError(
+        f"{name} has {fault} in {count} of {len(wrong)} examples, the first is example {place[0]}: "
+        f"{name}[{at}] = {value} ({holder}); {advice}."
+    )
 
 
 def _check_tokens(shards: Shards) -> None:
     """That x holds token ids from 0 on, which nobody has scaled."""
     x = shards.x
     tokens = shards.tokens
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_CLASSES:
+    if not _is_count(tokens):
         raise DataError(
             f"tokens = {shown(tokens)}; give how many token ids there are, 1 to {MOST_CLASSES:,}."
         )
@@ -560,54 +571,22 @@ def _check_tokens(shards: Shards) -> None:
         raise DataError(
             f"token ids cannot be scaled, but scaling is {shards.scaling.kind!r}; leave it out."
         )
-    flat = x.unsqueeze(1).flatten(1)
-    wrong = ((flat < 0) | (flat >= tokens)).any(dim=1).nonzero().flatten().tolist()
-    if wrong:
-        bad = flat[wrong[0]]
-        value = int(bad[(bad < 0) | (bad >= tokens)][0])
-        raise DataError(
-            f"{len(wrong)} examples have ids that are not among the {tokens} tokens 0 to "
-            f"{tokens - 1}, the first is {value} in example {wrong[0]}{_holder(shards, wrong[0])}; "
-            "number the tokens from 0, or give tokens= their true number."
-        )
+    fault = f"ids that are not among the {tokens} tokens 0 to {tokens - 1}"
+    advice = "number the tokens from 0, or give tokens= their true number"
+    _refuse(shards, (x < 0) | (x >= tokens), "x", fault, advice)
 
 
-def _check_indices(shards: Shards) -> None:
-    for split in SPLITS:
-        index = shards.part(split).index
-        wrong = index[(index < 0) | (index >= len(shards.x))].tolist()
-        if wrong:
-            raise DataError(
-                f"{split}.index names examples {some(wrong)}, "
-                f"but the examples are 0 to {len(shards.x) - 1}; use positions in x."
-            )
-
-
-def _holder(shards: Shards, example: int) -> str:
-    """Who holds an example, for a message."""
-    for split in SPLITS:
-        part = shards.part(split)
-        places = (part.index == example).nonzero().flatten().tolist()
-        if places:
-            device = int(torch.searchsorted(part.offset, places[0], right=True)) - 1
-            return f" ({split} of device {device})"
-    return " (which no device holds)"
+def _is_count(number: Any) -> TypeGuard[int]:
+    """Whether there can be so many classes or tokens."""
+    return is_number(number, whole=True) and 1 <= number <= MOST_CLASSES
 
 
 def _check_finite(name: str, tensor: Tensor, shards: Shards) -> None:
-    if native.finite(tensor):  # in one pass that makes no copy, where there is a kernel
-        return
-    wrong = (
-        (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
-    )
-    if wrong:
-        raise DataError(
-            f"{name} has NaN or infinity in {len(wrong)} of {len(tensor)} examples, "
-            f"the first is example {wrong[0]}{_holder(shards, wrong[0])}; repair or drop them."
-        )
+    _refuse(shards, ~torch.isfinite(tensor), name, "NaN or infinity", "repair or drop them")
 
 
 def _check_targets(shards: Shards) -> None:
+    """That y holds numbers to predict."""
     y = shards.y
     if shards.classes is not None:
         raise DataError(
@@ -626,12 +605,15 @@ def _check_targets(shards: Shards) -> None:
 
 
 def _check_labels(shards: Shards) -> None:
+    """That y holds classes from 0 on, one for each example or for each position of it."""
+    x = shards.x
     y = shards.y
     classes = shards.classes
-    if y.dtype != torch.int64 or not (y.ndim == 1 or _has_positions(shards)):
-        have = f"{y.dtype} of shape {tuple(y.shape)}"
+    several = x.ndim > 2 or (x.ndim == 2 and shards.tokens is not None)
+    by_position = y.ndim == 2 and several and x.shape[1] == y.shape[1]
+    if y.dtype != torch.int64 or not (y.ndim == 1 or by_position):
         raise DataError(
-            f"y is {have}, but labels are one axis of int64; "
+            f"y is {y.dtype} of shape {tuple(y.shape)}, but labels are one axis of int64; "
             "convert them, as in y.long().reshape(-1). "
             "Labels per position need as many positions in x, of token ids or of several features."
         )
@@ -640,55 +622,21 @@ def _check_labels(shards: Shards) -> None:
             "y holds labels but classes is None; "
             f"give classes={int(y.max()) + 1}, or float targets."
         )
-    if (
-        isinstance(classes, bool)
-        or not isinstance(classes, int)
-        or not 1 <= classes <= MOST_CLASSES
-    ):
+    if not _is_count(classes):
         rule = f"give how many there are, 1 to {MOST_CLASSES:,}"
         raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
-    if y.ndim == 2:
-        _check_positions(shards, classes)
-        return
-    wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
-    if wrong:
-        advice = "number the labels from 0, or give classes= their true number"
-        if int(y.min()) >= 1 and int(y.max()) == classes:
-            remedy = f"give y - 1, or classes={classes + 1} if no example has the label 0"
-            advice = f"they seem to count from 1: {remedy}"
-        raise DataError(
-            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, "
-            "the first is "
-            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; {advice}."
-        )
-
-
-def _has_positions(shards: Shards) -> bool:
-    """Whether labels [examples, positions] can be those of the positions of x."""
-    x = shards.x
-    several = x.ndim > 2 or (x.ndim == 2 and shards.tokens is not None)
-    return shards.y.ndim == 2 and several and x.shape[1] == shards.y.shape[1]
-
-
-def _check_positions(shards: Shards, classes: int) -> None:
-    """That every label per position is a class or none, and that every example has one."""
-    y = shards.y
-    without = y == NO_TARGET
-    wrong = (~without & ((y < 0) | (y >= classes))).nonzero().tolist()
-    if wrong:
-        example, position = wrong[0]
-        raise DataError(
-            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, "
-            f"the first is y[{example}, {position}] = {int(y[example, position])}"
-            f"{_holder(shards, example)}; number the labels from 0, "
-            f"and give {NO_TARGET} to a position without one."
-        )
-    empty = without.all(dim=1).nonzero().flatten().tolist()
-    if empty:
-        raise DataError(
-            f"{len(empty)} examples have no label at any position, the first is example "
-            f"{empty[0]}{_holder(shards, empty[0])}; drop them."
-        )
+    wrong = (y < 0) | (y >= classes)
+    fault = f"labels that are not among the {classes} classes 0 to {classes - 1}"
+    advice = "number the labels from 0, or give classes= their true number"
+    if by_position:
+        wrong &= y != NO_TARGET
+        advice = f"number the labels from 0, and give {NO_TARGET} to a position without one"
+        nothing = (y == NO_TARGET).all(dim=1)
+        _refuse(shards, nothing, "y", "no label at any position", "drop them")
+    elif bool(wrong.any()) and int(y.min()) >= 1 and int(y.max()) == classes:
+        remedy = f"give y - 1, or classes={classes + 1} if no example has the label 0"
+        advice = f"they seem to count from 1: {remedy}"
+    _refuse(shards, wrong, "y", fault, advice)
 
 
 def some(numbers: Sequence[Any]) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covey.data.encoding import ColumnEncoding, Encoding, named_columns
-from covey.data.scaling import Scaling
+from covey.data.tables.encoding import ColumnEncoding, Encoding, named_columns
+from covey.data.tables.scaling import Scaling
 
 
 class InUnits(nn.Module):

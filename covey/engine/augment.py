@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.engine import rowwise
 from covey.engine.batches import Draw
-from covey.engine.generator import Drawn
-from covey.errors import ConfigError, meant, shown
+from covey.engine.modules import rowwise
+from covey.engine.modules.generator import UnaddressedDraw
+from covey.errors import ConfigError
+from covey.fields import Count, Positive, check, named_kind, read
 from covey.origin import FAULTS, told
 
 _STREAM = 1
@@ -63,6 +64,9 @@ class RandomNumbers:
 class Augmentation(ABC):
     """A change of training examples."""
 
+    def __post_init__(self) -> None:
+        check(self)
+
     @abstractmethod
     def apply(self, x: Tensor, u: RandomNumbers) -> Tensor:
         """The changed examples, [N, ...] as they came."""
@@ -76,14 +80,14 @@ class Augmentation(ABC):
 class Crop(Augmentation):
     """A window of the image's size from the image with a border of `pad` zeros."""
 
-    pad: int = 4
+    pad: Count = 4  # width of the border of zeros
 
     def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Images only."""
         _check_images("crop", shape)
-        if not isinstance(self.pad, int) or not 1 <= self.pad <= min(shape[-2:]):
+        if not 1 <= self.pad <= min(shape[-2:]):
             rule = f"a whole number from 1 to {min(shape[-2:])}, the size of an image"
-            raise ConfigError(f"augment: crop with pad = {shown(self.pad)}; give {rule}.")
+            raise ConfigError(f"augment.pad = {self.pad}; give {rule}.")
 
     def apply(self, x: Tensor, u: RandomNumbers) -> Tensor:
         """The windows."""
@@ -114,16 +118,13 @@ class Flip(Augmentation):
 
 
 @dataclass(frozen=True)
-class Noise(Augmentation):
+class GaussianNoise(Augmentation):
     """Gaussian noise of standard deviation `sd`, added to every number."""
 
-    sd: float = 0.1
+    sd: Positive = 0.1  # standard deviation
 
     def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Numbers only."""
-        number = isinstance(self.sd, int | float) and not isinstance(self.sd, bool)
-        if not number or not 0 < self.sd < math.inf:
-            raise ConfigError(f"augment: noise with sd = {shown(self.sd)}; give a number above 0.")
         if not dtype.is_floating_point:
             raise ConfigError('augment: "noise" needs numbers, but examples are whole numbers.')
 
@@ -134,7 +135,7 @@ class Noise(Augmentation):
 
 
 @dataclass(frozen=True)
-class Own(Augmentation):
+class OwnAugmentation(Augmentation):
     """A function of the user's own: function(x, u, **options)."""
 
     function: Callable[..., Tensor]
@@ -152,7 +153,7 @@ class Own(Augmentation):
         """What the function gives; an error if it fails or changes the shape."""
         try:
             out: object = self.function(x, u, **self.options)
-        except Drawn:
+        except UnaddressedDraw:
             raise
         except FAULTS as error:
             raise ConfigError(f"augment: {self.name} fails with {told(error)}") from error
@@ -168,7 +169,7 @@ class Own(Augmentation):
 
 Augment = str | Mapping[str, Any] | Callable[..., Tensor] | Augmentation
 """A name ("flip"), a table ({"name": "crop", "pad": 2}), or a function of one's own."""
-_NAMED: dict[str, type[Augmentation]] = {"crop": Crop, "flip": Flip, "noise": Noise}
+NAMED: dict[str, type[Augmentation]] = {"crop": Crop, "flip": Flip, "noise": GaussianNoise}
 
 
 def augmentations(value: Augment | list[Augment] | tuple[Augment, ...]) -> tuple[Augmentation, ...]:
@@ -193,18 +194,8 @@ def _augmentation(item: Augment) -> Augmentation:
 
 def _with_options(name: Any, options: Mapping[str, Any]) -> Augmentation:
     if callable(name):
-        return Own(name, options)
-    names = ", ".join(_NAMED)
-    if not isinstance(name, str) or name not in _NAMED:
-        wanted = f"choose from {names}, or give a function of x and u"
-        raise ConfigError(f"augment = {shown(name)}{meant(name, _NAMED)}: {wanted}.")
-    kind = _NAMED[name]
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    for key in options:
-        if key not in known:
-            has = f"it has {', '.join(known)}" if known else "it has no options"
-            raise ConfigError(f"augment: {name} has no option {key!r}{meant(key, known)}; {has}.")
-    return kind(**options)
+        return OwnAugmentation(name, options)
+    return read(named_kind(NAMED, name, "augment"), options, "augment.")
 
 
 def augmented(
@@ -222,7 +213,7 @@ def augmented(
 
 def _changed(step: Augmentation, x: Tensor, draw: Draw) -> Tensor:
     rows, size = x.shape[:2]
-    if isinstance(step, Own) and x.device.type == "cpu" and rows > 1:
+    if isinstance(step, OwnAugmentation) and x.device.type == "cpu" and rows > 1:
         # Bits of a function that is not known may depend on how many rows there are.
         by_row = []
         for i in range(rows):

@@ -114,7 +114,20 @@ class Batch:
 
         Small examples are gathered for all devices together.
         """
-        rows = self._split()
+        # The batches of the devices; all rows of a tensor are split in one call.
+        examples = torch.split(self.examples, 1)
+        count = len(examples)
+        weights: Sequence[Tensor | None] = [None] * count
+        if self.weight is not None:
+            weights = torch.split(self.weight, 1)
+        draws_of_rows: Sequence[Draw | None] = [None] * count
+        if self.draw is not None:
+            draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
+        ids: Sequence[Ids | None] = [None] * count
+        if self.ids is not None:
+            ids = torch.split(self.ids, 1)
+        columns = zip(examples, weights, draws_of_rows, ids, strict=True)
+        rows = [Batch(self.data, *values) for values in columns]
         if all(self._gathers_together(values) for values in self.data):
             for row, x, y in zip(rows, torch.split(self.x, 1), torch.split(self.y, 1), strict=True):
                 vars(row).update(x=x, y=y)
@@ -130,22 +143,6 @@ class Batch:
         if values.is_floating_point() and width % _CACHE_LINE:
             return False
         return count * width <= _SMALL
-
-    def _split(self) -> list[Batch]:
-        """The batches of the devices; all rows of a tensor are split in one call."""
-        examples = torch.split(self.examples, 1)
-        count = len(examples)
-        weights: Sequence[Tensor | None] = [None] * count
-        if self.weight is not None:
-            weights = torch.split(self.weight, 1)
-        draws_of_rows: Sequence[Draw | None] = [None] * count
-        if self.draw is not None:
-            draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
-        ids: Sequence[Ids | None] = [None] * count
-        if self.ids is not None:
-            ids = torch.split(self.ids, 1)
-        columns = zip(examples, weights, draws_of_rows, ids, strict=True)
-        return [Batch(self.data, *values) for values in columns]
 
 
 RememberedBlocks = tuple[Ids, list[tuple[Tensor | None, Batch]]]
@@ -186,7 +183,11 @@ class Examples:
             self.index[split] = part.index.to(device)
             self.offset[split] = part.offset
             self._offset_on_device[split] = part.offset.to(device)
-        self._totals = self._population_offset()
+        self._totals: Mapping[str, Tensor] = self.offset
+        """By differences, how many examples each device holds, seen here or not."""
+        if population is not None and population.offset is not None:
+            population.check(shards)
+            self._totals = population.offset
         self._has_receivers = len(shards.receivers) > 0
         self.remembers = device.type != "cpu"
         """Whether blocks are remembered: what goes to a GPU waits for it."""
@@ -266,6 +267,11 @@ class Examples:
             offset = self._offset_on_device[split]
         return offset[ids + 1] - offset[ids]
 
+    def few(self, split: str, ids: Ids, least: int) -> Tensor:
+        """The counts of a part, [n], but 0 where they are `least` or more."""
+        counts = self.counts(split, ids)
+        return counts.where(counts < least, 0)
+
     def target_counts(self, split: str, ids: Ids) -> Tensor:
         """How many targets the examples of a part have, [n], where `ids` are.
 
@@ -339,7 +345,11 @@ class Examples:
         passes = places // counts.clamp(min=1)
         chosen = torch.zeros_like(passes)
         slots = places % counts.clamp(min=1)
-        for number in _between(passes, math.ceil(epochs)):
+        numbers = range(0)
+        if passes.numel():
+            last = min(int(passes.max()), math.ceil(epochs) - 1)
+            numbers = range(int(passes.min()), last + 1)
+        for number in numbers:
             order = _order(draws.further(address, number), local, counts)
             chosen = torch.where(passes == number, order.gather(1, slots), chosen)
         whole = self.take("train", ids, chosen, inside.to(self.dtype))
@@ -393,8 +403,18 @@ class Examples:
         if size is None:
             size = self.block(split)
         if not self.remembers:
-            return self._cut_blocks(split, ids, size)
-        return self._remembered_blocks(split, ids, size)
+            yield from self._cut_blocks(split, ids, size)
+            return
+        key = (split, size)
+        last = self._last_blocks.get(key)
+        if last is None or not torch.equal(last[0], ids):
+            self._last_blocks.pop(key, None)
+            blocks = list(self._cut_blocks(split, ids, size))
+            last = (ids.clone(), blocks)
+            if sum(batch.examples.numel() for _, batch in blocks) <= _REMEMBERED:
+                self._last_blocks[key] = last
+        for rows, batch in last[1]:
+            yield rows, replace(batch)  # without the examples that it gathers
 
     def _cut_blocks(self, split: str, ids: Ids, size: int) -> Iterator[tuple[Tensor | None, Batch]]:
         counts = self.counts(split, ids)
@@ -409,25 +429,6 @@ class Examples:
                 yield None, batch
             else:
                 yield rows, batch
-
-    def _remembered_blocks(
-        self, split: str, ids: Ids, size: int
-    ) -> Iterator[tuple[Tensor | None, Batch]]:
-        """As `_cut_blocks`; the positions of the last call's examples stay on the GPU."""
-        key = (split, size)
-        last = self._last_blocks.get(key)
-        if last is None or not torch.equal(last[0], ids):
-            self._last_blocks.pop(key, None)
-            blocks = []
-            positions = 0
-            for rows, batch in self._cut_blocks(split, ids, size):
-                blocks.append((rows, batch))
-                positions += batch.examples.numel()
-            last = (ids.clone(), blocks)
-            if positions <= _REMEMBERED:
-                self._last_blocks[key] = last
-        for rows, batch in last[1]:
-            yield rows, replace(batch)  # without the examples that it gathers
 
     @cached_property
     def longest(self) -> dict[str, int]:
@@ -480,36 +481,10 @@ class Examples:
         counts = self.shards.labels()
         return torch.from_numpy(counts > 0).to(self.device)
 
-    def _population_offset(self) -> Mapping[str, Tensor]:
-        """By differences, how many examples each device holds: the population's, else the shards'.
-
-        The two must agree on the devices that are in the shards.
-        """
-        if self.population is None or self.population.offset is None:
-            return self.offset
-        for split, offset in self.population.offset.items():
-            held = self.shards.part(split).counts()
-            told = offset.diff()
-            wrong = (held != told) & self.shards.present
-            if bool(wrong.any()):
-                device = int(wrong.nonzero()[0])
-                raise DataError(
-                    f"device {device} holds {int(held[device])} {split} examples, but the "
-                    f"population says {int(told[device])}; make both from the same shards."
-                )
-        return self.population.offset
-
     def _check_present(self, ids: Ids) -> None:
         """Refuse to read the examples of a device that are not in these shards."""
         if self.shards.partial:
             self.shards.check_present(ids.cpu())
-
-
-def _between(passes: Tensor, stop: int) -> range:
-    """The numbers of passes that occur, below a limit."""
-    if not passes.numel():
-        return range(0)
-    return range(int(passes.min()), min(int(passes.max()) + 1, stop))
 
 
 def _order(address: draws.Address, ids: Ids, counts: Tensor) -> Tensor:

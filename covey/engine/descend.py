@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from covey.engine.methods import METHODS, Stepper
-from covey.engine.objective import (
+from covey.engine.solvers.methods import METHODS, Stepper
+from covey.engine.solvers.objective import (
     NO_DATA,
     Coefficient,
     DataLoss,
@@ -21,8 +21,8 @@ from covey.engine.objective import (
     Method,
     Objective,
 )
-from covey.engine.optimiser import PLAIN
-from covey.engine.solver import ON_DATA, STEP_BY_STEP, refusals, solver
+from covey.engine.solvers.optimiser import PLAIN
+from covey.engine.solvers.solver import ON_DATA, STEP_BY_STEP, refusals, solver
 from covey.errors import ConfigError, ProgramError, meant
 from covey.types import Rows
 
@@ -106,10 +106,20 @@ def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     optimiser = loss.task.optimiser
     if optimiser != PLAIN:
-        terms = _optimised(loss, terms)
+        if terms.method != "gradient":
+            raise ConfigError(
+                f'the algorithm has method = "{terms.method}", so the experiment\'s solver cannot '
+                'take its steps; leave out solver, or set method = "gradient".'
+            )
+        if optimiser.epochs is not None:
+            terms = replace(terms, steps=loss.epoch_steps(optimiser.epochs))
+        terms = optimiser.adapted(terms, loss.round)
     loss.begin(start, terms)
     if optimiser.refusal is not None:
-        return _by_optimiser(start, loss, terms, optimiser.refusal)
+        # The steps of the experiment's solver, one by one.
+        faster = [candidate.name for candidate in ON_DATA if candidate is not STEP_BY_STEP]
+        loss.task.solvers.setdefault(STEP_BY_STEP.name, dict.fromkeys(faster, optimiser.refusal))
+        return optimiser.descend(start, loss, terms)
     chosen = solver(loss, start, terms)
     used = loss.task.solvers
     if chosen.name not in used:
@@ -118,23 +128,3 @@ def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     if chosen is not STEP_BY_STEP:
         loss.skip(terms.longest)
     return rows
-
-
-def _optimised(loss: DataLoss, terms: Objective) -> Objective:
-    """The terms as the experiment's solver has them in this round."""
-    if terms.method != "gradient":
-        raise ConfigError(
-            f'the algorithm has method = "{terms.method}", so the experiment\'s solver cannot take '
-            'its steps; leave out solver, or set method = "gradient".'
-        )
-    epochs = loss.task.optimiser.epochs
-    if epochs is not None:
-        terms = replace(terms, steps=loss.epoch_steps(epochs))
-    return loss.task.optimiser.adapted(terms, loss.round)
-
-
-def _by_optimiser(start: Rows, loss: DataLoss, terms: Objective, reason: str) -> Rows:
-    """The steps of the experiment's solver, one by one."""
-    faster = [candidate.name for candidate in ON_DATA if candidate is not STEP_BY_STEP]
-    loss.task.solvers.setdefault(STEP_BY_STEP.name, dict.fromkeys(faster, reason))
-    return loss.task.optimiser.descend(start, loss, terms)

@@ -9,16 +9,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from covey.engine import dropout, norm
 from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch
-from covey.engine.dropout import Site
-from covey.engine.forward import Forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.losses import LossFunction, by_target, cross_entropy, losses_of
-from covey.engine.passing import Pass
-from covey.engine.precision import Precision
-from covey.engine.stack import LinearStack
+from covey.engine.measures.losses import LossFunction, by_target, cross_entropy, losses_of
+from covey.engine.modules import dropout, norm
+from covey.engine.modules.dropout import Site
+from covey.engine.modules.forward import Forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
+from covey.engine.solvers.precision import Precision
+from covey.engine.solvers.stack import LinearStack
 from covey.types import Rows
 
 
@@ -153,18 +153,14 @@ class Gradients:
         """The gradients of mean losses by `leaves`, in the same form."""
         if self.forward.single is None:
             [parameters] = leaves
-            yield self._of_rows(parameters, batch)
+            with torch.enable_grad():
+                outputs = self._outputs_for_gradient(parameters, batch)
+                losses = self.losses(outputs, batch.y)
+            shares = _shares(losses, batch.target_weight)
+            yield torch.autograd.grad(losses, parameters, shares, materialize_grads=True)
             return
         for i, parameters in enumerate(leaves):  # holds one row's activations at a time
             yield self._of_row(parameters, batch.row(i))
-
-    def _of_rows(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
-        """The gradient of each row's mean loss, parameter by parameter, [n, ...]."""
-        with torch.enable_grad():
-            outputs = self._outputs_for_gradient(leaves, batch)
-            losses = self.losses(outputs, batch.y)
-        shares = _shares(losses, batch.target_weight)
-        return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
     def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of one row's mean loss, parameter by parameter."""
@@ -179,18 +175,16 @@ class Gradients:
         with torch.enable_grad():
             with self.precision.products():
                 outputs = self.forward.single(pass_, x)
-            losses = self._losses_of_row(outputs.to(leaves[0].dtype), batch)
+            outputs = outputs.to(leaves[0].dtype)
+            if batch.by_position:
+                losses = self.losses(outputs[None], batch.y)[0]
+            else:
+                losses = self.loss(outputs, batch.y[0])
         if weight is None and losses.is_cpu:
             shares = _equal_shares(losses.shape, losses.dtype)
         else:
             shares = _shares(losses, weight)
         return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
-
-    def _losses_of_row(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The losses of the only row of a batch, one per example or position."""
-        if batch.by_position:
-            return self.losses(outputs[None], batch.y)[0]
-        return self.loss(outputs, batch.y[0])
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
@@ -223,30 +217,23 @@ class Gradients:
                 products.append(product)
             return torch.cat(products)
         out = torch.zeros_like(x)
-        if len(x):
-            self._fill(out, self._products(x, batch, v))
-        return out
-
-    def _fill(self, rows: Rows, values: tuple[Tensor, ...]) -> None:
-        """Write the values of every parameter into the rows."""
-        for view, value in zip(self.views(rows), values, strict=True):
-            view.copy_(value)
-
-    def _products(self, x: Rows, batch: Batch, v: Rows) -> tuple[Tensor, ...]:
-        """H v per row, parameter by parameter."""
+        if not len(x):
+            return out
         leaves = _leaves(self.views(x))
-        directions = self.views(v)
         outputs = []
         weights = []
         with torch.enable_grad():
             gradients = self._differentiable(leaves, batch)
-            for gradient, weight in zip(gradients, directions, strict=True):
+            for gradient, weight in zip(gradients, self.views(v), strict=True):
                 if gradient.requires_grad:
                     outputs.append(gradient)
                     weights.append(weight)
             if not outputs:  # the loss is linear in the parameters
-                return tuple(torch.zeros_like(leaf) for leaf in leaves)
-            return torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
+                return out
+            values = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
+        for view, value in zip(self.views(out), values, strict=True):
+            view.copy_(value)
+        return out
 
     def no_hessian(self, x: Rows, batch: Batch) -> str | None:
         """Why autograd has no second derivative of this module and loss; None where it has one.
@@ -275,7 +262,11 @@ class Gradients:
                 outputs, leaves, errors, create_graph=True, materialize_grads=True
             )
         losses = self.losses(outputs, batch.y)
-        total = _total(losses, batch.target_weight)
+        # The sum over rows of their mean losses: each row's gradient depends on its own alone.
+        weight = batch.target_weight
+        if weight is None:
+            weight = torch.ones_like(losses)
+        total = _weighted_mean(losses, weight).sum()
         return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
@@ -319,13 +310,6 @@ def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
 def _equal_shares(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """As `_shares`, of losses on a CPU that weigh the same."""
     return torch.full(shape, 1 / shape[-1], dtype=dtype)
-
-
-def _total(losses: Tensor, weight: Tensor | None) -> Tensor:
-    """The sum over rows of their mean losses: each row's gradient depends on its own alone."""
-    if weight is None:
-        weight = torch.ones_like(losses)
-    return _weighted_mean(losses, weight).sum()
 
 
 def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:

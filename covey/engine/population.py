@@ -10,6 +10,7 @@ from torch import Tensor
 
 from covey.data import Part, Shards
 from covey.data.shards import SPLITS
+from covey.errors import DataError
 
 BLOCK = 256
 """Full passes go through blocks of at most so many examples."""
@@ -46,6 +47,19 @@ class Population:
         blocks = {split: block_size(part) for split, part in parts.items()}
         offset = {split: part.offset for split, part in parts.items()}
         return cls(blocks, most_labels(shards), offset)
+
+    def check(self, shards: Shards) -> None:
+        """An error unless it agrees with the devices that are in some shards."""
+        for split, offset in (self.offset or {}).items():
+            held = shards.part(split).counts()
+            told = offset.diff()
+            wrong = (held != told) & shards.present
+            if bool(wrong.any()):
+                device = int(wrong.nonzero()[0])
+                raise DataError(
+                    f"device {device} holds {int(held[device])} {split} examples, but the "
+                    f"population says {int(told[device])}; make both from the same shards."
+                )
 
     def local(self) -> Population:
         """Without what other devices hold."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws
-from covey.data.edges import check_edges, grouped
-from covey.data.partition import Numbers, Use, generator
+from covey.data.partitions.edges import check_edges, grouped
+from covey.data.partitions.partition import Numbers, Use, generator
 from covey.data.shards import Shards, some
 from covey.engine.task import Task
 from covey.errors import DataError
@@ -36,15 +36,8 @@ def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tupl
     """
     check_edges(edges, shards.devices)
     task = Task(model, shards, loss="auto")
-    directions = _directions(task, seed)
-    return grouped(shards, _clusters(directions, edges, seed))
-
-
-def _directions(task: Task, seed: int) -> Floats:
-    """Each device's gradient at the common start as a row of length 1, [devices, columns].
-
-    Wide gradients are sketched.
-    """
+    # Each device's gradient at the common start as a row of length 1, [devices, columns]. Wide
+    # gradients are sketched.
     start = task.space.initial(seed).to(task.dtype)
     chunk = max(1, _MEMORY // task.row_bytes())
     devices = torch.arange(task.shards.devices)
@@ -54,8 +47,15 @@ def _directions(task: Task, seed: int) -> Floats:
         gradient = task.full_gradient(rows_at_start, ids)
         pieces.append(_sketched(gradient.double(), seed))
     rows = torch.cat(pieces).numpy()
-    _check_gradients(rows)
-    return _unit(rows)
+    finite = np.isfinite(rows).all(axis=1)
+    wrong = np.flatnonzero(~finite).tolist()
+    if wrong:
+        raise DataError(
+            f"the first gradients of {len(wrong)} devices are not finite "
+            f"(devices {some(wrong)}); scale x, or choose edges in another way."
+        )
+    directions = _unit(rows)
+    return grouped(shards, _clusters(directions, edges, seed))
 
 
 def _sketched(rows: Tensor, seed: int) -> Tensor:
@@ -79,9 +79,15 @@ def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
     draw = generator(seed, Use.EDGES)
     attempts = []
     for _ in range(_STARTS):
-        centres = _start(rows, count, draw)
-        attempts.append(_k_means(rows, centres))
-    best = max(attempts, key=lambda cluster: _tightness(rows, cluster))
+        cluster = _assigned(rows, _start(rows, count, draw))
+        for _ in range(_LAPS):
+            before = cluster
+            cluster = _assigned(rows, _centres(rows, cluster))
+            if np.array_equal(before, cluster):
+                break
+        attempts.append(cluster)
+    cosines = [float((rows * _centres(rows, cluster)[cluster]).sum()) for cluster in attempts]
+    best = attempts[cosines.index(max(cosines))]  # its rows are nearest to their centres
     _, first_row, cluster = np.unique(best, return_index=True, return_inverse=True)
     in_order = np.argsort(first_row)  # clusters are numbered by their first row
     number = np.argsort(in_order)
@@ -109,16 +115,6 @@ def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
     return rows[chosen]
 
 
-def _k_means(rows: Floats, centres: Floats) -> Numbers:
-    cluster = _assigned(rows, centres)
-    for _ in range(_LAPS):
-        before = cluster
-        cluster = _assigned(rows, _centres(rows, cluster))
-        if np.array_equal(before, cluster):
-            break
-    return cluster
-
-
 def _assigned(rows: Floats, centres: Floats) -> Numbers:
     """The nearest centre of each row.
 
@@ -143,23 +139,6 @@ def _centres(rows: Floats, cluster: Numbers) -> Floats:
     return _unit(member.astype(np.float64) @ rows)
 
 
-def _tightness(rows: Floats, cluster: Numbers) -> float:
-    """The sum of the cosines between rows and their centres."""
-    centres = _centres(rows, cluster)
-    cosines = rows * centres[cluster]
-    return float(cosines.sum())
-
-
 def _unit(rows: Floats) -> Floats:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(length > 0, length, 1)
-
-
-def _check_gradients(rows: Floats) -> None:
-    finite = np.isfinite(rows).all(axis=1)
-    wrong = np.flatnonzero(~finite).tolist()
-    if wrong:
-        raise DataError(
-            f"the first gradients of {len(wrong)} devices are not finite "
-            f"(devices {some(wrong)}); scale x, or choose edges in another way."
-        )

@@ -6,30 +6,43 @@ Batches are made in `batches.py`, gradients in `gradients.py`, scores in `tally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from covey import draws, native
+from covey import native
 from covey.data import Shards
-from covey.engine import native_call, tally, trial
 from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.dropout import Site
-from covey.engine.forward import graph_pass, module_pass
 from covey.engine.gradients import Gradients
-from covey.engine.graph import Graph, site_count
-from covey.engine.layout import ParameterLayout, placed_copy
-from covey.engine.losses import Loss, cross_entropy, loss_function, losses_of, resolved_loss
-from covey.engine.metrics import MetricSpec, Targets, metrics_of
-from covey.engine.native_call import NativeKernel, kernel
-from covey.engine.optimiser import PLAIN, Optimiser
+from covey.engine.measures import tally
+from covey.engine.measures.losses import (
+    Loss,
+    loss_function,
+    losses_of,
+    resolved_loss,
+)
+from covey.engine.measures.metrics import (
+    MetricSpec,
+    Targets,
+    every_metric,
+    metrics_of,
+    terms_of,
+)
+from covey.engine.measures.tally import PartScore, Predict
+from covey.engine.modules import trial
+from covey.engine.modules.dropout import Site
+from covey.engine.modules.forward import graph_pass, module_pass
+from covey.engine.modules.graph import Graph, site_count
+from covey.engine.modules.layout import ParameterLayout, placed_copy
 from covey.engine.population import BLOCK, Population, block_size
-from covey.engine.precision import Compute, precision
-from covey.engine.stack import LinearStack, stack
-from covey.engine.tally import PartScore, Predict
+from covey.engine.solvers import native_call
+from covey.engine.solvers.native_call import NativeKernel, kernel
+from covey.engine.solvers.optimiser import PLAIN, Optimiser
+from covey.engine.solvers.precision import Compute, precision
+from covey.engine.solvers.stack import LinearStack, stack
 from covey.types import Ids, Rows
 
 STATISTICS = BLOCK
@@ -78,6 +91,8 @@ class Task:
         self.augment = tuple(augment)
         self.optimiser = optimiser
         self.shards = shards
+        self.classifies = shards.classes is not None
+        """Whether accuracy means something."""
         own = placed_copy(module, self.device, dtype)
         trial.check_largest_id(own, shards)
         self.space = ParameterLayout(own, private=private)
@@ -90,6 +105,8 @@ class Task:
         """Where the module drops entries in training."""
         if isinstance(passes, str) or site_count(passes.graph):
             self.sites = trial.sites(self.space, sample)
+        self.draws_in_training = bool(self.sites or self.augment)
+        """Whether training draws at random inside the engine, for dropout or augmentation."""
         if isinstance(passes, str):
             passes = module_pass(self.space, self.device.type, sample, passes)
         self.forward = passes
@@ -121,9 +138,17 @@ class Task:
         self.targets = trial.targets(self)
         """Numbers predicted per example; 0 where outputs are not compared with targets."""
         trial.check_backward(self)
-        self.metrics = metrics_of(metrics, Targets.of(shards, loss))
-        """The metrics beside accuracy, loss and errors."""
-        if self.metrics:
+        targets = Targets.of(shards, loss)
+        asked = metrics_of(metrics, targets)
+        self.asked = tuple(metric.name for metric in asked if not metric.table)
+        """The figures that the experiment asks for."""
+        self.metrics = every_metric(asked, targets)
+        """Those of every record, then the others that are asked for."""
+        if not self.targets:  # outputs that are no predictions have no errors
+            self.metrics = tuple(metric for metric in self.metrics if not metric.terms[0].outputs)
+        self.terms = terms_of(self.metrics)
+        """What devices add up for them."""
+        if asked:
             trial.check_metrics(self)
 
     @property
@@ -141,24 +166,9 @@ class Task:
         return f"native {native.status()}"
 
     @property
-    def draws_in_training(self) -> bool:
-        """Whether training draws at random inside the engine, for dropout or augmentation."""
-        return bool(self.sites or self.augment)
-
-    @property
-    def classifies(self) -> bool:
-        """Whether accuracy means something."""
-        return self.shards.classes is not None
-
-    @property
-    def has_perplexity(self) -> bool:
-        """Whether the exponential of the mean loss is a perplexity per token."""
-        return self.shards.by_position and self.gradients.loss is cross_entropy
-
-    @property
-    def metric_columns(self) -> int:
-        """How many sums the metrics follow from."""
-        return sum(metric.columns for metric in self.metrics)
+    def scores_together(self) -> bool:
+        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
+        return self.examples.remembers and not self.space.norms
 
     def constant(self, values: Sequence[float]) -> Tensor:
         """Numbers beside the data, moved there once."""
@@ -174,63 +184,9 @@ class Task:
         example = self.x.shape[1:].numel()
         if self.shards.by_position:
             example *= 8 * (self.shards.classes or 1)
-        numbers = 8 * self.space.width + 2 * BLOCK * example + 8 * self.metric_columns
+        own = sum(metric.own.columns for metric in self.metrics if metric.own)
+        numbers = 8 * self.space.width + 2 * BLOCK * example + 8 * own
         return numbers * self.x.element_size()
-
-    # Examples
-
-    def counts(self, split: str, ids: Ids) -> Tensor:
-        """How many examples of a part each device holds, [n], on the device of `ids`."""
-        return self.examples.counts(split, ids)
-
-    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
-        """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
-        return self.examples.total(split, first, stop)
-
-    def draw(
-        self,
-        address: draws.Address,
-        ids: Ids,
-        size: int,
-        steps: range = range(1),
-        *,
-        local: Ids | None = None,
-    ) -> list[Batch]:
-        """For each step, `size` training examples of each device, uniform with replacement."""
-        return self.examples.draw(address, ids, size, steps, local=local)
-
-    def shuffled(
-        self, address: draws.Address, ids: Ids, size: int, steps: range, *, local: Ids
-    ) -> list[Batch]:
-        """For each step, the next `size` training examples in the passes of the optimiser."""
-        assert self.optimiser.epochs is not None
-        epochs = self.optimiser.epochs
-        return self.examples.shuffled(address, ids, size, steps, epochs=epochs, local=local)
-
-    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
-        """Batch number `turn` [n] of an endless walk over each device's examples in order."""
-        return self.examples.cyclic(ids, size, turn)
-
-    def spread(self, ids: Ids, size: int) -> Batch:
-        """Up to `size` training examples of each device: all, or else evenly spaced ones."""
-        return self.examples.spread(ids, size)
-
-    def block(self, split: str) -> int:
-        """How many examples of a part go through the model at once."""
-        return self.examples.block(split)
-
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
-        """All examples of a part in blocks of one fixed size: (rows that have any left, block)."""
-        return self.examples.blocks(split, ids)
-
-    def labels(self, ids: Ids) -> Tensor:
-        """Which classes each device has training examples of, bool [n, classes]."""
-        return self.examples.labels(ids)
-
-    @property
-    def most_labels(self) -> int:
-        """The most classes that one device has."""
-        return self.examples.most_labels
 
     # Gradients, all without l2
 
@@ -244,7 +200,7 @@ class Task:
         They are those of all examples or, where a device has more than `STATISTICS`, of as many at
         even distances.
         """
-        return self.gradients.statistics(x, self.spread(ids, STATISTICS))
+        return self.gradients.statistics(x, self.examples.spread(ids, STATISTICS))
 
     def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
         """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
@@ -331,10 +287,10 @@ class Task:
         draw: Draw | None,
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
-        self.examples.check_size(self.block("train"), epochs=1)
+        self.examples.check_size(self.examples.block("train"), epochs=1)
         out = torch.zeros_like(x)
         counts = self.examples.target_counts("train", ids)
-        for number, (rows, batch) in enumerate(self.blocks("train", ids)):
+        for number, (rows, batch) in enumerate(self.examples.blocks("train", ids)):
             if draw is not None:
                 batch = batch.drawing(draw.at(number), rows)
             assert batch.target_weight is not None
@@ -365,33 +321,7 @@ class Task:
 
         return predict
 
-    def evaluate(
-        self,
-        x: Rows,
-        split: str,
-        ids: Ids,
-        *,
-        predict: Predict | None = None,
-        bins: int = 0,
-        errors: bool = False,
-        metrics: bool = False,
-    ) -> PartScore:
-        """Right answers, summed loss and count of each row on its device's part.
-
-        With `bins` also the sums of a calibration. With `errors` also the sums of errors, where
-        numbers are predicted. With `metrics` also those of the task's metrics. The outputs are the
-        module's, or those that `predict` gives.
-        """
-        return tally.evaluate(
-            self,
-            x,
-            split,
-            ids,
-            predict=predict,
-            bins=bins,
-            errors=errors,
-            metrics=metrics,
-        )
+    evaluate = tally.evaluate
 
 
 def _stack(

@@ -1,17 +1,16 @@
 """The language in which an algorithm states advice on its steps and penalties.
 
-`Algorithm.advice` yields what theory says: findings as `Advice`, and as `RoundFactor` the factor of
-one round on quadratic losses, which `covey.advice` holds against every curvature.
-`Algorithm.levers` names the fields that are steps and penalties; `covey.advice` measures the
+`advice` of an algorithm or its paper yields what theory says: findings as `Advice`, and as
+`RoundFactor` the factor of one round on quadratic losses, which `covey.advice` holds against every
+curvature. `levers` names the fields that are steps and penalties; `covey.advice` measures the
 curvature of the losses and tries other values of these fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -58,7 +57,7 @@ class RoundFactor:
 
 
 Statement = Advice | RoundFactor
-"""What `Algorithm.advice` yields."""
+"""What `advice` yields."""
 
 
 @dataclass(frozen=True)
@@ -155,21 +154,6 @@ class Levers:
     uppers: tuple[Upper, ...] = ()
     penalties: tuple[Tie | Proposal, ...] = ()
     without: str = ""
-
-
-def by_name(algorithm: object) -> Levers:
-    """The levers by convention: fields called lr or something_lr are steps on the data loss."""
-    if not is_dataclass(algorithm):
-        return Levers()
-    names = [item.name for item in fields(algorithm)]
-    steps = [Step(name) for name in names if re.fullmatch(r"([a-z]+_)?lr", name)]
-    return Levers(tuple(steps))
-
-
-def unstated(name: str) -> Advice:
-    """The note for an algorithm that states no condition."""
-    text = f"no condition on the steps of {name} is known here; nothing was checked."
-    return Advice("note", "unknown algorithm", text, {})
 
 
 def envelope(*curvatures: float) -> float:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from covey.errors import ProgramError, TreeError
-from covey.kernel.advice import Levers, Loss, Statement, by_name, unstated
-from covey.kernel.fields import PerNode as PerNode
-from covey.kernel.fields import check, checked_first
-from covey.kernel.fields import require as require
+from covey.fields import PerNode as PerNode
+from covey.fields import check, checked_first
+from covey.fields import require as require
+from covey.kernel.advice import Advice, Levers, Loss, Statement, Step
+from covey.kernel.conditions import inner_step
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -33,7 +36,7 @@ class Algorithm(ABC):
 
     The programs are named `server`, `device` and perhaps `edge`. `server(me, w)` receives the
     global rows and returns the new ones; the other programs run when they are asked for. A field is
-    checked against its annotation, such as `lr: Positive` (covey/kernel/fields.py).
+    checked against its annotation, such as `lr: Positive` (covey/fields.py).
     """
 
     sends: ClassVar[str]
@@ -61,6 +64,11 @@ class Algorithm(ABC):
     """Why an experiment's `solver` cannot take its steps on data; None: it can."""
     needs_examples: ClassVar[str | None] = None
     """Why all devices must have training examples; None: those without any receive models."""
+    step_sizes: ClassVar[tuple[str, ...]]
+    """The fields that are step sizes on the devices' losses alone, without a penalty.
+
+    A class that states none says nothing of its steps; none are inherited.
+    """
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 
@@ -155,18 +163,33 @@ class Algorithm(ABC):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """The conditions of theory on its steps and penalties, for such losses.
 
-        `covey.kernel.advice` and `covey.kernel.conditions` are the language. A subclass states its
-        own conditions; the default says that none is stated.
+        By default they are the bounds of its `step_sizes`. A subclass states conditions of its own
+        in the words of `covey.kernel.advice` and `covey.kernel.conditions`; those of covey's own
+        papers stand in `covey/advice/theory`.
         """
-        yield unstated(type(self).__name__)
+        stated = vars(type(self)).get("step_sizes")
+        if stated is None:
+            reason = f"no condition on the steps of {type(self).__name__} is known here"
+            yield Advice("note", "unknown algorithm", f"{reason}; nothing was checked.", {})
+            return
+        if self.splits and len(stated) > 1:  # a part curves at most as much as the whole
+            loss = replace(loss, exact=False)
+        for name in stated:
+            yield from inner_step(getattr(self, name), 0.0, loss, steps=1, names=(name, "lam"))
 
     def levers(self, L: float) -> Levers:
         """The fields that are steps and penalties.
 
-        `L` is the curvature of the median device's loss. By default the fields called lr or
-        something_lr are steps. A subclass states its own.
+        `L` is the curvature of the median device's loss. By default the `step_sizes` are steps or,
+        where none are stated, the fields called lr or something_lr.
         """
-        return by_name(self)
+        names: list[str] = []
+        if is_dataclass(self):
+            names = [item.name for item in fields(self)]
+        stated = vars(type(self)).get("step_sizes")
+        if stated is None:
+            stated = [name for name in names if re.fullmatch(r"([a-z]+_)?lr", name)]
+        return Levers(tuple(Step(name) for name in names if name in stated))
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""

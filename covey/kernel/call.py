@@ -40,3 +40,17 @@ class Call:
 
     def __post_init__(self) -> None:
         self.elapsed = torch.zeros(self.nodes, 2, dtype=torch.float64)
+
+    def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
+        """Count gradients that nodes evaluated, and weights that they moved."""
+        self.gradients = self.gradients + gradients
+        self.moved = self.moved + moved
+
+    def needed_for(self, model: str) -> None:
+        """Record which kept rows predictions with a model need.
+
+        They are those that were recalled since the last such call.
+        """
+        names = self.needs.setdefault(model, set())
+        names.update(self.recalled)
+        self.recalled.clear()

@@ -9,11 +9,12 @@ not errors.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from covey.fields import PerNode
 from covey.kernel.advice import (
     Advice,
     Excess,
@@ -22,10 +23,11 @@ from covey.kernel.advice import (
     Statement,
     Vector,
 )
-from covey.kernel.algorithm import PerNode
 
 Condition = tuple[str, bool | None]
 """In words, and whether it holds; None where it takes an L that is not known."""
+
+_RELATIONS = {"<=": operator.le, ">=": operator.ge, ">": operator.gt}
 
 
 def inner_step(
@@ -36,7 +38,7 @@ def inner_step(
     steps: int,
     total: int = 0,
     curve: float = 0.0,
-    names: tuple[str, str] = ("lr", "lam"),
+    names: Sequence[str] = ("lr", "lam"),
 ) -> Iterator[Advice]:
     """`steps` gradient steps of size lr on a loss + lam/2 |x - anchor|^2.
 
@@ -46,23 +48,57 @@ def inner_step(
     """
     step, tie = names
     product = f"{step} = {lr:g}"
+    formula = f"{step}*L"
     numbers = {step: lr}
     bound = f"2/{step}"
     if "/" in step:  # such as lr/(1-p)
         bound = f"2/({step})"
     if lam:
         product = f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g}"
+        formula = f"{step}*({tie}+L)"
         numbers = {f"{step}*{tie}": lr * lam}
         bound = f"{bound} - {tie}"
     room = 2 / lr - lam
     if room <= 0:
-        yield _too_long(product, numbers, 1 - lr * lam, steps, max(total, steps), names)
+        numbers["factor"] = 1 - lr * lam
+        yield _too_long(product, numbers, steps, max(total, steps), names)
         return
     numbers["largest L"] = room
     if loss.L is None:
-        yield _room(product, numbers, bound, room, curve)
+        near = ""
+        if 0 < curve < room:
+            near = f", and near zero for L < {room - curve:g}"
+        if curve:
+            numbers["largest L near zero"] = room - curve
+        text = f"{product}: stable only for L < {bound} = {room:g}{near}."
+        yield Advice("note", "inner step", text, numbers)
         return
-    yield _against(loss, lr, lam, names, numbers)
+    share = lr * (lam + loss.L)
+    numbers["lr*(lam+L)"] = share
+    if share < 2:
+        text = f"{formula} = {share:g} is below 2: the step is stable."
+        yield Advice("note", "inner step", text, numbers)
+        return
+    limit = f"{step} < {2 / (lam + loss.L):.3g} is stable"
+    text = f"{formula} = {share:g} is 2 or more: each step overshoots{loss.guess}; {limit}."
+    yield Advice("warning", "inner step", text, numbers)
+
+
+def _too_long(
+    product: str, numbers: dict[str, float], steps: int, total: int, names: Sequence[str]
+) -> Advice:
+    """A step that overshoots by its penalty alone."""
+    step, tie = names
+    if total <= 1:
+        single = f"a single step starts at its anchor and does not feel {tie}"
+        text = f"{product}, but {single}; with more steps it would diverge."
+        return Advice("note", "inner step", text, numbers)
+    worse = "the model overshoots its anchor, which only moving the anchor can make up for"
+    if steps > 1:
+        factor = numbers["factor"]
+        worse = f"every step multiplies the distance to its minimiser by {factor:g} or worse"
+    text = f"{product} is 2 or more: {worse}; lower {step} or {tie}."
+    return Advice("warning", "inner step", text, numbers)
 
 
 def prox_steps(
@@ -71,110 +107,36 @@ def prox_steps(
     loss: Loss,
     *,
     steps: int,
-    names: tuple[str, str] = ("lr", "lam"),
+    names: Sequence[str] = ("lr", "lam"),
 ) -> Iterator[Statement]:
     """A round of steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
     yield from inner_step(lr, lam, loss, steps=steps, names=names)
     yield RoundFactor(prox_round(lr, lam, steps))
 
 
-def steps_by_part(
-    loss: Loss,
-    *,
-    lr: float,
-    steps: int,
-    personal_lr: float,
-    personal_steps: int,
-) -> Iterator[Advice]:
-    """Steps on the shared columns and on the private ones.
-
-    Their curvature is at most that of all columns, which is what `loss` knows.
-    """
-    bound = replace(loss, exact=False)
-    yield from inner_step(lr, 0.0, bound, steps=steps)
-    names = ("personal_lr", "lam")
-    yield from inner_step(personal_lr, 0.0, bound, steps=personal_steps, names=names)
-
-
-def _room(
-    product: str,
-    numbers: dict[str, float],
-    bound: str,
-    room: float,
-    curve: float,
-) -> Advice:
-    """The largest L at which a step is stable."""
-    near = ""
-    if 0 < curve < room:
-        near = f", and near zero for L < {room - curve:g}"
-    if curve:
-        numbers["largest L near zero"] = room - curve
-    text = f"{product}: stable only for L < {bound} = {room:g}{near}."
-    return Advice("note", "inner step", text, numbers)
-
-
-def _against(
-    loss: Loss,
+def personal_steps(
     lr: float,
     lam: float,
-    names: tuple[str, str],
-    numbers: dict[str, float],
-) -> Advice:
-    """A step held against the L of the losses."""
-    assert loss.L is not None
-    step, tie = names
-    curvature = lr * (lam + loss.L)
-    numbers["lr*(lam+L)"] = curvature
-    shown = f"{step}*L = {curvature:g}"
-    if lam:
-        shown = f"{step}*({tie}+L) = {curvature:g}"
-    if curvature < 2:
-        return Advice(
-            "note",
-            "inner step",
-            f"{shown} is below 2: the step is stable.",
-            numbers,
-        )
-    limit = f"{step} < {2 / (lam + loss.L):.3g} is stable"
-    text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {limit}."
-    return Advice("warning", "inner step", text, numbers)
-
-
-def _too_long(
-    product: str,
-    numbers: dict[str, float],
-    factor: float,
+    loss: Loss,
+    *,
     steps: int,
-    total: int,
-    names: tuple[str, str],
-) -> Advice:
-    """A step that overshoots by its penalty alone."""
-    step, tie = names
-    fix = f"lower {step} or {tie}"
-    numbers["factor"] = factor
-    if steps > 1:
-        worse = f"every step multiplies the distance to its minimiser by {factor:g} or worse"
-        return Advice(
-            "warning",
-            "inner step",
-            f"{product} is 2 or more: {worse}; {fix}.",
-            numbers,
-        )
-    if total > 1:
-        worse = "the model overshoots its anchor, which only moving the anchor can make up for"
-        return Advice(
-            "warning",
-            "inner step",
-            f"{product} is 2 or more: {worse}; {fix}.",
-            numbers,
-        )
-    single = f"a single step starts at its anchor and does not feel {tie}"
-    text = f"{product}, but {single}; with more steps it would diverge."
-    return Advice("note", "inner step", text, numbers)
+    total: int = 0,
+    l1: tuple[float, float] = (0.0, 1.0),
+    method: str = "gradient",
+    names: Sequence[str] = ("personal_lr", "lam", "gamma"),
+) -> Iterator[Advice]:
+    """The steps of a personal model with a smooth l1 of gamma and rho, plain or Nesterov's."""
+    gamma, rho = l1
+    pair = names[:2]
+    curve = gamma / rho
+    yield from inner_step(lr, lam, loss, steps=steps, total=total, curve=curve, names=pair)
+    if method == "nesterov":
+        yield from momentum_step(lr, lam, loss, names=pair)
+    yield from smooth_l1_cycle(lr, lam, gamma, rho, L=loss.L, names=names)
 
 
 def momentum_step(
-    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
+    lr: float, lam: float, loss: Loss, *, names: Sequence[str] = ("lr", "lam")
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
@@ -208,7 +170,7 @@ def smooth_l1_cycle(
     rho: float,
     *,
     L: float | None = None,
-    names: tuple[str, str, str],
+    names: Sequence[str],
 ) -> Iterator[Advice]:
     """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates.
 
@@ -227,7 +189,12 @@ def smooth_l1_cycle(
     hidden = "does not hide it"
     if amplitude <= cut:
         hidden = "hides it"
-    formula = f"{step}*{penalty}/{_divisor(step, ties)}"
+    divisor = "2"
+    if ties:
+        divisor = f"(2 - {step}*{ties[0]})"
+    if len(ties) == 2:
+        divisor = f"(2 - {step}*({'+'.join(ties)}))"
+    formula = f"{step}*{penalty}/{divisor}"
     text = (
         f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but "
         f"alternate in sign with an amplitude of up to {formula} = {amplitude:.2g}. "
@@ -242,46 +209,41 @@ def smooth_l1_cycle(
     yield Advice("warning", "smooth l1", text, numbers)
 
 
-def _divisor(step: str, ties: list[str]) -> str:
-    """2 - step*ties, in words."""
-    if not ties:
-        return "2"
-    if len(ties) == 1:
-        return f"(2 - {step}*{ties[0]})"
-    return f"(2 - {step}*({'+'.join(ties)}))"
-
-
-def outer_step(
-    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
+def outer_steps(
+    lr: float,
+    lam: float,
+    *,
+    beta: float,
+    rounds: int,
+    names: tuple[str, str] = ("lr", "lam"),
+    converges: tuple[str, float] | None = None,
 ) -> Iterator[Advice]:
-    """The step of w_i towards theta, which itself follows w_i.
+    """The steps of w_i towards theta, which itself follows w_i, and the server's towards w_i.
 
-    `largest` is the L up to which the two converge together.
+    `converges` says up to which L the first two converge together, in words and as a number. By
+    default theta descends the loss + lam/2 |theta - w_i|^2. In its rounds w_i goes some share of
+    the way to theta, and w goes beta times as far.
     """
-    if lr * lam < 2:
-        return
     step, tie = names
-    text = (
-        f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g} is 2 or more: "
-        "w_i overshoots theta by more than their distance; "
-        f"with theta at its minimiser it converges only for {why} = {largest:.4g}; lower {step}."
-    )
-    yield Advice(
-        "warning",
-        "outer step",
-        text,
-        {f"{step}*{tie}": lr * lam, "largest L": largest},
-    )
-
-
-def server_step(beta: float, moved: float, formula: str) -> Iterator[Advice]:
-    """pFedMe's server: w_i has gone `moved` of the way to theta, and w goes beta times as far."""
+    product = lr * lam
+    if product >= 2:
+        if converges is None:
+            converges = f"L < 2 {tie}/({step} {tie} - 2)", envelope_bound(product, lam)
+        why, largest = converges
+        text = (
+            f"{step}*{tie} = {lr:g}*{lam:g} = {product:g} is 2 or more: "
+            "w_i overshoots theta by more than their distance; with theta at its minimiser "
+            f"it converges only for {why} = {largest:.4g}; lower {step}."
+        )
+        numbers = {f"{step}*{tie}": product, "largest L": largest}
+        yield Advice("warning", "outer step", text, numbers)
+    moved = 1 - (1 - product) ** rounds
     factor = 1 - beta * moved
-    if abs(factor) < 1:
-        return
-    reason = "the server overshoots (a heuristic)"
-    text = f"{formula} = {factor:.3g} is not below 1 in size: {reason}; lower beta = {beta:g}."
-    yield Advice("warning", "server step", text, {"server factor": factor, "beta": beta})
+    if abs(factor) >= 1:
+        formula = f"1 - beta (1 - (1 - {step} {tie})^R) = {factor:.3g}"
+        fix = f"the server overshoots (a heuristic); lower beta = {beta:g}"
+        text = f"{formula} is not below 1 in size: {fix}."
+        yield Advice("warning", "server step", text, {"server factor": factor, "beta": beta})
 
 
 def averaging_step(step: float, name: str) -> Iterator[Advice]:
@@ -326,34 +288,16 @@ def at_most(name: str, value: float, bound: float) -> Condition:
     return f"{name} = {value:g} <= {bound:.3g}", value <= bound
 
 
-def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
-    holds = None
-    if bound is not None:
-        holds = value <= bound
-    return f"{shown} <= {formula}{_equals(bound)}", holds
+def compared(
+    shown: str, value: float, relation: str, formula: str, bound: float | None
+) -> Condition:
+    """Whether a value, `shown` in the text, is in a relation to a formula, such as "<=".
 
-
-def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
-    holds = None
-    if bound is not None:
-        holds = value >= bound
-    return f"{shown} >= {formula}{_equals(bound)}", holds
-
-
-def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
-    holds = None
-    if bound is not None:
-        holds = value > bound
-    return f"{shown} > {formula}{_equals(bound)}", holds
-
-
-def _equals(bound: float | None) -> str:
+    The bound None takes an unknown L.
+    """
     if bound is None:
-        return ""
-    return f" = {bound:.4g}"
+        return f"{shown} {relation} {formula}", None
+    return f"{shown} {relation} {formula} = {bound:.4g}", _RELATIONS[relation](value, bound)
 
 
 def largest(value: PerNode) -> float:

@@ -1,7 +1,7 @@
 """The environment of a run: which devices can be asked, which answers count, how long they take.
 
 A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. `covey.wireless.clock` is a radio cell with a bandwidth, a deadline and a virtual
+and takes no time. `covey.radio.clock` is a radio cell with a bandwidth, a deadline and a virtual
 clock.
 """
 
@@ -17,7 +17,7 @@ from covey.kernel.call import Call
 from covey.types import Ids
 
 
-class Admission(Protocol):
+class Participation(Protocol):
     """What an environment grants to the devices of a cohort."""
 
     @property
@@ -36,7 +36,7 @@ class Effort:
     """What the nodes that run a program have done for it, [m] each."""
 
     ids: Ids
-    admission: Admission | None
+    admission: Participation | None
     moved: Tensor = field(init=False)
     """Weights moved, a weight as often as it moved."""
     sent: Tensor = field(init=False)
@@ -108,7 +108,7 @@ class Environment(Protocol):
         """Start a round."""
         ...
 
-    def admit(self, tier: str, ids: Ids, round: int) -> Admission | None:
+    def admit(self, tier: str, ids: Ids, round: int) -> Participation | None:
         """The admission of nodes of a tier that are asked together; None: all, on no condition."""
         ...
 
@@ -139,7 +139,7 @@ class Ideal:
     def begin(self) -> None:
         """Nothing to do."""
 
-    def admit(self, tier: str, ids: Ids, round: int) -> Admission | None:
+    def admit(self, tier: str, ids: Ids, round: int) -> Participation | None:
         """Everybody."""
         return None
 

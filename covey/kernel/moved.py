@@ -1,4 +1,4 @@
-"""Numbers on their way from main memory to the device of the rows.
+"""Numbers on their way between main memory and the device of the rows.
 
 Whoever captures a round for a GPU replays it on fixed memory. Then `provider` gives the memory in
 which a number lies there.
@@ -7,7 +7,7 @@ which a number lies there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -42,3 +42,22 @@ def provided(provider: Provider) -> Iterator[None]:
         yield
     finally:
         _current.provider = before
+
+
+def in_main_memory(values: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in main memory; those of one type on a GPU come in one copy."""
+    waiting: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            waiting.setdefault(tensor.dtype, []).append(tensor)
+    arrived: dict[torch.dtype, Iterator[Tensor]] = {}
+    for dtype, tensors in waiting.items():
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        sizes = [tensor.numel() for tensor in tensors]
+        arrived[dtype] = iter(torch.split(together, sizes))
+    out = []
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            tensor = next(arrived[tensor.dtype]).view(tensor.shape)
+        out.append(tensor)
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
 import torch
@@ -13,16 +13,15 @@ from torch import Tensor
 
 from covey import draws
 from covey.engine.batches import Draw
-from covey.engine.metrics import Metric
-from covey.engine.objective import DataLoss, Objective
-from covey.engine.optimiser import PLAIN
-from covey.engine.task import Batch, Batches, PartScore, Predict, Task
+from covey.engine.solvers.objective import DataLoss, Objective
+from covey.engine.solvers.optimiser import PLAIN
+from covey.engine.task import Batch, Batches, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
 from covey.kernel.call import Call
 from covey.kernel.moved import on_device
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
-from covey.kernel.store import NEVER, Store
+from covey.kernel.store.store import NEVER, Store
 from covey.tree import Sample, Topology
 from covey.types import Ids, Rows
 
@@ -106,47 +105,20 @@ class Services(Protocol):
         ...
 
 
-class Nodes:
-    """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
+class TierNodes:
+    """n nodes of a tier, as their places in the tree and their data make them."""
 
-    def __init__(
-        self,
-        runtime: Services,
-        tier: str,
-        ids: Ids,
-        *,
-        round: int,
-        path: int,
-        idle: Tensor | None = None,
-    ) -> None:
-        self.tier = tier
-        self.ids = ids
-        self.round = round
-        self.idle = idle  # [n] bool: nodes that were not asked and train nevertheless; None: none
-        self._runtime = runtime
-        self._path = path
-        self._asks = 0
-        self._calls: dict[str, int] = {}
-        self._masks: list[tuple[Tensor, Tensor]] = []  # on the device, in main memory
-        self.call = Call(len(ids))
+    tier: str
+    ids: Ids
+    _runtime: Services
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def kept(self) -> Mapping[str, Rows]:
-        """What this call has kept so far, by name."""
-        return self.call.kept
 
     @cached_property
     def device_ids(self) -> Ids:
         """The ids on the device of the data: on the GPU, if that is where training happens."""
         return on_device(self.ids, self._runtime.task.device)
-
-    @property
-    def there(self) -> Ids:
-        """Another name of `device_ids`, for algorithms written before it."""
-        return self.device_ids
 
     @cached_property
     def local(self) -> Ids:
@@ -157,6 +129,11 @@ class Nodes:
         return self._runtime.tree.local(self.tier, self.device_ids)
 
     @property
+    def task(self) -> Task:
+        """What these nodes learn; for whoever scores models."""
+        return self._runtime.task
+
+    @property
     def children(self) -> Tensor:
         """The number of children of each node, [n]; in training, of those with examples."""
         return self._runtime.members.counts(self.tier, self.ids)
@@ -165,11 +142,6 @@ class Nodes:
     def max_children(self) -> int:
         """The max number of children of a node of this tier; the same for a call without nodes."""
         return self._runtime.members.widest(self.tier)
-
-    @property
-    def fan(self) -> int:
-        """Another name of `max_children`, for algorithms written before it."""
-        return self.max_children
 
     @property
     def leaf(self) -> bool:
@@ -193,6 +165,109 @@ class Nodes:
         space = self._runtime.task.space
         return slice(space.shared, space.width)
 
+    @property
+    def count(self) -> Tensor:
+        """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
+        task = self._runtime.task
+        if self.leaf:
+            counts = task.examples.counts("train", self.device_ids)
+            return counts[:, None].to(task.dtype)
+        counts = self._runtime.examples(self.tier, self.ids)
+        return counts[:, None].to(task.device, task.dtype)
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether `me.grad(...).hessian_product` works for this model and loss."""
+        return self._runtime.task.no_hessian is None
+
+    @property
+    def labels(self) -> Tensor:
+        """Which classes each node has training examples of, bool [n, classes]."""
+        return self._runtime.task.examples.labels(self.device_ids)
+
+    @property
+    def most_labels(self) -> int:
+        """The max number of classes of a node; the same for a call without nodes."""
+        return self._runtime.task.examples.most_labels
+
+    def initial(self) -> Rows:
+        """The common initial rows; every node makes them from the seed, so they are never sent."""
+        return self._runtime.initial(self.tier, self.device_ids)
+
+    @overload
+    def own(self, value: int | Sequence[int]) -> int | Tensor: ...
+    @overload
+    def own(self, value: PerNode) -> float | Tensor: ...
+    def own(self, value: PerNode) -> float | Tensor:
+        """Each node's value of a hyper-parameter.
+
+        A number is the value of all nodes. A list has one entry per node of the tier, and the
+        values come back as a column [n, 1].
+        """
+        if isinstance(value, int | float):
+            return value
+        tree = self._runtime.tree
+        size = tree.size(self.tier) // tree.copies
+        if len(value) != size:
+            nodes = f"{size} nodes of tier {self.tier}"
+            raise ConfigError(f"a list of {len(value)} values for {nodes}: {list(value)[:5]}...")
+        values = self._runtime.task.constant(value)
+        return values[self.local][:, None]
+
+    def by_part(self, shared: float, private: float) -> float | Tensor:
+        """A number for the shared and one for the private columns, as a row [1, P].
+
+        It is a number where the two are equal, or where all columns are of one part.
+        """
+        task = self._runtime.task
+        space = task.space
+        if space.shared == 0:
+            return private
+        if shared == private or space.shared == space.width:
+            return shared
+        row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
+        row[:, self.private] = private
+        return row
+
+
+class Nodes(TierNodes):
+    """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
+
+    def __init__(
+        self,
+        runtime: Services,
+        tier: str,
+        ids: Ids,
+        *,
+        round: int,
+        path: int,
+        idle: Tensor | None = None,
+    ) -> None:
+        self.tier = tier
+        self.ids = ids
+        self._runtime = runtime
+        self.round = round
+        self.idle = idle  # [n] bool: nodes that were not asked and train nevertheless; None: none
+        self._path = path
+        self._asks = 0
+        self._calls: dict[str, int] = {}
+        self._masks: list[tuple[Tensor, Tensor]] = []  # on the device, in main memory
+        self.call = Call(len(ids))
+
+    @property
+    def kept(self) -> Mapping[str, Rows]:
+        """What this call has kept so far, by name."""
+        return self.call.kept
+
+    @property
+    def planned(self) -> Tensor:
+        """The pruning ratio of each node in the radio plan of this round, a column [n, 1]."""
+        if self.call.ratio is None:
+            fix = "give the experiment one (docs/radio.md), or a number"
+            raise ConfigError(f'ratio = "plan" is that of a radio; {fix}.')
+        task = self._runtime.task
+        return self.call.ratio[:, None].to(task.device, task.dtype)
+
     # Data
 
     def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
@@ -205,8 +280,8 @@ class Nodes:
         """Up to `size` different training examples of each node's own, at random; else weight 0."""
         if self._runtime.batches == "cyclic":
             return self._cyclic(size, stream)
-        address = self.address(stream, self._call(stream))
         draw = self._runtime.task.examples.shuffled
+        address = self._next(stream)
         [batch] = draw(address, self.device_ids, size, range(1), epochs=1, local=self.local)
         return batch
 
@@ -217,12 +292,9 @@ class Nodes:
         if self._runtime.batches == "cyclic":
             return [self._cyclic(size, stream) for _ in range(count)]
         task = self._runtime.task
-        keys = []
-        for _ in range(count):
-            key = self.address(stream, self._call(stream))
-            keys.append(draws.spread(key, self.local))
+        keys = [draws.spread(self._next(stream), self.local) for _ in range(count)]
         ids = self.device_ids.repeat(count)
-        [drawn] = task.draw(torch.cat(keys), ids, size, local=self.local.repeat(count))
+        [drawn] = task.examples.draw(torch.cat(keys), ids, size, local=self.local.repeat(count))
         by_call = drawn.examples.view(count, len(self), size)
         return [Batch(drawn.data, examples) for examples in by_call]
 
@@ -243,23 +315,16 @@ class Nodes:
         call = 0
         if isinstance(batch, int):
             call = self._call(stream)
-        return DataGradient(self, batch, stream, call, self._draw(), same_draw=same_draw)
+        draw = None
+        if self._runtime.task.draws_in_training:
+            draw = Draw(self._next(_DRAW), self.local)
+        return DataGradient(self, batch, stream, call, draw, same_draw=same_draw)
 
     def weight(self, kind: Weight) -> Exact | None:
         """Each node's weight in a mean: its `count`, or None for uniform weights."""
         if kind == "uniform":
             return None
         return exact(self.count)
-
-    @property
-    def count(self) -> Tensor:
-        """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
-        task = self._runtime.task
-        if self.leaf:
-            counts = task.counts("train", self.device_ids)
-            return counts[:, None].to(task.dtype)
-        counts = self._runtime.examples(self.tier, self.ids)
-        return counts[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
         """Each row's mean data loss on a batch of its node, [n, 1]; without l2.
@@ -273,54 +338,6 @@ class Nodes:
         mean = score.loss / score.count.clamp(min=1)
         return mean[:, None].to(rows)
 
-    def evaluate(
-        self,
-        rows: Rows,
-        part: str,
-        *,
-        predict: Predict | None = None,
-        bins: int = 0,
-        metrics: bool = True,
-        models: int = 1,
-    ) -> PartScore:
-        """The score of these models on a part of the nodes' own data; for scoring.
-
-        `rows` may be those of several models, one after the other.
-        """
-        task = self._runtime.task
-        return task.evaluate(
-            rows,
-            part,
-            self.ids.repeat(models),
-            predict=predict,
-            bins=bins,
-            errors=True,
-            metrics=metrics,
-        )
-
-    def few(self, part: str, least: int) -> Tensor:
-        """How many examples of a part each node has, [n]; 0 where they are `least` or more."""
-        counts = self._runtime.task.counts(part, self.device_ids)
-        return counts.where(counts < least, 0)
-
-    @property
-    def scores_together(self) -> bool:
-        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
-        task = self._runtime.task
-        return task.examples.remembers and not task.space.norms
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The metrics that the experiment asks for."""
-        return self._runtime.task.metrics
-
-    def predictor(self, rows: Rows) -> Predict | None:
-        """How the module predicts with these rows, made ready once for several parts of the data.
-
-        None where there is nothing to make ready.
-        """
-        return self._runtime.task.predictor(rows, self.ids)
-
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
@@ -330,11 +347,10 @@ class Nodes:
 
         `loss` maps the outputs to one number per node, [n].
         """
-        self.worked(1, rows.shape[1])
+        self.call.worked(1, rows.shape[1])
         task = self._runtime.task
-        draw = self._draw()
-        if draw is not None:
-            batch = batch.drawing(draw)
+        if task.draws_in_training:
+            batch = batch.drawing(Draw(self._next(_DRAW), self.local))
         gradient = task.gradient_of(rows, batch, loss)
         if task.l2:
             gradient = gradient + task.l2 * rows
@@ -345,22 +361,7 @@ class Nodes:
 
         They are all of its examples, or `size` of them at even distances.
         """
-        return self._runtime.task.spread(self.device_ids, size)
-
-    @property
-    def has_hessian(self) -> bool:
-        """Whether `me.grad(...).hessian_product` works for this model and loss."""
-        return self._runtime.task.no_hessian is None
-
-    @property
-    def labels(self) -> Tensor:
-        """Which classes each node has training examples of, bool [n, classes]."""
-        return self._runtime.task.labels(self.device_ids)
-
-    @property
-    def most_labels(self) -> int:
-        """The max number of classes of a node; the same for a call without nodes."""
-        return self._runtime.task.most_labels
+        return self._runtime.task.examples.spread(self.device_ids, size)
 
     # Memory
 
@@ -392,30 +393,6 @@ class Nodes:
         age = torch.where(kept == NEVER, NEVER, self.round - kept)
         return age[:, None]
 
-    def initial(self) -> Rows:
-        """The common initial rows; every node makes them from the seed, so they are never sent."""
-        return self._runtime.initial(self.tier, self.device_ids)
-
-    @overload
-    def own(self, value: int | Sequence[int]) -> int | Tensor: ...
-    @overload
-    def own(self, value: PerNode) -> float | Tensor: ...
-    def own(self, value: PerNode) -> float | Tensor:
-        """Each node's value of a hyper-parameter.
-
-        A number is the value of all nodes. A list has one entry per node of the tier, and the
-        values come back as a column [n, 1].
-        """
-        if isinstance(value, int | float):
-            return value
-        tree = self._runtime.tree
-        size = tree.size(self.tier) // tree.copies
-        if len(value) != size:
-            nodes = f"{size} nodes of tier {self.tier}"
-            raise ConfigError(f"a list of {len(value)} values for {nodes}: {list(value)[:5]}...")
-        values = self._runtime.task.constant(value)
-        return values[self.local][:, None]
-
     def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """The numbers k = 0, 1, ... of an inner loop, each with a mask [n, 1] of the active nodes.
 
@@ -425,21 +402,16 @@ class Nodes:
         longest = count
         if not isinstance(longest, int):
             longest = max(longest)
-        in_main_memory = self._rounds(count)
+        in_main_memory = torch.full((len(self), 1), longest)
+        if not isinstance(count, int):
+            self.own(count)  # an error if it has another length than the tier
+            local = self._runtime.tree.local(self.tier, self.ids)
+            in_main_memory = torch.tensor(count)[local][:, None]
         for k in range(longest):
             active = in_main_memory > k
             mask = on_device(active, self._runtime.task.device)
             self._masks = [*self._masks[-1:], (mask, active)]
             yield k, mask
-
-    def _rounds(self, count: int | Sequence[int]) -> Tensor:
-        """The number of rounds of each node in main memory, [n, 1]."""
-        if isinstance(count, int):
-            return torch.full((len(self), 1), count)
-        self.own(count)  # an error if it has another length than the tier
-        tree = self._runtime.tree
-        local = tree.local(self.tier, self.ids)
-        return torch.tensor(count)[local][:, None]
 
     def in_main_memory(self, mask: Tensor) -> Tensor:
         """A mask of these nodes in main memory; one of `rounds` without waiting for a GPU."""
@@ -447,30 +419,6 @@ class Nodes:
             if known is mask:
                 return active
         return mask.cpu()
-
-    @property
-    def planned(self) -> Tensor:
-        """The pruning ratio of each node in the radio plan of this round, a column [n, 1]."""
-        if self.call.ratio is None:
-            fix = "give the experiment one (docs/radio.md), or a number"
-            raise ConfigError(f'ratio = "plan" is that of a radio; {fix}.')
-        task = self._runtime.task
-        return self.call.ratio[:, None].to(task.device, task.dtype)
-
-    def by_part(self, shared: float, private: float) -> float | Tensor:
-        """A number for the shared and one for the private columns, as a row [1, P].
-
-        It is a number where the two are equal, or where all columns are of one part.
-        """
-        task = self._runtime.task
-        space = task.space
-        if space.shared == 0:
-            return private
-        if shared == private or space.shared == space.width:
-            return shared
-        row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
-        row[:, self.private] = private
-        return row
 
     # Figures
 
@@ -488,29 +436,17 @@ class Nodes:
         figures = values.detach().reshape(-1)
         self.call.notes[name] = (*noted, figures)
 
-    def report(self, name: str, figures: Tensor) -> None:
-        """Hand figures of every single node, [n, k], to whoever plays the program; for scoring."""
-        self.call.reports[name] = figures
-
-    def needed_for(self, model: str) -> None:
-        """Record which kept rows predictions with a model need; for scoring.
-
-        They are those that were recalled since the last such call.
-        """
-        names = self.call.needs.setdefault(model, set())
-        names.update(self.call.recalled)
-        self.call.recalled.clear()
-
     # Draws
 
     def uniform(self, stream: str, width: int = 1) -> Tensor:
         """Numbers in [0, 1), [n, width]."""
-        return self._address_draw(draws.uniform, stream, width)
+        numbers = draws.uniform(self._next(stream), self.local, width)
+        return numbers.to(self._runtime.task.dtype)
 
     def normal(self, stream: str, width: int) -> Tensor:
         """Standard normal numbers, [n, width]."""
-        draw = partial(draws.normal, dtype=self._runtime.task.dtype)
-        return self._address_draw(draw, stream, width)
+        dtype = self._runtime.task.dtype
+        return draws.normal(self._next(stream), self.local, width, dtype=dtype)
 
     # Children
 
@@ -589,14 +525,6 @@ class Nodes:
         tier = tree.tiers[tree.index(self.tier) + 1]
         return Drawn.of(tree, tier, count, self._runtime.seeds, self.round, stream)
 
-    def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
-        """Count gradients that nodes evaluated, and weights that they moved; for runtimes.
-
-        A weight counts as often as it moves.
-        """
-        self.call.gradients = self.call.gradients + gradients
-        self.call.moved = self.call.moved + moved
-
     def reads(self, reason: str) -> None:
         """Called where a number that a program computes decides what runs; for runtimes.
 
@@ -619,24 +547,15 @@ class Nodes:
         keys = draws.keys(seeds, *address)[copy]
         return keys.to(self._runtime.task.device, non_blocking=True)
 
-    def _draw(self) -> Draw | None:
-        """The draw of the next gradient's dropout and augmentation; None where nothing is drawn."""
-        if not self._runtime.task.draws_in_training:
-            return None
-        address = self.address(_DRAW, self._call(_DRAW))
-        return Draw(address, self.local)
-
     def _call(self, stream: str) -> int:
         """The number of this draw among those of a stream."""
         k = self._calls.get(stream, 0)
         self._calls[stream] = k + 1
         return k
 
-    def _address_draw(self, draw: Any, stream: str, width: int) -> Tensor:
-        """The next draw of a stream, [n, width]."""
-        address = self.address(stream, self._call(stream))
-        numbers: Tensor = draw(address, self.local, width)
-        return numbers.to(self._runtime.task.dtype)
+    def _next(self, stream: str) -> draws.Address:
+        """The address of the next draw of a stream."""
+        return self.address(stream, self._call(stream))
 
     def _cyclic(self, size: int, stream: str) -> Batch:
         """The next batch of an endless walk; the counter is an ordinary kept row."""
@@ -644,7 +563,7 @@ class Nodes:
         zeros = torch.zeros(len(self), 1, dtype=torch.int64)
         turn = self.recall(name, default=zeros)
         self.keep(name, turn + 1)
-        return self._runtime.task.cyclic(self.ids, size, turn[:, 0])
+        return self._runtime.task.examples.cyclic(self.ids, size, turn[:, 0])
 
 
 _AHEAD = 64
@@ -692,13 +611,17 @@ class DataGradient(DataLoss):
         self._counted = 0  # future steps whose work is counted already
 
     def __call__(self, x: Rows) -> Rows:
-        data = self._data(x)
+        if self.all_examples:
+            data = self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
+        else:
+            data = self.task.fast_gradient(x, self.batch(self._step))
         self._step += 1
         if self._counted:
             self._counted -= 1
         else:
-            self._check_plain()
-            self._me.worked(1, x.shape[1])
+            if self.task.optimiser != PLAIN:
+                raise ConfigError(_NOT_BY_SOLVER)
+            self._me.call.worked(1, x.shape[1])
             self.task.solvers.setdefault("step by step", _OWN_STEPS)
         return self._with_l2(data, x)
 
@@ -707,21 +630,11 @@ class DataGradient(DataLoss):
         """The round of the descent."""
         return self._me.round
 
-    def _check_plain(self) -> None:
-        """Refuse steps that the algorithm takes itself where the experiment has a solver."""
-        if self.task.optimiser != PLAIN:
-            raise ConfigError(_NOT_BY_SOLVER)
-
     def _with_l2(self, data: Rows, x: Rows) -> Rows:
         """A gradient at x, or a Hessian product with x, of the loss with l2."""
         if not self.task.l2:
             return data
         return data + self.task.l2 * x
-
-    def _data(self, x: Rows) -> Rows:
-        if self.all_examples:
-            return self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
-        return self.task.fast_gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
@@ -732,7 +645,7 @@ class DataGradient(DataLoss):
             batch = self.batch(self._step)
             product = self.task.hessian_product(x, batch, v)
         self._step += 1
-        self._me.worked(2, 2 * x.shape[1])
+        self._me.call.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
 
     def expect(self, steps: int) -> None:
@@ -753,7 +666,7 @@ class DataGradient(DataLoss):
         moved: Tensor | float = 0.0
         if runtime.counts_moved:
             moved = terms.moving(start)
-        self._me.worked(steps, moved)
+        self._me.call.worked(steps, moved)
         self._counted = terms.longest
         if self.all_examples:
             return
@@ -777,7 +690,7 @@ class DataGradient(DataLoss):
                 "on batches that it draws itself; leave out epochs."
             )
         self.task.examples.check_size(self._batch, epochs=epochs)
-        counts = self.task.counts("train", self._me.device_ids)
+        counts = self.task.examples.counts("train", self._me.device_ids)
         return torch.ceil(epochs * counts.double() / self._batch).long()
 
     def batch_of(self, step: int) -> Batch:
@@ -809,11 +722,14 @@ class DataGradient(DataLoss):
 
     def batch(self, step: int) -> Batch:
         """The batch of any step, with the draw of that step."""
-        batch = self._examples(step)
+        if isinstance(self._batch, Batch):
+            batch = self._batch
+        elif isinstance(self._batch, Sequence):
+            batch = self._batch[step]
+        else:
+            batch = self._drawn(step)
         draw = self._draw_of(step)
-        if draw is None:
-            return batch
-        return batch.drawing(draw)
+        return batch if draw is None else batch.drawing(draw)
 
     def _draw_of(self, step: int) -> Draw | None:
         """The draw of a step; None where nothing is drawn."""
@@ -823,29 +739,25 @@ class DataGradient(DataLoss):
             step = 0
         return self._draw.at(step)
 
-    def _examples(self, step: int) -> Batch:
+    def _drawn(self, step: int) -> Batch:
         """The batch of any step; uniform batches are drawn for many steps at a time."""
-        if isinstance(self._batch, Batch):
-            return self._batch
-        if isinstance(self._batch, Sequence):
-            return self._batch[step]
-        assert self._batch is not None
         me = self._me
+        size = self._batch
+        assert isinstance(size, int)
         if me._runtime.batches == "cyclic":
-            return me._cyclic(self._batch, self._stream)
+            return me._cyclic(size, self._stream)
         if step not in self._ahead:
-            stop = min(step + _AHEAD, self._until)
-            steps = range(step, max(step + 1, stop))
-            batches = self._drawn(steps, self._batch)
+            steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
+            examples = self.task.examples
+            epochs = self.task.optimiser.epochs
+            if epochs is None:
+                address = me.address(self._stream, self._call)
+                batches = examples.draw(address, me.device_ids, size, steps, local=me.local)
+            else:
+                address = me.address(self._stream, self._call, self._first)
+                own = range(steps.start - self._first, steps.stop - self._first)
+                batches = examples.shuffled(
+                    address, me.device_ids, size, own, epochs=epochs, local=me.local
+                )
             self._ahead = dict(zip(steps, batches, strict=True))
         return self._ahead.pop(step)  # so that its examples are freed
-
-    def _drawn(self, steps: range, size: int) -> list[Batch]:
-        """The batches of these steps, each drawn by its address."""
-        me = self._me
-        if self.task.optimiser.epochs is None:
-            address = me.address(self._stream, self._call)
-            return self.task.draw(address, me.device_ids, size, steps, local=me.local)
-        address = me.address(self._stream, self._call, self._first)
-        own = range(steps.start - self._first, steps.stop - self._first)
-        return self.task.shuffled(address, me.device_ids, size, own, local=me.local)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from covey.engine.schedule import SCHEDULES, factor
+from covey.engine.solvers.optimiser import SCHEDULES, factor
 from covey.errors import ConfigError, meant, shown
 from covey.kernel.algorithm import Algorithm
 
@@ -30,7 +30,11 @@ class Rates:
         values = {}
         for name, schedule in self.schedules:
             scale = factor(schedule, round, self.rounds)
-            values[name] = _scaled(getattr(algorithm, name), scale)
+            value = getattr(algorithm, name)
+            if isinstance(value, float):
+                values[name] = value * scale
+            else:
+                values[name] = type(value)(entry * scale for entry in value)
         scaled: Algorithm = replace(changed, **values)
         return scaled
 
@@ -43,8 +47,22 @@ def rates(schedules: Mapping[str, str], algorithm: Algorithm, rounds: int) -> Ra
     if not isinstance(schedules, Mapping):
         example = '{"server_lr": "cosine"}'
         raise ConfigError(f"schedules = {shown(schedules)}: give a table such as {example}.")
+    box: Any = algorithm  # a dataclass, as all algorithms are
     for name, schedule in schedules.items():
-        _check(algorithm, name, schedule)
+        kind = type(algorithm).__name__
+        able = [field.name for field in fields(box) if _is_rate(algorithm, field.name)]
+        if name not in able:
+            have = ", ".join(able) or "none"
+            hint = meant(name, able)
+            raise ConfigError(
+                f"schedules: {kind} has no rate {shown(name)}{hint}; its rates are: {have}."
+            )
+        if schedule not in SCHEDULES:
+            listed = ", ".join(SCHEDULES)
+            hint = meant(schedule, SCHEDULES)
+            raise ConfigError(
+                f"schedules: {name} = {shown(schedule)}{hint}; choose one of {listed}."
+            )
     varying = {name: value for name, value in schedules.items() if value != "constant"}
     if not varying:
         return CONSTANT
@@ -53,34 +71,9 @@ def rates(schedules: Mapping[str, str], algorithm: Algorithm, rounds: int) -> Ra
     return made
 
 
-def _check(algorithm: Algorithm, name: Any, schedule: Any) -> None:
-    kind = type(algorithm).__name__
-    able = [field.name for field in fields(_any(algorithm)) if _is_rate(algorithm, field.name)]
-    if name not in able:
-        have = ", ".join(able) or "none"
-        hint = meant(name, able)
-        raise ConfigError(
-            f"schedules: {kind} has no rate {shown(name)}{hint}; its rates are: {have}."
-        )
-    if schedule not in SCHEDULES:
-        listed = ", ".join(SCHEDULES)
-        hint = meant(schedule, SCHEDULES)
-        raise ConfigError(f"schedules: {name} = {shown(schedule)}{hint}; choose one of {listed}.")
-
-
-def _any(algorithm: Algorithm) -> Any:
-    return algorithm
-
-
 def _is_rate(algorithm: Algorithm, name: str) -> bool:
     """Whether a field holds a number that may become smaller, or one for every node."""
     value = getattr(algorithm, name)
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
         return all(isinstance(entry, float) for entry in value)
     return isinstance(value, float)
-
-
-def _scaled(value: Any, scale: float) -> Any:
-    if isinstance(value, float):
-        return value * scale
-    return type(value)(entry * scale for entry in value)

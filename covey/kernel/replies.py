@@ -114,7 +114,10 @@ class Replies:
         self._askers = askers
         self._child = child
         self._mask = mask
-        have_masks = {_has_mask(part) for part in self._parts}
+        have_masks = set()
+        for part in self._parts:
+            masked = part.masked if isinstance(part, Deferred) else isinstance(part, Masked)
+            have_masks.add(masked)
         if len(have_masks) > 1:
             raise ProgramError(_MIXED)
         self._masked = mask is not None or True in have_masks
@@ -166,7 +169,12 @@ class Replies:
         self._check_answers()
         weights: Rows | None = None
         if weight is not None:
-            weights = weight._weights(len(self._asker))
+            count = len(self._asker)
+            rows = weight._all_rows()
+            if rows.shape[1:] != (1,) or len(rows) != count:
+                have = f"weights of shape {tuple(rows.shape)} for {count} answers"
+                raise ProgramError(f"{have}; answer one number per node, [n, 1].")
+            weights = rows
 
         def weighted(part: AnswerPart) -> tuple[Rows, Rows]:
             scale = part.rows.new_ones(len(part.rows), 1)
@@ -241,14 +249,6 @@ class Replies:
             self._mask = torch.cat(masks)
         return rows
 
-    def _weights(self, count: int) -> Rows:
-        """One number for each of `count` answers, [count, 1]."""
-        rows = self._all_rows()
-        if rows.shape[1:] != (1,) or len(rows) != count:
-            have = f"weights of shape {tuple(rows.shape)} for {count} answers"
-            raise ProgramError(f"{have}; answer one number per node, [n, 1].")
-        return rows
-
     def _read_parts(self) -> Iterator[AnswerPart]:
         """The parts in id order, each read when it is its turn."""
         asked = len(self._asker)
@@ -261,17 +261,13 @@ class Replies:
                 break
             where = slice(start, stop)
             if self._mask is not None:
-                mask = self._mask_of(where)
+                mask = self._mask
+                if mask.ndim > 1:  # else that of all answers
+                    mask = mask[where]
             yield AnswerPart(rows, mask, where)
             del rows, mask  # before the next one is read
         if stop != asked:
             raise ProgramError(f"at least {stop} answers, but {asked} children were asked.")
-
-    def _mask_of(self, where: slice) -> Tensor | None:
-        """The mask of some answers; a mask without an axis of answers is that of all."""
-        if self._mask is None or self._mask.ndim == 1:
-            return self._mask
-        return self._mask[where]
 
     def _totals(self, terms: Callable[[AnswerPart], tuple[Rows, ...]]) -> tuple[Rows, ...]:
         """Sums per asker of the values that `terms` computes from each part.
@@ -282,16 +278,13 @@ class Replies:
         self._check_answers()
         totals: list[Total] = []
         for part in self._read_parts():
-            self._add(totals, terms(part), self._asker[part.where])
-            del part  # before the next one is read
+            values = terms(part)
+            if not totals:  # those of the first part say how wide the sums are
+                totals = [Total(self, like) for like in values]
+            for total, rows in zip(totals, values, strict=True):
+                total.add(rows, self._asker[part.where])
+            del part, values, rows  # before the next one is read
         return tuple(total.value() for total in totals)
-
-    def _add(self, totals: list[Total], values: tuple[Rows, ...], asker: Tensor) -> None:
-        """Add the values of a part; those of the first part say how wide the sums are."""
-        if not totals:
-            totals += [Total(self, like) for like in values]
-        for total, rows in zip(totals, values, strict=True):
-            total.add(rows, asker)
 
 
 class Total:
@@ -325,15 +318,15 @@ class Total:
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, unsafe=True)
 
 
-def _has_mask(part: Rows | Masked | Deferred) -> bool:
-    if isinstance(part, Deferred):
-        return part.masked
-    return isinstance(part, Masked)
-
-
 def _read(part: Rows | Masked | Deferred) -> tuple[Rows, Tensor | None]:
-    """The rows of a part and their mask."""
-    message = _message(part)
+    """The rows of a part and their mask; a deferred part is read now."""
+    message: Message = None
+    if not isinstance(part, Deferred):
+        message = part
+    else:
+        message = part.read()
+        if message is not None and isinstance(message, Masked) != part.masked:
+            raise ProgramError(_MIXED)
     if isinstance(message, Masked):
         return message.rows, message.mask
     if isinstance(message, Exact):
@@ -341,16 +334,6 @@ def _read(part: Rows | Masked | Deferred) -> tuple[Rows, Tensor | None]:
     if message is None:
         raise ProgramError("some of the programs that were asked answer None and others do not.")
     return message, None
-
-
-def _message(part: Rows | Masked | Deferred) -> Message:
-    """The message of a part, which is read now if it is deferred."""
-    if not isinstance(part, Deferred):
-        return part
-    message = part.read()
-    if message is not None and isinstance(message, Masked) != part.masked:
-        raise ProgramError(_MIXED)
-    return message
 
 
 def _inside(rows: Rows, mask: Tensor | None) -> Rows:

@@ -14,6 +14,7 @@ from covey.codecs.blocks import check_dtype, check_rows, kept, patterns
 from covey.codecs.blocks import count as count_nonzero
 from covey.codecs.dense import Dense
 from covey.errors import DecodeError
+from covey.kernel.moved import in_main_memory
 from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, Meter, Traffic
 from covey.links.node_bytes import LowerEnds, NodeBytes
@@ -39,7 +40,7 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class RowMessages:
     """One message per row: how many values it sends; its length, if the values decide it."""
 
     route: Route
@@ -64,13 +65,6 @@ class Entry:
             self.lengths is None,
         )
 
-    def traffic(self, length: int, dense: int, nonzeros: int, messages: int) -> Traffic:
-        """The traffic of messages of this kind, from their sums."""
-        values = self.width * messages
-        if self.exact:
-            values = 0
-        return Traffic(length, messages, values, nonzeros, dense)
-
     def measured(self) -> Tensor:
         """The length of each row's message, in bytes."""
         if self.lengths is not None:
@@ -93,7 +87,7 @@ class Entry:
 class Messages:
     """Messages of one kind, which are counted together."""
 
-    entry: Entry
+    entry: RowMessages
     """The first of them."""
     copies: Tensor
     tree: Tensor
@@ -101,7 +95,7 @@ class Messages:
     """By tier: the nodes below, and the position of the message of each."""
 
     @staticmethod
-    def of(entries: Sequence[Entry]) -> Messages:
+    def of(entries: Sequence[RowMessages]) -> Messages:
         """The messages of entries of one kind."""
         routes = [entry.route for entry in entries]
         ids: dict[str, list[Tensor]] = {}
@@ -120,7 +114,7 @@ class Messages:
         )
 
 
-def by_kind(entries: Sequence[Entry]) -> list[list[int]]:
+def by_kind(entries: Sequence[RowMessages]) -> list[list[int]]:
     """The positions of the entries of each kind."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, entry in enumerate(entries):
@@ -139,30 +133,22 @@ class Ledger:
     def __init__(self, meters: Sequence[Meter], nodes: NodeBytes | None = None) -> None:
         self._meters = meters
         self._nodes = nodes or NodeBytes()
-        self._entries: list[Entry] = []
-
-    @property
-    def entries(self) -> Sequence[Entry]:
+        self.entries: list[RowMessages] = []
         """The messages that are not settled."""
-        return self._entries
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RowMessages) -> None:
         """Messages that have crossed."""
-        self._entries.append(entry)
+        self.entries.append(entry)
         if entry.route.heard is not None:
             lengths = entry.measured()
             entry.route.heard(lengths.cpu())
 
-    def clear(self) -> None:
-        """Forget what is not settled."""
-        self._entries.clear()
-
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        entries = self._entries
-        sent = _read([entry.sent for entry in entries])
+        entries = self.entries
+        sent = in_main_memory([entry.sent for entry in entries])
         measured = [entry.lengths for entry in entries if entry.lengths is not None]
-        lengths = iter(_read(measured))
+        lengths = iter(in_main_memory(measured))
         arrived = [next(lengths) if entry.lengths is not None else None for entry in entries]
         for numbers in by_kind(entries):
             messages = Messages.of([entries[number] for number in numbers])
@@ -173,7 +159,7 @@ class Ledger:
                 torch.cat([sent[number] for number in numbers]),
                 torch.cat(known) if known else None,
             )
-        self.clear()
+        entries.clear()
 
     def count(self, messages: Messages, sent: Tensor, lengths: Tensor | None) -> None:
         """Count messages in the meters of their trees, and at the nodes below.
@@ -189,27 +175,13 @@ class Ledger:
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
         totals.index_add_(0, messages.tree, numbers.t())
         for meter, total in zip(self._meters, totals.tolist(), strict=True):
-            traffic = entry.traffic(*total)
-            if traffic.messages:
-                meter.count(*entry.route.key, traffic)
+            length, dense, nonzeros, crossed = total
+            if crossed:
+                values = 0 if entry.exact else entry.width * crossed
+                meter.count(*entry.route.key, Traffic(length, crossed, values, nonzeros, dense))
         _, direction, _ = entry.route.key
         for tier, (ids, rows) in messages.ends.items():
             self._nodes.add(tier, direction, ids, lengths[rows])
-
-
-def _read(counts: list[Tensor]) -> Sequence[Tensor]:
-    """Numbers of many messages in main memory, with one wait for the device."""
-    on_device = [numbers for numbers in counts if numbers.device.type != "cpu"]
-    if not on_device:
-        return counts
-    together = torch.cat(on_device).cpu()
-    arrived = iter(torch.split(together, [len(numbers) for numbers in on_device]))
-    out = []
-    for numbers in counts:
-        if numbers.device.type != "cpu":
-            numbers = next(arrived)
-        out.append(numbers)
-    return out
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -263,10 +235,39 @@ class Link:
         if message is None:
             return None
         if isinstance(message, Exact):
-            self.ledger.add(self._exact_entry(route, message.rows))
+            check_dtype(message.rows)
+            counts = torch.zeros(len(message.rows), dtype=torch.int64)
+            entry = RowMessages(
+                route,
+                _EXACT,
+                width=message.rows.shape[1],
+                size=message.rows.element_size(),
+                masked=False,
+                exact=True,
+                sent=counts,
+            )
+            self.ledger.add(entry)
             return message
         sent = self._sent(message, cut, reference, keys, memory)
-        self.ledger.add(self._entry(route, sent))
+        rows = sent.arriving
+        width = rows.shape[1]
+        size = rows.element_size()
+        masked = sent.mask is not None
+        codec = self.wire.codec
+        lengths = None
+        if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
+            lengths = codec.nbytes(rows, sent.mask)  # counts do not decide them
+        entry = RowMessages(
+            route,
+            codec,
+            width,
+            size,
+            masked,
+            exact=False,
+            sent=sent.count,
+            lengths=lengths,
+        )
+        self.ledger.add(entry)
         return _received(sent.arriving, sent.mask, sent.reference)
 
     def pack(
@@ -297,7 +298,7 @@ class Link:
         schema = packed.schema
         if schema.kind == "nothing":
             return
-        entry = Entry(
+        entry = RowMessages(
             route,
             self._codec(schema),
             schema.width,
@@ -352,7 +353,8 @@ class Link:
     ) -> _Sent:
         """The steps of the sender: cut, difference, residual, the largest entries, the codec."""
         wire = self.wire
-        rows, mask = _rows_and_mask(message)
+        rows = message.rows if isinstance(message, Masked) else message
+        mask = message.mask if isinstance(message, Masked) else None
         check_dtype(rows)
         cut_rows, count = native.cut_count(rows, cut)
         rows = cut_rows
@@ -369,7 +371,10 @@ class Link:
             addresses = keys()
         arriving = wire.codec.roundtrip(chosen, mask, addresses)
         if memory is not None:
-            residual = _residual(rows - arriving, mask, memory)
+            residual = rows - arriving
+            if mask is not None:  # nothing was sent outside it, where the old residual stays
+                old = memory.recall(torch.zeros_like(residual))
+                residual = torch.where(mask, residual, old)
             memory.keep(residual)
         if mask is not None:
             arriving = kept(arriving, mask)
@@ -378,59 +383,9 @@ class Link:
             count = count_nonzero(patterns(arriving))
         return _Sent(chosen, mask, addresses, arriving, count, added)
 
-    def _entry(self, route: Route, sent: _Sent) -> Entry:
-        """The ledger's entry of model rows; lengths are measured if counts do not decide them."""
-        codec = self.wire.codec
-        rows = sent.arriving
-        width = rows.shape[1]
-        size = rows.element_size()
-        masked = sent.mask is not None
-        lengths = None
-        if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
-            lengths = codec.nbytes(rows, sent.mask)
-        return Entry(
-            route,
-            codec,
-            width,
-            size,
-            masked,
-            exact=False,
-            sent=sent.count,
-            lengths=lengths,
-        )
-
-    def _exact_entry(self, route: Route, rows: Rows) -> Entry:
-        """The ledger's entry of rows that no codec may change."""
-        check_dtype(rows)
-        counts = torch.zeros(len(rows), dtype=torch.int64)
-        return Entry(
-            route,
-            _EXACT,
-            width=rows.shape[1],
-            size=rows.element_size(),
-            masked=False,
-            exact=True,
-            sent=counts,
-        )
-
 
 _EXACT = CODECS["dense"]
 """The codec of rows that no codec may change: a header, then little-endian numbers."""
-
-
-def _rows_and_mask(message: Rows | Masked) -> tuple[Rows, Tensor | None]:
-    """The rows of a message and their mask."""
-    if isinstance(message, Masked):
-        return message.rows, message.mask
-    return message, None
-
-
-def _residual(error: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
-    """The residual after a message; outside a mask nothing was sent, so the old residual stays."""
-    if mask is None:
-        return error
-    old = memory.recall(torch.zeros_like(error))
-    return torch.where(mask, error, old)
 
 
 def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Message:

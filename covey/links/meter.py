@@ -159,9 +159,3 @@ def bitmap_bits(down: Traffic, up: Traffic) -> int:
     """The consistent form of that cost: 64 bits a non-zero and 1 bit a value, each direction."""
     both = down + up
     return 64 * both.nonzeros + both.values
-
-
-def coo_bits(down: Traffic, up: Traffic) -> int:
-    """Coordinates instead of a bitmap: a 32-bit index with each 64-bit non-zero."""
-    both = down + up
-    return (64 + 32) * both.nonzeros

@@ -75,10 +75,6 @@ NOTHING = Schema("nothing", 0, torch.float32)
 """The schema of None: a program that answers nothing."""
 
 
-def _no_counts() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
-
-
 @dataclass(frozen=True, eq=False)
 class Packed:
     """One encoded message per row, and what all of them share.
@@ -89,7 +85,7 @@ class Packed:
 
     schema: Schema
     messages: tuple[bytes, ...]
-    sent: Tensor = field(default_factory=_no_counts)
+    sent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         """How many rows there are."""

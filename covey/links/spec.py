@@ -8,14 +8,15 @@ of `LinkSpec`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from covey.codecs import CODECS, Codec, codec
 from covey.errors import ConfigError, meant
+from covey.fields import Range, check, options
 from covey.types import Rows
 
 DIRECTIONS = ("down", "up")
@@ -26,27 +27,16 @@ Spec = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A codec, and which rows it gets.
-
-    `keep`: the fraction of a row's entries, those of largest size, that are sent; the others are
-    zeros. `update`: the sender sends the difference from the row that came down in the same ask,
-    where that is as wide. `feedback`: error feedback, the residual of a message is added to the
-    next one; the sender keeps it.
-    """
+    """A codec, and which rows it gets."""
 
     codec: Codec
-    keep: float | None = None
-    update: bool = False
-    feedback: bool = False
+    keep: Annotated[float, Range(0, 1, above=True)] | None = None  # share of a row's entries, those
+    # of largest size, that are sent; the others are zeros
+    update: bool = False  # whether the difference is sent from the row that came down
+    feedback: bool = False  # whether the residual of a message is added to the next one
 
     def __post_init__(self) -> None:
-        if self.keep is not None and not _is_fraction(self.keep):
-            rule = "must be a share above 0 and up to 1, or left out"
-            raise ConfigError(f"keep = {self.keep!r} {rule}.")
-        for name in ("update", "feedback"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} = {value!r} must be true or false.")
+        check(self)
         if self.feedback and self.lossless:
             reason = f"{self.codec.name} loses nothing"
             fix = "leave it out, or give `keep` or another codec"
@@ -58,8 +48,8 @@ class LinkSpec:
         return self.codec.lossless and self.keep is None and not self.update
 
 
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value <= 1
+_LINK = [name for name in options(LinkSpec) if name != "codec"]
+"""The options of a link, which stand beside those of its codec."""
 
 
 def largest(rows: Rows, share: float) -> Rows:
@@ -133,17 +123,13 @@ def wire(spec: Any, name: str, direction: str) -> LinkSpec:
         names = ", ".join(CODECS)
         fix = f"give a codec's name, one of {names}, or a table with a name"
         raise ConfigError(f"{name} = {spec!r}: {fix}.")
-    codec_options = dict(spec)
-    codec_name = codec_options.pop("name")
-    link_options = {}
-    for field in fields(LinkSpec):
-        if field.name != "codec" and field.name in codec_options:
-            link_options[field.name] = codec_options.pop(field.name)
+    codec_options = {key: value for key, value in spec.items() if key not in ("name", *_LINK)}
+    link_options = {key: value for key, value in spec.items() if key in _LINK}
     if direction == "down" and link_options.get("update"):
         rule = "update is of what goes up, the difference from what came down"
         raise ConfigError(f"{name}: {rule}; give it under up.")
     try:
-        return LinkSpec(codec(codec_name, **codec_options), **link_options)
+        return LinkSpec(codec(spec["name"], **codec_options), **link_options)
     except ConfigError as error:
         raise ConfigError(f"{name}, {direction}: {error}") from error
 

@@ -6,7 +6,7 @@ An algorithm gives the weights of the others; the rest of 1 is the weight of a m
 import torch
 from torch import Tensor
 
-from covey.engine import rowwise
+from covey.engine.modules import rowwise
 
 exp = rowwise.elementwise(torch.exp)
 

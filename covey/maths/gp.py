@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine.modules import rowwise
 
 TERMS = 10
 """Terms of the sum that is a Polya-Gamma variable.
@@ -147,7 +147,12 @@ def classifier(
         # By height, so that a deeper tree of another node changes neither forks nor draws.
         for height in range(1, depth + 1):
             for number in range(2 ** (depth - height)):
-                side = _side(has, height, number)
+                # Which classes go up (1), down (-1) or another way (0) at a fork, [n, classes].
+                # The forks of a height have the numbers 0, 1, ..., from the first class on.
+                rank = has.cumsum(1) - 1
+                inside = has & (rank >> height == number)
+                second_half = rank >> (height - 1) & 1
+                side = inside * (1 - 2 * second_half)
                 kappa = 0.5 * side.to(K).gather(1, y)
                 if weight is not None:
                     kappa = kappa * weight
@@ -161,17 +166,6 @@ def classifier(
                 )
                 forks.append(Fork(side, kappa, omega))
     return Classifier(kernel, features, tuple(forks))
-
-
-def _side(has: Tensor, height: int, number: int) -> Tensor:
-    """Which classes go up (1), down (-1) or another way (0) at a fork, [n, classes].
-
-    The forks of a height have the numbers 0, 1, ..., from the first class on.
-    """
-    rank = has.cumsum(1) - 1
-    inside = has & (rank >> height == number)
-    second_half = rank >> (height - 1) & 1
-    return inside * (1 - 2 * second_half)
 
 
 def polya_gamma(c: Tensor, uniform: Tensor) -> Tensor:

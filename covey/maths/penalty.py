@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from covey.engine import smooth_l1
-from covey.engine.objective import Coefficient
+from covey.engine.solvers import smooth_l1
+from covey.engine.solvers.objective import Coefficient
 from covey.types import Rows
 
 Term = tuple[Coefficient, float]

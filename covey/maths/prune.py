@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from covey.engine.objective import Coefficient
+from covey.engine.solvers.objective import Coefficient
 from covey.types import Rows
 
 _ABOVE = 1 + 1e-7

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +20,16 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     The file must have every parameter and persistent buffer of the module under its name and in
     its shape, and nothing else. Of tied parameters one name is enough.
     """
-    values = _read(Path(path))
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file {path} to take weights from.") from error
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} is not a safetensors file ({error}); "
+            "write one with safetensors.torch.save_file(module.state_dict(), path)."
+        ) from error
     wanted = module.state_dict()
     tied = _ties(wanted)
     missing = [name for name in wanted if not tied[name] & values.keys()]
@@ -39,19 +47,6 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         for name, value in values.items():
             wanted[name].copy_(value)
     return module
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise ModelError(f"there is no file {path} to take weights from.") from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{path} is not a safetensors file ({error}); "
-            "write one with safetensors.torch.save_file(module.state_dict(), path)."
-        ) from error
 
 
 def _ties(wanted: dict[str, Tensor]) -> dict[str, set[str]]:

@@ -100,7 +100,10 @@ def lora(
     """
     whole = copy.deepcopy(module)
     alpha = float(rank) if alpha is None else float(alpha)
-    _check(rank, alpha)
+    if type(rank) is not int or rank < 1:
+        raise ModelError(f"lora(..., rank={shown(rank)}): give a whole number of 1 or more.")
+    if not 0 < alpha < float("inf"):
+        raise ModelError(f"lora(..., alpha={shown(alpha)}): give a number above 0.")
     trained = _named(whole, _patterns(train), "train")
     adapted = _adaptable(whole, _patterns(layers), trained, rank)
     whole.requires_grad_(False)
@@ -137,13 +140,6 @@ def merge(module: nn.Module) -> nn.Module:
     return whole.requires_grad_(True)
 
 
-def _check(rank: int, alpha: float) -> None:
-    if type(rank) is not int or rank < 1:
-        raise ModelError(f"lora(..., rank={shown(rank)}): give a whole number of 1 or more.")
-    if not 0 < alpha < float("inf"):
-        raise ModelError(f"lora(..., alpha={shown(alpha)}): give a number above 0.")
-
-
 def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(patterns, str):
         return (patterns,)
@@ -173,7 +169,8 @@ def _adaptable(
     linear = {
         name: layer
         for name, layer in module.named_modules()
-        if _is_linear(layer) and name not in trained and not name.startswith(inside)
+        if name not in trained and not name.startswith(inside)
+        if type(layer) in (nn.Linear, ZeroLinear) or _is_transposed(layer)
     }
     if not linear:
         raise ModelError(
@@ -197,11 +194,6 @@ def _adaptable(
                 "give a smaller rank, or leave the layer out of `layers`."
             )
     return out
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    """Whether a layer is called with x and is linear in it."""
-    return type(layer) in (nn.Linear, ZeroLinear) or _is_transposed(layer)
 
 
 def _is_transposed(layer: nn.Module) -> bool:

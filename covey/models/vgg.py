@@ -46,7 +46,8 @@ def vgg(
         if layer == "M":
             modules.append(nn.MaxPool2d(2))
         else:
-            modules += _convolution(inside, layer, groups)
+            norm = [] if groups is None else [nn.GroupNorm(groups, layer)]
+            modules += [nn.Conv2d(inside, layer, 3, padding=1), *norm, nn.ReLU()]
             inside = layer
     poolings = list(layers).count("M")
     points = prod(side // 2**poolings for side in image[1:])
@@ -56,11 +57,6 @@ def vgg(
             "give fewer or larger images."
         )
     return nn.Sequential(*modules, *mlp(inside * points, *head, classes))
-
-
-def _convolution(before: int, after: int, groups: int | None) -> list[nn.Module]:
-    norm = [] if groups is None else [nn.GroupNorm(groups, after)]
-    return [nn.Conv2d(before, after, 3, padding=1), *norm, nn.ReLU()]
 
 
 def _check(

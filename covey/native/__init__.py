@@ -99,6 +99,13 @@ class NativeWork(ctypes.Structure):
         ("fresh", ctypes.c_int64),
         ("factored", ctypes.c_int64),
     ]
+    held: dict[str, Tensor]
+    """The arrays that the call reads, by field; they live as long as it."""
+
+    def hold(self, field: str, array: Tensor) -> None:
+        """Let a field point to an array."""
+        self.held[field] = array
+        setattr(self, field, array.data_ptr())
 
 
 class NativeAdam(ctypes.Structure):
@@ -148,19 +155,13 @@ def serves(rows: Tensor) -> bool:
 
 def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
-    assert isinstance(_library, Library)
-    fault = _library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work))
-    _raise(fault)
+    _raise(_call("descend", dtype, ctypes.byref(work)))
 
 
 def alternate(moves: Sequence[NativeWork], times: int, dtype: torch.dtype) -> None:
     """Run all moves by turns, `times` times; the arrays they point to must be alive."""
-    assert isinstance(_library, Library)
     array = (NativeWork * len(moves))(*moves)
-    fault = _library.calls.covey_alternate(
-        _library.number, DTYPES.index(dtype), array, len(moves), times
-    )
-    _raise(fault)
+    _raise(_call("alternate", dtype, array, len(moves), times))
 
 
 def score(
@@ -170,19 +171,9 @@ def score(
 
     The arrays that `work` points to must be alive.
     """
-    assert isinstance(_library, Library)
     right = torch.empty(len(starts), dtype=torch.float64)
     loss = torch.empty_like(right)
-    fault = _library.calls.covey_score(
-        _library.number,
-        DTYPES.index(dtype),
-        ctypes.byref(work),
-        starts.data_ptr(),
-        counts.data_ptr(),
-        right.data_ptr(),
-        loss.data_ptr(),
-    )
-    _raise(fault)
+    _raise(_call("score", dtype, ctypes.byref(work), starts, counts, right, loss))
     return right, loss
 
 
@@ -196,52 +187,29 @@ def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
     (tensor([[-3.,  0.,  1.,  0.]]), tensor([2]))
     """
     if not serves(rows) or rows.ndim != 2:
-        return _cut_count_by_torch(rows, threshold)
-    assert isinstance(_library, Library)
+        cut = rows
+        if threshold is not None:
+            cut = torch.nn.functional.hardshrink(rows, threshold)
+        whole = torch.int32 if cut.dtype == torch.float32 else torch.int64
+        return cut, cut.detach().view(whole).count_nonzero(dim=1)
     values = rows.detach().contiguous()
     counts = torch.empty(len(values), dtype=torch.int64)
     out = rows
     target = None
     if threshold is not None:
-        out = torch.empty_like(values)
-        target = out.data_ptr()
-    _library.calls.covey_cut_count(
-        _library.number,
-        DTYPES.index(values.dtype),
-        values.data_ptr(),
-        target,
-        *values.shape,
-        threshold is not None,
-        float(threshold or 0.0),
-        counts.data_ptr(),
-    )
+        target = out = torch.empty_like(values)
+    cuts = threshold is not None
+    limit = float(threshold or 0.0)
+    _call("cut_count", values.dtype, values, target, *values.shape, cuts, limit, counts)
     return out, counts
-
-
-def _cut_count_by_torch(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
-    out = rows
-    if threshold is not None:
-        out = torch.nn.functional.hardshrink(rows, threshold)
-    whole = torch.int64
-    if out.dtype == torch.float32:
-        whole = torch.int32
-    bits = out.detach().view(whole)
-    return out, bits.count_nonzero(dim=1)
 
 
 def finite(rows: Tensor) -> bool:
     """Whether no value is infinite or not a number."""
     if not serves(rows):
         return bool(torch.isfinite(rows).all())
-    assert isinstance(_library, Library)
     values = rows.detach().contiguous()
-    result = _library.calls.covey_finite(
-        _library.number,
-        DTYPES.index(values.dtype),
-        values.data_ptr(),
-        values.numel(),
-    )
-    return bool(result)
+    return bool(_call("finite", values.dtype, values, values.numel()))
 
 
 def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
@@ -249,15 +217,7 @@ def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Nu
 
     All arrays are contiguous and of 64 bits.
     """
-    assert isinstance(_library, Library)
-    _library.calls.covey_choose(
-        len(number),
-        group.ctypes.data,
-        keys.ctypes.data,
-        sizes.ctypes.data,
-        turns,
-        number.ctypes.data,
-    )
+    _call("choose", None, len(number), group, keys, sizes, turns, number)
 
 
 def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -265,17 +225,9 @@ def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
     They are those of `draws.normal`, to the bit.
     """
-    assert isinstance(_library, Library)
     states = states.contiguous()
     out = torch.empty(len(states), width, dtype=dtype)
-    _library.calls.covey_normal(
-        _library.number,
-        DTYPES.index(dtype),
-        states.data_ptr(),
-        len(states),
-        width,
-        out.data_ptr(),
-    )
+    _call("normal", dtype, states, len(states), width, out)
     return out
 
 
@@ -286,36 +238,16 @@ def adam(
 
     All are [n, P], contiguous and of one type; `lr` is float64 [n].
     """
-    assert isinstance(_library, Library)
-    mean, square = moments
     out = torch.empty_like(x)
-    _library.calls.covey_adam(
-        _library.number,
-        DTYPES.index(x.dtype),
-        ctypes.byref(numbers),
-        *x.shape,
-        lr.data_ptr(),
-        x.data_ptr(),
-        g.data_ptr(),
-        mean.data_ptr(),
-        square.data_ptr(),
-        out.data_ptr(),
-    )
+    _call("adam", x.dtype, ctypes.byref(numbers), *x.shape, lr, x, g, *moments, out)
     return out
 
 
 def tanh(x: Tensor) -> Tensor:
     """The kernel's own tanh, which its tests hold to torch's."""
-    assert isinstance(_library, Library)
     x = x.contiguous()
     out = torch.empty_like(x)
-    _library.calls.covey_tanh(
-        _library.number,
-        DTYPES.index(x.dtype),
-        x.data_ptr(),
-        out.data_ptr(),
-        x.numel(),
-    )
+    _call("tanh", x.dtype, x, out, x.numel())
     return out
 
 
@@ -329,32 +261,32 @@ def packs() -> bool:
 
 def nonzero(values: Values, bits: Bytes) -> int:
     """How many of the values have any bit set, and into `bits` which, lowest bit first."""
-    return _on_wire("bits", values, values, len(values), bits)
+    return _call("bits", values.dtype, values, len(values), bits)
 
 
 def squeeze(values: Values, bits: Bytes, to: Values) -> None:
     """The values under the bits, as many as `to` holds."""
-    _on_wire("squeeze", to, values, bits, len(values), to, len(to))
+    _call("squeeze", to.dtype, values, bits, len(values), to, len(to))
 
 
 def spread(values: Values, bits: Bytes, to: Values) -> None:
     """The reverse of `squeeze`, zeros elsewhere; `values` may lie at any address."""
-    _on_wire("spread", to, values, len(values), bits, len(to), to)
+    _call("spread", to.dtype, values, len(values), bits, len(to), to)
 
 
 def ones(bits: Bytes, width: int) -> int:
     """How many of the first `width` bits are set."""
-    return _on_wire("ones", None, bits, width)
+    return _call("ones", None, bits, width)
 
 
 def gap_length(bits: Bytes, width: int) -> int:
     """How many bytes `write_gaps` writes."""
-    return _on_wire("gap_length", None, bits, width)
+    return _call("gap_length", None, bits, width)
 
 
 def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
     """The zeros before each set bit, as numbers of seven bits to a byte."""
-    _on_wire("write_gaps", None, bits, width, to)
+    _call("write_gaps", None, bits, width, to)
 
 
 def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
@@ -362,27 +294,27 @@ def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
 
     False where these bytes are not `sent` gaps within the width, as short as can be.
     """
-    return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
+    return not _call("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
 def nonzero_halves(values: Values, bits: Bytes, *, brain: bool) -> None:
     """Into `bits` which of the values `narrow` would not make 0."""
-    _on_wire("half_bits", values, values, len(values), bits, brain)
+    _call("half_bits", values.dtype, values, len(values), bits, brain)
 
 
 def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
     """Two bytes for each value: a half, or bfloat16."""
-    _on_wire("narrow", values, values, to, len(values), brain)
+    _call("narrow", values.dtype, values, to, len(values), brain)
 
 
 def widen(halves: Bytes, to: Values, *, brain: bool) -> int:
     """The reverse; returns how many are a NaN that `narrow` does not make."""
-    return _on_wire("widen", to, halves, to, len(to), brain)
+    return _call("widen", to.dtype, halves, to, len(to), brain)
 
 
 def blur(values: Values, to: Values, *, brain: bool) -> None:
     """What `narrow` and `widen` leave of the values."""
-    _on_wire("blur", values, values, to, values.size, brain)
+    _call("blur", values.dtype, values, to, values.size, brain)
 
 
 def quantise(
@@ -401,33 +333,24 @@ def quantise(
     address = 0
     if key is not None:
         address = key & (1 << 64) - 1
-    _on_wire(
-        "quantise",
-        values,
-        values,
-        to,
-        scales,
-        len(values),
-        block,
-        levels,
-        key is not None,
-        address,
-    )
+    size = len(values)
+    keyed = key is not None
+    _call("quantise", values.dtype, values, to, scales, size, block, levels, keyed, address)
 
 
 def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
     """Integers times scales, and the largest magnitude among the integers of each block."""
-    _on_wire("dequantise", to, integers, scales, to, peaks, len(to), block)
+    _call("dequantise", to.dtype, integers, scales, to, peaks, len(to), block)
 
 
 def pack_nibbles(integers: Small, to: Bytes) -> None:
     """Two to a byte, the low half first."""
-    _on_wire("pack_nibbles", None, integers, to, len(integers))
+    _call("pack_nibbles", None, integers, to, len(integers))
 
 
 def unpack_nibbles(packed: Bytes, to: Small) -> None:
     """The reverse."""
-    _on_wire("unpack_nibbles", None, packed, to, len(to))
+    _call("unpack_nibbles", None, packed, to, len(to))
 
 
 def join(parts: Sequence[Bytes], size: int) -> bytes:
@@ -446,20 +369,23 @@ def join(parts: Sequence[Bytes], size: int) -> bytes:
     return message
 
 
-def _on_wire(name: str, numbers: Values | None, *arguments: NDArray[Any] | int) -> int:
-    """Call a pass over a message: for the numbers of a row in their type, or over bytes alone."""
+def _call(name: str, kind: torch.dtype | np.dtype[Any] | None, *arguments: Any) -> int:
+    """Call the kernel for numbers of a type, or over bytes alone; arrays go by their addresses."""
     assert isinstance(_library, Library)
-    plain: list[int] = []
-    if numbers is not None:
-        plain += [_library.number, int(numbers.itemsize == 8)]
+    plain: list[Any] = []
+    if isinstance(kind, torch.dtype):
+        plain += [_library.number, DTYPES.index(kind)]
+    elif kind is not None:
+        plain += [_library.number, int(kind.itemsize == 8)]
     for argument in arguments:
-        if isinstance(argument, int):
-            plain.append(argument)
-        else:
+        if isinstance(argument, Tensor):
+            plain.append(argument.data_ptr())
+        elif isinstance(argument, np.ndarray):
             assert argument.flags.c_contiguous
             plain.append(argument.ctypes.data)
-    call = getattr(_library.calls, f"covey_{name}")
-    return int(call(*plain))
+        else:
+            plain.append(argument)
+    return int(getattr(_library.calls, f"covey_{name}")(*plain))
 
 
 def _raise(fault: int) -> None:
@@ -478,8 +404,8 @@ def _load(wish: str) -> Library | str:
         return "COVEY_NATIVE=0"
     if wish and wish not in SETS:
         return f"COVEY_NATIVE={wish} is none of 0, {', '.join(SETS)}"
-    file = _library_file()
-    if file is None:
+    file = Path(__file__).with_name(f"_rows{EXTENSION_SUFFIXES[-1]}")  # named after no interpreter
+    if not file.exists():
         return (
             "no compiled kernel was found, so torch does its work; "
             "install a C compiler and then covey again"
@@ -492,36 +418,14 @@ def _load(wish: str) -> Library | str:
         return f"{file.name} does not load ({error}); install covey again"
     if version != ABI:
         return f"{file.name} is version {version}, not {ABI}; install covey again"
-    return _checked(file.name, calls) or _on_best_set(calls, wish)
-
-
-def _library_file() -> Path | None:
-    """The file of the kernel, if it was built.
-
-    It is named after no interpreter. Builds of earlier versions were, and may lie beside it.
-    """
-    for suffix in reversed(EXTENSION_SUFFIXES):
-        file = Path(__file__).with_name(f"_rows{suffix}")
-        if file.exists():
-            return file
-    return None
-
-
-def _checked(name: str, calls: ctypes.CDLL) -> str | None:
-    """Why a library is not of this source; None where it is, or where there is no source."""
     source = _source()
     built_from = calls.covey_source().decode()
-    if source in (None, built_from):
-        return None
-    return f"{name} was built from another rows.c ({built_from}, not {source}); install covey again"
-
-
-def _on_best_set(calls: ctypes.CDLL, wish: str) -> Library | str:
-    """The library on the wished instruction set, or on the best that this processor has."""
-    sets = [name for name in SETS if wish in ("", name)]
-    for name in reversed(sets):
+    if source not in (None, built_from):
+        fault = f"{file.name} was built from another rows.c ({built_from}, not {source})"
+        return f"{fault}; install covey again"
+    for name in reversed(SETS):
         number = SETS.index(name)
-        if calls.covey_supports(number):
+        if wish in ("", name) and calls.covey_supports(number):
             return Library(calls, number)
     return f"this processor has no {wish}"
 
@@ -544,26 +448,15 @@ def _declare(calls: ctypes.CDLL) -> None:
     """Tell ctypes the types of the kernel's functions."""
     whole = ctypes.c_int
     size = ctypes.c_int64
+    real = ctypes.c_double
     pointer = ctypes.c_void_p
-    typed: list[Any] = [
-        whole,
-        whole,
-    ]  # the instruction set, and the type of the numbers
+    typed: list[Any] = [whole, whole]  # the instruction set, and the type of the numbers
     signatures: dict[str, list[Any]] = {
         "supports": [whole],
         "descend": [*typed, pointer],
         "alternate": [*typed, pointer, size, size],
         "score": [*typed, *[pointer] * 5],
-        "cut_count": [
-            *typed,
-            pointer,
-            pointer,
-            size,
-            size,
-            whole,
-            ctypes.c_double,
-            pointer,
-        ],
+        "cut_count": [*typed, pointer, pointer, size, size, whole, real, pointer],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
         "adam": [*typed, pointer, size, size, *[pointer] * 6],
@@ -580,15 +473,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         "narrow": [*typed, pointer, pointer, size, whole],
         "widen": [*typed, pointer, pointer, size, whole],
         "blur": [*typed, pointer, pointer, size, whole],
-        "quantise": [
-            *typed,
-            *[pointer] * 3,
-            size,
-            size,
-            whole,
-            whole,
-            ctypes.c_uint64,
-        ],
+        "quantise": [*typed, *[pointer] * 3, size, size, whole, whole, ctypes.c_uint64],
         "dequantise": [*typed, *[pointer] * 4, size, size],
         "pack_nibbles": [pointer, pointer, size],
         "unpack_nibbles": [pointer, pointer, size],
@@ -596,15 +481,7 @@ def _declare(calls: ctypes.CDLL) -> None:
     }
     for name, arguments in signatures.items():
         getattr(calls, f"covey_{name}").argtypes = arguments
-    for name in (
-        "bits",
-        "squeeze",
-        "spread",
-        "ones",
-        "gap_length",
-        "write_gaps",
-        "widen",
-    ):
+    for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
         getattr(calls, f"covey_{name}").restype = size
     calls.covey_source.restype = ctypes.c_char_p
     new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from covey import data, draws, models
+from covey import draws
 from covey.algorithms import ALGORITHMS
 from covey.data import Shards
-from covey.engine.precision import Compute
+from covey.engine.solvers.precision import Compute
 from covey.errors import ConfigError, DivergedError
+from covey.files import assemble, named
+from covey.files.assemble import World
+from covey.files.config import read
 from covey.kernel.algorithm import Algorithm
-from covey.papers import quantities
-from covey.papers.quantities import LATENCY, History, accuracy
+from covey.papers.quantities import SeedRounds, accuracy
 from covey.papers.tables import Fields, Row
+from covey.radio.device import Spread, column
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
-from covey.tree import Tree
-from covey.wireless import POLICIES, Cells, Channel, Devices, Noise, Radio, Spread
+from covey.runs.settings import Part
 
 Protocol = Literal["paper", "honest"]
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "honest")
-_PARTS: Mapping[Protocol, tuple[str, ...]] = {
+_PARTS: Mapping[Protocol, tuple[Part, ...]] = {
     "paper": ("test",),
     "honest": ("validation", "test"),
 }
-_LABELS = {"worst": data.edges.WORST, "average": data.edges.AVERAGE}
 
 Tick = Callable[[float], None]
 """Called after every round with the share of the row that is done."""
@@ -93,7 +93,7 @@ def measure(
     ]
     records, diverged = histories(experiments, tick)
     rounds = options.rounds_of(row)
-    seeds = [History(record, protocol, len(record) < rounds) for record in records]
+    seeds = [SeedRounds(record, protocol, len(record) < rounds) for record in records]
     out = {
         "rounds": rounds,
         "seeds": options.seeds,
@@ -101,8 +101,10 @@ def measure(
         "seconds": round(time.perf_counter() - began, 1),
         "device": device_name(options.device),
         "draws": draws.VERSION,
-        "models": _figures(seeds) | _latencies(records) | _quantities(row, seeds),
-        "area": _areas(seeds),
+        "models": _collected(seed.best() for seed in seeds)
+        | _collected(seed.latency() for seed in seeds)
+        | _collected(seed.quantities(row.quantities) for seed in seeds),
+        "area": _collected(seed.areas() for seed in seeds),
     }
     if curves:
         out["curve"] = _curves(records)
@@ -157,43 +159,11 @@ def _scored_to_the_end(together: Runs) -> list[tuple[Round, ...]]:
     ]
 
 
-def _figures(seeds: Sequence[History]) -> dict[str, list[float]]:
-    """Test accuracy in percent, by model and seed; of the seeds that have a scored round."""
+def _collected(seeds: Iterable[Iterable[tuple[str, float]]]) -> dict[str, list[float]]:
+    """The figures of all seeds, by name; of those seeds that have them."""
     out: dict[str, list[float]] = {}
-    for history in seeds:
-        scored = history.scored
-        for model in scored[-1].models if scored else ():
-            out.setdefault(model, []).append(accuracy(history.chosen(model), model))
-    return out
-
-
-def _latencies(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
-    """The mean latency of a round in milliseconds by seed; nothing where there is no radio."""
-    out = []
-    for history in histories:
-        seconds = [record.radio.seconds for record in history if record.radio is not None]
-        if seconds:
-            out.append(round(1e3 * statistics.mean(seconds), 4))
-    return {LATENCY: out} if out else {}
-
-
-def _quantities(row: Row, seeds: Sequence[History]) -> dict[str, list[float]]:
-    """What a row asks for beside accuracies, by seed."""
-    out: dict[str, list[float]] = {}
-    for history in seeds:
-        for name, value in quantities.of_history(row.quantities, history):
-            out.setdefault(name, []).append(value)
-    return out
-
-
-def _areas(seeds: Sequence[History]) -> dict[str, list[float]]:
-    """The mean over the scored rounds, by model and seed."""
-    out: dict[str, list[float]] = {}
-    for history in seeds:
-        scored = history.scored
-        for model in scored[-1].models if scored else ():
-            accuracies = [accuracy(record, model) for record in scored]
-            out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
+    for name, value in itertools.chain(*seeds):
+        out.setdefault(name, []).append(value)
     return out
 
 
@@ -216,98 +186,85 @@ def make_experiment(
     options: Options,
     seed: int,
     *,
-    parts: tuple[str, ...] | None = None,
     kind: type[Algorithm] | None = None,
 ) -> Experiment:
-    """One seed of a row, with its own initial weights, partition and draws.
+    """One seed of a row, made as `covey run` makes it, with its own weights, partition and draws.
 
-    It is scored on `parts`, or on those that the figures of the protocol need. `kind` is run in
-    place of the row's algorithm.
+    `kind` is run in place of the row's algorithm.
     """
     shards = load(row, seed, options)
-    kind = kind or ALGORITHMS[row.algorithm["name"]]
-    fields = {name: value for name, value in row.algorithm.items() if name != "name"}
-    network = make_model(row.model, shards)
-    shards, tree = make_tree(row.tree, shards, seed)
-    trains = kind.idle_trains and not row.radio  # a plan has no ratio for a device it excludes
-    return Experiment(
-        kind(**fields),
-        shards,
-        network,
-        tree,
-        options.rounds_of(row),
-        seed=seed,
-        idle=row.idle if trains else "skip",
-        batches="uniform",
-        protocol=protocol,
-        device=options.device,
-        compute=options.compute,
-        score_every=options.score_every_of(row),
-        parts=parts or _PARTS[protocol],
-        radio=make_radio(row.radio, tree),
-        **row.links,
-    )
+    table = experiment_table(row, protocol, options, shards.devices)
+    trains = ALGORITHMS[row.algorithm["name"]].idle_trains
+    if kind is not None:
+        table["algorithm"]["name"] = f"{kind.__module__}:{kind.__name__}"
+        trains = kind.idle_trains
+    if row.radio or not trains:
+        table["idle"] = "skip"  # a plan has no ratio for a device it excludes
+    config = read(table)
+    return assemble.experiment(config, seed, World.of(config, seed, shards))
 
 
 def load(row: Row, seed: int, options: Options) -> Shards:
-    """The data of one seed of a row."""
-    return _shards(tuple(sorted(row.data.items())), seed, options.data_dir)
+    """The data of one seed of a row; with a seed of its own it is the same for all runs."""
+    fields = dict(row.data)
+    seed = fields.pop("seed", seed)
+    return _shards(tuple(sorted(fields.items())), seed, options.data_dir)
 
 
 @lru_cache(maxsize=8)
-def _shards(table: tuple[tuple[str, Any], ...], seed: int, data_dir: str | None) -> Shards:
+def _shards(fields: tuple[tuple[str, Any], ...], seed: int, data_dir: str | None) -> Shards:
     """The data of one seed; the rows of a setting share it."""
-    arguments = dict(table)
-    make = getattr(data, arguments.pop("name"))
-    if "data_dir" in inspect.signature(make).parameters:
-        arguments["data_dir"] = data_dir
-    arguments.setdefault("seed", seed)
-    shards: Shards = make(**arguments)
+    shards: Shards = named.make("data", dict(fields), seed=seed, data_dir=data_dir)
     return shards
 
 
-def make_model(table: Fields, shards: Shards) -> nn.Module:
-    """The network of a row; the data decides its inputs, and its outputs where the row has none."""
-    arguments = {name: value for name, value in table.items() if name != "name"}
-    inputs = shards.x[0].numel()
-    outputs = arguments.pop("outputs", shards.classes or 1)
-    if table["name"] == "linear":
-        return models.linear(inputs, outputs)
-    if table["name"] == "mlp":
-        return models.mlp(inputs, *arguments["hidden"], outputs)
-    build = getattr(models, table["name"])
-    module: nn.Module = build(tuple(shards.x.shape[1:]), classes=outputs, **arguments)
-    return module
+def experiment_table(
+    row: Row, protocol: Protocol, options: Options, devices: int
+) -> dict[str, Any]:
+    """A row as an experiment file states it; so many devices draw their places and cycles."""
+    table: dict[str, Any] = {
+        "algorithm": dict(row.algorithm),
+        "data": {name: value for name, value in row.data.items() if name != "seed"},
+        "model": dict(row.model),
+        "tree": dict(row.tree),
+        "idle": row.idle,
+        "protocol": protocol,
+        "parts": _PARTS[protocol],
+        "rounds": options.rounds_of(row),
+        "score_every": options.score_every_of(row),
+        "device": options.device,
+        "compute": options.compute,
+        **row.links,
+    }
+    if row.model["name"] == "vgg" and "outputs" in row.model:
+        table["model"]["classes"] = table["model"].pop("outputs")
+    if row.radio:
+        table["radio"] = _radio(row.radio, devices)
+    return table
 
 
-def make_tree(table: Fields, shards: Shards, seed: int) -> tuple[Shards, Tree]:
-    """The tree of a row, and the data in its order; without a table there are no edges."""
-    if not table:
-        return shards, Tree.flat(shards.devices)
-    form = table["form"]
-    if form in _LABELS:
-        return data.edges.by_label(shards, _LABELS[form])
-    if form == "random":
-        return data.edges.random(shards, table["edges"], seed)
-    return data.edges.consecutive(shards, table["edges"])
+def _radio(fields: Fields, devices: int) -> dict[str, Any]:
+    """The table [radio] of a row, whose numbers are in SI units: one cell with a free wire.
 
-
-def make_radio(table: Fields, tree: Tree) -> Radio | None:
-    """The radio of a row: one cell, devices on a ring around it; None without a table."""
-    if not table:
-        return None
-    devices = Devices.of(
-        torch.zeros(tree.devices, dtype=torch.int64),
-        distance=Spread("disc", tuple(table["distance"])),
-        cycles=Spread("uniform", tuple(table["cycles"])),
-        cpu=table["cpu"],
-        power=table["power"],
-        seed=table["seed"],
-    )
-    return Radio(
-        devices,
-        Cells.of(table["bandwidth"]),
-        Channel(Noise(table["noise"])),
-        deadline=table["deadline"],
-        policy=POLICIES[table["policy"]],
-    )
+    Places and cycles are drawn here, as they were before a file could draw them: a file draws
+    others of the same seed.
+    """
+    seed = fields["seed"]
+    places = column(Spread("disc", tuple(fields["distance"])), devices, "distance", seed)
+    cycles = column(Spread("uniform", tuple(fields["cycles"])), devices, "cycles", seed)
+    return {
+        "policy": fields["policy"],
+        "deadline": f"{fields['deadline']} s",
+        "cells": {
+            "bandwidth": f"{fields['bandwidth']} Hz",
+            "wire_rate": "1e30 bit/s",
+            "wire_delay": "0 s",
+        },
+        "devices": {
+            "distance": [f"{metres} m" for metres in places.tolist()],
+            "cycles": cycles.tolist(),
+            "cpu": f"{fields['cpu']} Hz",
+            "power": f"{fields['power']} W",
+        },
+        "channel": {"noise": f"{fields['noise']} W"},
+    }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from covey.papers.tables import Row
 
@@ -15,7 +16,7 @@ _FACTS = ("note", "uncertain", "given")
 
 
 @dataclass(frozen=True)
-class Cell:
+class PrintedCell:
     """A printed figure. `uncertain`: the text that it was read from does not show its column.
 
     `given`: it is an input of the method, and no result.
@@ -41,7 +42,7 @@ class Cell:
 class Group:
     """Cells that were printed together, by name."""
 
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, PrintedCell] = field(default_factory=dict)
     note: str = ""
 
 
@@ -59,19 +60,18 @@ def groups() -> Mapping[str, Mapping[str, Group]]:
     }
 
 
-def cell(row: Row, model: str) -> Cell | None:
+def cell(row: Row, model: str) -> PrintedCell | None:
     """The printed figure of a model of a row; None where the paper has none."""
     group = groups().get(row.paper, {}).get(row.printed, Group())
     return group.cells.get(row.cells.get(model, ""))
 
 
-def _group(values: Mapping[str, object]) -> Group:
-    uncertain, given = (values.get(name, ()) for name in ("uncertain", "given"))
-    assert isinstance(uncertain, list | tuple) and isinstance(given, list | tuple)  # noqa: PT018
+def _group(values: Mapping[str, Any]) -> Group:
+    uncertain = values.get("uncertain", ())
+    given = values.get("given", ())
     cells = {}
     for name, figures in values.items():
         if name not in _FACTS:
-            assert isinstance(figures, list)
-            value, *sd = figures
-            cells[name] = Cell(value, next(iter(sd), None), name in uncertain, name in given)
-    return Group(cells, str(values.get("note", "")))
+            value, sd = (*figures, None)[:2]
+            cells[name] = PrintedCell(value, sd, name in uncertain, name in given)
+    return Group(cells, values.get("note", ""))

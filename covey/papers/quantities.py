@@ -27,7 +27,7 @@ LATENCY = "latency, ms"
 
 
 @dataclass(frozen=True)
-class History:
+class SeedRounds:
     """The rounds of one seed, and whether it ended early.
 
     It does where it diverges, or a seed that runs beside it.
@@ -42,9 +42,34 @@ class History:
         """The rounds in which models were scored."""
         return [record for record in self.rounds if record.models]
 
-    def chosen(self, model: str) -> Round:
-        """The round that the accuracy of a model is from."""
-        return select(self.rounds, model, self.protocol).chosen
+    def best(self) -> Iterator[tuple[str, float]]:
+        """Test accuracy in percent of every model, in the round that the protocol chooses."""
+        for model in self._models():
+            yield model, accuracy(select(self.rounds, model, self.protocol).chosen, model)
+
+    def areas(self) -> Iterator[tuple[str, float]]:
+        """The mean over the scored rounds, which says how fast a model learns."""
+        for model in self._models():
+            accuracies = [accuracy(record, model) for record in self.scored]
+            yield model, round(statistics.mean(accuracies), 4)
+
+    def latency(self) -> Iterator[tuple[str, float]]:
+        """The mean latency of a round in milliseconds; nothing where there is no radio."""
+        seconds = [record.radio.seconds for record in self.rounds if record.radio is not None]
+        if seconds:
+            yield LATENCY, round(1e3 * statistics.mean(seconds), 4)
+
+    def quantities(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        """What a row asks for beside accuracies; nothing where no round was scored."""
+        for name in names if self.scored else ():
+            if name in OF_ROWS:
+                yield name, round(OF_ROWS[name](self), 4)
+                continue
+            for model in self._models():
+                yield f"{model} {name}", round(OF_MODELS[name](self, model), 4)
+
+    def _models(self) -> Sequence[str]:
+        return list(self.scored[-1].models) if self.scored else ()
 
 
 def accuracy(record: Round, model: str) -> float:
@@ -53,23 +78,13 @@ def accuracy(record: Round, model: str) -> float:
     return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
-def _last(history: History, model: str) -> float:
-    """Test accuracy of the last scored round, in percent."""
-    return accuracy(history.scored[-1], model)
-
-
-def _non_zeros(history: History, model: str) -> float:
-    """The mean share of weights above the cut of the algorithm, in percent."""
-    return 100 * history.scored[-1].models[model].nonzeros
-
-
-def _loss(history: History, model: str) -> float:
+def _loss(history: SeedRounds, model: str) -> float:
     """The mean loss over test examples."""
     loss = history.scored[-1].models[model].scores["test"].loss_fallback
     return math.nan if loss is None else loss
 
 
-def _falls(history: History, model: str) -> float:
+def _falls(history: SeedRounds, model: str) -> float:
     """By how many points the accuracy falls from a scored round to the next, in the mean.
 
     It is 0 where the accuracy never falls. A run that ends early falls to 0 at its end.
@@ -81,7 +96,7 @@ def _falls(history: History, model: str) -> float:
     return statistics.mean(falls) if falls else 0.0
 
 
-def _sent(history: History) -> float:
+def _sent(history: SeedRounds) -> float:
     """The weights that all nodes send upwards in a round, zeros left out, in thousands."""
     counts = [
         Meter(record.traffic).traffic(direction="up", lane="train").nonzeros
@@ -90,29 +105,17 @@ def _sent(history: History) -> float:
     return statistics.mean(counts) / 1e3
 
 
-OF_MODELS: Mapping[str, Callable[[History, str], float]] = {
-    LAST: _last,
-    NON_ZEROS: _non_zeros,
+OF_MODELS: Mapping[str, Callable[[SeedRounds, str], float]] = {
+    LAST: lambda history, model: accuracy(history.scored[-1], model),
+    NON_ZEROS: lambda history, model: 100 * history.scored[-1].models[model].nonzeros,
     LOSS: _loss,
     FALLS: _falls,
 }
-OF_ROWS: Mapping[str, Callable[[History], float]] = {SENT: _sent}
+OF_ROWS: Mapping[str, Callable[[SeedRounds], float]] = {SENT: _sent}
 NAMES = (*OF_MODELS, *OF_ROWS)
 
 _WORST = {LAST: -math.inf, LOSS: math.inf, FALLS: math.inf}
 """What stands for a quantity of a run that has no scored round."""
-
-
-def of_history(names: Sequence[str], history: History) -> Iterator[tuple[str, float]]:
-    """The quantities of these names with their values; nothing where no round was scored."""
-    if not history.scored:
-        return
-    for name in names:
-        if name in OF_ROWS:
-            yield name, round(OF_ROWS[name](history), 4)
-            continue
-        for model in history.scored[-1].models:
-            yield f"{model} {name}", round(OF_MODELS[name](history, model), 4)
 
 
 def name_of(figure: str) -> str | None:

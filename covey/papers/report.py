@@ -11,8 +11,8 @@ from pathlib import Path
 from covey import draws
 from covey.papers import printed, verdicts
 from covey.papers.results import Results
-from covey.papers.tables import Row, Table
-from covey.papers.verdicts import Claim, Line, Verdict
+from covey.papers.tables import PaperTable, Row
+from covey.papers.verdicts import Claim, Verdict, VerdictLine
 
 PUBLISHED = Path("experiments/papers")  # below the root of a checkout
 HEAD = (
@@ -42,8 +42,18 @@ SUMMARY_HEAD = (
 )
 
 
-def cells(line: Line) -> tuple[str, ...]:
-    """A line under `HEAD`."""
+def cells(line: VerdictLine) -> tuple[str, ...]:
+    """A line under `HEAD`; the seconds with the device where it is known.
+
+    The verdict is marked where the settings were searched, or older draws were used.
+    """
+    verdict = [line.verdict] if line.verdict else []
+    marks = ["searched"] if line.searched else []
+    if line.draws != draws.VERSION:
+        marks.append(f"draws = {line.draws}")
+    seconds = f"{line.seconds:.0f}" if line.seconds else ""
+    if line.seconds and line.devices:
+        seconds += f" ({', '.join(line.devices)})"
     return (
         line.row.name,
         line.model,
@@ -52,33 +62,13 @@ def cells(line: Line) -> tuple[str, ...]:
         "" if line.deviations is None else f"{line.deviations:.1f}",
         "" if line.error_ratio is None else f"{line.error_ratio:.2f}",
         spread(line.honest),
-        _seconds(line),
-        _verdict(line),
+        seconds,
+        ", ".join([*verdict, *marks]),
         why(line),
     )
 
 
-def _seconds(line: Line) -> str:
-    """The seconds of both results and of the search, with the device where it is known."""
-    if not line.seconds:
-        return ""
-    text = f"{line.seconds:.0f}"
-    if line.devices:
-        text += f" ({', '.join(line.devices)})"
-    return text
-
-
-def _verdict(line: Line) -> str:
-    """The verdict, marked where the settings were searched, or older draws were used."""
-    words = [line.verdict or ""]
-    if line.searched:
-        words.append("searched")
-    if line.draws != draws.VERSION:
-        words.append(f"draws = {line.draws}")
-    return ", ".join(word for word in words if word)
-
-
-def why(line: Line) -> str:
+def why(line: VerdictLine) -> str:
     """The reason for a difference, after the settings that were searched."""
     if not line.searched:
         return line.why
@@ -115,12 +105,12 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
     )
 
 
-def summary_cells(table: Table, results: Results) -> tuple[str, ...]:
+def summary_cells(table: PaperTable, results: Results) -> tuple[str, ...]:
     """A table under `SUMMARY_HEAD`: how many of its printed cells have each verdict."""
     return lines_cells(table.path, verdicts.lines(table, results))
 
 
-def lines_cells(name: str, lines: Iterable[Line]) -> tuple[str, ...]:
+def lines_cells(name: str, lines: Iterable[VerdictLine]) -> tuple[str, ...]:
     """Lines under `SUMMARY_HEAD`; a cell that stands in two tables of a paper counts once."""
     decide = verdicts.deciding(lines)
     counts = Counter(line.verdict for line in decide)
@@ -134,59 +124,45 @@ def lines_cells(name: str, lines: Iterable[Line]) -> tuple[str, ...]:
     return (name, *map(str, numbers))
 
 
-def counts_in_words(table: Table, results: Results) -> str:
+def counts_in_words(table: PaperTable, results: Results) -> str:
     """The rows, printed cells and claimed orders of a table, and what is known of them."""
-    parts = [f"{len(table.rows)} rows"]
-    parts += _cells_in_words(summary_cells(table, results), results)
-    parts += _claims_in_words(verdicts.claims(table, results), results)
-    return "; ".join(parts)
+    return "; ".join([f"{len(table.rows)} rows", *_counts([table], results)])
 
 
 def papers_in_words(
-    listed: Sequence[Table], by_paper: Mapping[str, Results]
+    listed: Sequence[PaperTable], by_paper: Mapping[str, Results]
 ) -> Iterator[tuple[str, str]]:
     """Every paper of which several tables are listed, and the counts of its cells and claims."""
-    papers = dict.fromkeys(table.paper for table in listed)
-    for paper in papers:
+    for paper in dict.fromkeys(table.paper for table in listed):
         own = [table for table in listed if table.paper == paper]
         if len(own) > 1:
-            results = by_paper[paper]
-            claims = [claim for table in own for claim in verdicts.claims(table, results)]
-            lines = [line for table in own for line in verdicts.lines(table, results)]
-            parts = _cells_in_words(lines_cells(paper, lines), results)
-            parts += _claims_in_words(claims, results)
-            yield paper, "; ".join(parts)
+            yield paper, "; ".join(_counts(own, by_paper[paper]))
 
 
-def _cells_in_words(summary: Sequence[str], results: Results) -> list[str]:
-    """The printed cells and their verdicts; nothing where there is no cell."""
-    _, cells, run, *counts = summary
-    if cells == "0":
-        return []
-    return [f"{cells} printed cells{_verdicts_in_words(run, counts, bool(results))}"]
+def _counts(tables: Sequence[PaperTable], results: Results) -> Iterator[str]:
+    """The printed cells of tables with their verdicts, and the claimed orders that hold.
 
-
-def _claims_in_words(claims: Sequence[Claim], results: Results) -> list[str]:
-    """The claimed orders, those that were run whole, those that hold, and short ones."""
-    if not claims:
-        return []
-    text = f"{len(claims)} claimed orders"
-    if results:
-        run = [claim for claim in claims if claim.ours is not None]
-        whole = [claim for claim in run if not claim.short]
-        text += f", {len(whole)} run, {sum(claim.holds for claim in whole)} hold"
-        if len(run) > len(whole):
-            text += f", {len(run) - len(whole)} short"
-    return [text]
-
-
-def _verdicts_in_words(run: str, counts: Sequence[str], known: bool) -> str:
-    """How many cells have each verdict; nothing where there is no result of the paper."""
-    if not known:
-        return ""
-    numbered = zip(counts, Verdict, strict=False)  # what stands behind overlaps with them
-    words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
-    return f", {run} run: {words}"
+    Nothing where there are none, and no verdicts where the paper has no result.
+    """
+    lines = [line for table in tables for line in verdicts.lines(table, results)]
+    _, cells, run, *counts = lines_cells("", lines)
+    if cells != "0":
+        text = f"{cells} printed cells"
+        if results:
+            numbered = zip(counts, Verdict, strict=False)  # what stands behind overlaps with them
+            words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
+            text += f", {run} run: {words}"
+        yield text
+    claims = [claim for table in tables for claim in verdicts.claims(table, results)]
+    if claims:
+        text = f"{len(claims)} claimed orders"
+        if results:
+            known = [claim for claim in claims if claim.ours is not None]
+            whole = [claim for claim in known if not claim.short]
+            text += f", {len(whole)} run, {sum(claim.holds for claim in whole)} hold"
+            if len(known) > len(whole):
+                text += f", {len(known) - len(whole)} short"
+        yield text
 
 
 def whereabouts(folder: Path, by_paper: Mapping[str, Results]) -> str:
@@ -201,7 +177,7 @@ def whereabouts(folder: Path, by_paper: Mapping[str, Results]) -> str:
     return f"{ours} Those that covey publishes are in experiments/papers of its source."
 
 
-def markdown(tables: Sequence[Table], results: Results) -> str:
+def markdown(tables: Sequence[PaperTable], results: Results) -> str:
     """All tables of a paper that have a result, as one page."""
     blocks = []
     for table in tables:
@@ -222,7 +198,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return [f"of the print, {', '.join(names)}: {note}" for note, names in groups.items()]
 
 
-def _blocks(table: Table, shown: Sequence[Line], results: Results) -> Iterator[str]:
+def _blocks(table: PaperTable, shown: Sequence[VerdictLine], results: Results) -> Iterator[str]:
     yield f"## {table.title}\n"
     yield f"`covey reproduce {table.path}`\n"
     yield from (f"- {choice}." for choice in table.unprinted)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
 
-from covey.data import inventory
+from covey import atomic
+from covey.data.published import inventory
 from covey.errors import ConfigError, DataError
 from covey.papers import report, tables
 from covey.papers.measure import Options, Protocol, load, measure
 from covey.papers.results import (
     Entry,
-    Store,
+    ResultStore,
     expected,
     has,
     is_better,
     read,
+    read_papers,
     size_in_words,
     valid,
 )
@@ -58,11 +59,9 @@ def reproduce(
     """
     check_device(options.device)
     failures = []
-    papers = list(dict.fromkeys(row.paper for row in rows))
-    for paper in papers:
-        read(folder / f"{paper}.json")
+    papers = read_papers(folder, (row.paper for row in rows))
     with ExitStack() as stack:
-        stores = {paper: stack.enter_context(Store(folder, paper)) for paper in papers}
+        stores = {paper: stack.enter_context(ResultStore(folder, paper)) for paper in papers}
         for protocol in protocols:
             for row in rows:
                 watcher.begin(row, protocol)
@@ -81,15 +80,12 @@ def reproduce(
 
 def write_page(path: Path) -> None:
     """Write the tables of a paper as Markdown beside its results."""
-    own = [tables.read(name) for name in tables.names() if name.startswith(f"{path.stem}/")]
     page = path.with_suffix(".md")
-    part = page.with_name(f".{page.name}.{os.getpid()}.part")
-    part.write_text(report.markdown(own, read(path)), encoding="utf-8")
-    os.replace(part, page)
+    atomic.write(page, report.markdown(tables.of_paper(path.stem), read(path)))
 
 
 def _one(
-    store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
+    store: ResultStore, row: Row, protocol: Protocol, options: Options, watcher: Watcher
 ) -> Mapping[str, Any] | None:
     """Run and save a row, unless a result as good is there or another process runs it."""
     with store.claim(row, protocol) as claimed:
@@ -127,7 +123,7 @@ def _reason(stays: Entry, lesser: Entry, missing: str) -> str:
 
 
 def _measured(
-    store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
+    store: ResultStore, row: Row, protocol: Protocol, options: Options, watcher: Watcher
 ) -> dict[str, Any] | None:
     """The figures of a row, at the best point of its grid where it has one.
 

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from covey import atomic
 from covey.errors import ConfigError
 from covey.papers import tables
 from covey.papers.measure import PROTOCOLS, Options, Protocol
 from covey.papers.tables import Row
-from covey.runs import lock
+from covey.runs.saved import lock
 
 Entry = Mapping[str, Any]
 Results = Mapping[str, Entry]
@@ -169,7 +169,7 @@ def size_in_words(result: Entry) -> str:
     return ", ".join(words)
 
 
-class Store(AbstractContextManager["Store"]):
+class ResultStore(AbstractContextManager["ResultStore"]):
     """The results of one paper in a folder; use it in a `with`.
 
     Processes that write to one folder lock bytes of a file beside it. A process that ends, however
@@ -222,7 +222,8 @@ class Store(AbstractContextManager["Store"]):
         """
         if not other.exists():
             raise ConfigError(f"{other} does not exist; give files of results, PAPER.json.")
-        present = _present_settings(self.path.stem)
+        own = tables.of_paper(self.path.stem)
+        present = {row.key: row.digest() for table in own for row in table.rows}
         left = 0
         with self._alone():
             content = self.read()
@@ -255,22 +256,17 @@ class Store(AbstractContextManager["Store"]):
             lock.unlock_byte(self._locks, _FILE)
 
     def _write(self, content: Results) -> None:
-        """Replace the file in one step."""
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        rows = [f"{json.dumps(key)}: {_text(entry)}" for key, entry in content.items()]
-        part.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
-        os.replace(part, self.path)
+        """Replace the file in one step; every result is a line."""
+        rows = []
+        for key, entry in content.items():
+            lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in entry.items()]
+            rows.append(f"{json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n}")
+        atomic.write(self.path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
 def _byte(text: str) -> int:
     """The byte of the lock file that stands for a row."""
     return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
-
-
-def _present_settings(paper: str) -> dict[str, str]:
-    """The digest of every row of a paper's tables, by its key."""
-    own = [tables.read(name) for name in tables.names() if name.startswith(f"{paper}/")]
-    return {row.key: row.digest() for table in own for row in table.rows}
 
 
 def _merged(ours: Entry, theirs: Entry, present: str | None) -> dict[str, Any]:
@@ -305,18 +301,9 @@ def _searched(entry: Entry) -> tuple[bool, int]:
 
 
 def _rounds(result: Entry | None) -> int:
-    if result is None:
-        return 0
-    rounds: int = result["rounds"]
-    return rounds
+    return int(result["rounds"]) if result else 0
 
 
 def _size(result: Entry) -> tuple[int, int, bool, int]:
     points = len(result.get("points", ()))
     return result["rounds"], result["seeds"], "compute" not in result, points
-
-
-def _text(entry: Entry) -> str:
-    """One line per result."""
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in entry.items()]
-    return "{\n" + ",\n".join(lines) + "\n}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from covey.errors import ConfigError
 from covey.papers.measure import Options, Tick, device_name, histories, make_experiment
-from covey.papers.results import Store, valid
+from covey.papers.results import ResultStore, valid
 from covey.papers.tables import Row
 
 SEED = 1000  # reported seeds count from 0
@@ -23,7 +23,7 @@ Point = Mapping[str, Any]
 """The `fields` of a point, its accuracy on `validation` data by model, and its `seconds`."""
 
 
-def search(row: Row, store: Store, options: Options, tick: Tick) -> Row | None:
+def search(row: Row, store: ResultStore, options: Options, tick: Tick) -> Row | None:
     """The row at the best point of its grid; None where another process searches it.
 
     A point is saved when it is done: a search that was stopped goes on after it. One that is there
@@ -72,7 +72,8 @@ def _point(row: Row, fields: Mapping[str, Any], options: Options) -> Point:
     """Train at a point; without scores where that diverges."""
     began = time.perf_counter()
     tried = replace(row, algorithm={**row.algorithm, **fields})
-    experiment = make_experiment(tried, "honest", options, SEED, parts=("validation",))
+    experiment = make_experiment(tried, "honest", options, SEED)
+    experiment = replace(experiment, parts=("validation",))
     (history,), diverged = histories([experiment], lambda done: None)
     best: dict[str, float] = {}
     for record in history:

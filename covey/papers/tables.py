@@ -131,7 +131,7 @@ class Ordering:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper: its rows, its claims, and what its paper does not print."""
 
     paper: str
@@ -164,27 +164,28 @@ def names() -> list[str]:
     return [f"{path.parent.name}/{path.stem}" for path in sorted(FOLDER.glob("*/*.toml"))]
 
 
-def select(patterns: Sequence[str]) -> list[Table]:
+def select(patterns: Sequence[str]) -> list[PaperTable]:
     """The tables that any of the patterns names, each once, in the order of the patterns."""
     out: dict[str, None] = {}
     for pattern in patterns:
         matching = fnmatch.filter(names(), pattern)
+        own = fnmatch.filter(names(), f"{pattern}/*")
+        if not matching and own:
+            rule = f"name a table of it, {', '.join(own)}, or '{pattern}/*' for all"
+            raise ConfigError(f"{pattern!r} is a paper; {rule}.")
         if not matching:
-            raise ConfigError(_no_table(pattern))
+            hint = meant(pattern, [LIST, *names()])
+            raise ConfigError(f"there is no table {pattern!r}{hint}; one of {', '.join(names())}.")
         out |= dict.fromkeys(matching)
     return [read(name) for name in out]
 
 
-def _no_table(name: str) -> str:
-    """What to say of a name that no table has."""
-    own = fnmatch.filter(names(), f"{name}/*")
-    if own:
-        return f"{name!r} is a paper; name a table of it, {', '.join(own)}, or '{name}/*' for all."
-    hint = meant(name, [LIST, *names()])
-    return f"there is no table {name!r}{hint}; one of {', '.join(names())}."
+def of_paper(paper: str) -> list[PaperTable]:
+    """All tables of a paper."""
+    return [read(name) for name in names() if name.startswith(f"{paper}/")]
 
 
-def rows_of(tables: Sequence[Table], pattern: str = "*") -> list[Row]:
+def rows_of(tables: Sequence[PaperTable], pattern: str = "*") -> list[Row]:
     """The rows whose setting/method matches the pattern."""
     rows = [row for table in tables for row in table.rows]
     matching = [row for row in rows if fnmatch.fnmatchcase(row.name, pattern)]
@@ -203,18 +204,25 @@ def _some(words: Iterable[str], most: int = 12) -> str:
     return ", ".join(once[:most]) + more
 
 
-def read(name: str) -> Table:
+def read(name: str) -> PaperTable:
     """The table of this name, PAPER/TABLE."""
     paper, _, table = name.partition("/")
     content = _content(paper, table)
-    rows = tuple(_rows(paper, table, content))
+    rows = list(_rows(paper, table, content))
     if "rows" in content:
-        rows = tuple(_rows_of_others(paper, table, content))
-    return Table(
+        others = [each for each in names() if each.startswith(f"{paper}/") and each != name]
+        theirs = [row for each in others for row in read(each).rows]
+        rows = [
+            replace(row, cells={model: row.cells[model] for model in content["models"]})
+            for pattern in content["rows"]
+            for row in theirs
+            if fnmatch.fnmatchcase(row.key, pattern)
+        ]
+    return PaperTable(
         paper=paper,
         name=table,
         title=content["title"],
-        rows=rows,
+        rows=tuple(rows),
         unprinted=tuple(content.get("unprinted", ())),
         orderings=tuple(
             _ordering(entry, content.get("methods", {})) for entry in content.get("orderings", ())
@@ -235,29 +243,16 @@ def _content(paper: str, table: str) -> dict[str, Any]:
 
 
 def _ordering(entry: Fields, methods: Iterable[str]) -> Ordering:
-    chain = tuple(
-        tuple(name for pattern in group for name in _named(pattern, methods))
-        for group in entry.get("chain", ())
-    )
-    return Ordering(**{**entry, "chain": chain})
-
-
-def _named(name: str, methods: Iterable[str]) -> list[str]:
-    """METHOD:MODEL of every method that a pattern stands for, or the name as it is."""
-    pattern, _, model = name.partition(":")
-    return [f"{method}:{model}" for method in fnmatch.filter(methods, pattern)] or [name]
-
-
-def _rows_of_others(paper: str, table: str, content: Fields) -> Iterator[Row]:
-    """The rows of other tables of a paper that the patterns name, with cells of some models."""
-    own = f"{paper}/{table}"
-    others = [name for name in names() if name.startswith(f"{paper}/") and name != own]
-    rows = [row for name in others for row in read(name).rows]
-    for pattern in content["rows"]:
-        for row in rows:
-            if fnmatch.fnmatchcase(row.key, pattern):
-                cells = {name: row.cells[name] for name in content["models"]}
-                yield replace(row, cells=cells)
+    """An ordering, in whose chain METHOD is every method that a pattern stands for."""
+    chain = []
+    for group in entry.get("chain", ()):
+        names: list[str] = []
+        for name in group:
+            pattern, _, model = name.partition(":")
+            matching = fnmatch.filter(methods, pattern)
+            names += [f"{method}:{model}" for method in matching] or [name]
+        chain.append(tuple(names))
+    return Ordering(**{**entry, "chain": tuple(chain)})
 
 
 def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:

@@ -16,9 +16,9 @@ from typing import Any
 
 from covey import draws
 from covey.papers import printed, quantities, tables
-from covey.papers.printed import Cell
+from covey.papers.printed import PrintedCell
 from covey.papers.results import Entry, Results, valid
-from covey.papers.tables import Ordering, Row, Table
+from covey.papers.tables import Ordering, PaperTable, Row
 
 POINTS = 1.0  # a figure that is this near is reproduced
 DEVIATIONS = 2.0  # or so many printed standard deviations
@@ -40,12 +40,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Line:
+class VerdictLine:
     """One model of one row beside the printed figure; "paper" is best on test."""
 
     row: Row
     model: str
-    printed: Cell | None
+    printed: PrintedCell | None
     paper: tuple[float, ...]
     honest: tuple[float, ...]
     seconds: float  # of both results, and of the search
@@ -126,25 +126,23 @@ Figure = Callable[[Row, str], float | None]
 """The figure of a model of a row, printed or ours."""
 
 
-def lines(table: Table, results: Results) -> list[Line]:
-    """Every model of every row, and every printed cell that was not run."""
-    checked = list(_checked(table, results))
+def lines(table: PaperTable, results: Results, pattern: str = "*") -> list[VerdictLine]:
+    """Every model of every row, and every printed cell that was not run.
+
+    Of rows whose SETTING/METHOD matches the pattern.
+    """
+    checked = list(_all_claims(table, results))
+    for name in dict.fromkeys(row.table for row in table.rows if row.table != table.name):
+        checked += _all_claims(tables.read(f"{table.paper}/{name}"), results)
     return [
         _line(table, row, model, valid(results, row), checked)
         for row in table.rows
+        if fnmatch.fnmatchcase(row.name, pattern)
         for model in _models(row, valid(results, row))
     ]
 
 
-def _checked(table: Table, results: Results) -> Iterator[Claim]:
-    """All claims about the rows of a table, also those of the tables that its rows are from."""
-    yield from _all_claims(table, results)
-    others = dict.fromkeys(row.table for row in table.rows if row.table != table.name)
-    for name in others:
-        yield from _all_claims(tables.read(f"{table.paper}/{name}"), results)
-
-
-def claims(table: Table, results: Results) -> list[Claim]:
+def claims(table: PaperTable, results: Results) -> list[Claim]:
     """Every ordering of a table in every setting that it is claimed for and that has its rows.
 
     An ordering that needs rows that no table has is there once, and is not run.
@@ -152,36 +150,27 @@ def claims(table: Table, results: Results) -> list[Claim]:
     return [claim for claim in _all_claims(table, results) if claim.has_rows]
 
 
-def _all_claims(table: Table, results: Results) -> Iterator[Claim]:
+def _all_claims(table: PaperTable, results: Results) -> Iterator[Claim]:
     """The claims of a table, also in settings that lack rows of them."""
-    for ordering in table.orderings:
-        if not ordering.chain:
-            yield Claim(ordering, ordering.settings, ordering.printed, None)
-        elif ordering.names_rows:
-            by_name = {row.name: row for row in table.rows}
-            yield _claim(ordering, _settings(ordering), by_name, {}, results)
-        else:
-            yield from _by_setting(ordering, table, results)
-
-
-def _by_setting(ordering: Ordering, table: Table, results: Results) -> Iterator[Claim]:
-    """An ordering of methods in every setting that it is claimed for."""
+    by_name = {row.name: row for row in table.rows}
     settings: dict[str, dict[str, Row]] = {}
     groups: dict[str, dict[str, Row]] = {}
     for row in table.rows:
         settings.setdefault(row.setting, {})[row.method] = row
-        if row.printed:
-            groups.setdefault(row.printed, {})[row.method] = row
-    for setting, rows in settings.items():
-        if any(fnmatch.fnmatchcase(setting, word) for word in ordering.settings.split()):
-            group = next(iter(rows.values())).printed
-            yield _claim(ordering, setting, rows, groups.get(group, {}), results)
-
-
-def _settings(ordering: Ordering) -> str:
-    """The settings of an ordering that names rows of several."""
-    names = [name.partition(":")[0].rpartition("/")[0] for name in ordering.names]
-    return ", ".join(dict.fromkeys(names))
+        groups.setdefault(row.printed, {})[row.method] = row
+    groups.pop("", None)
+    for ordering in table.orderings:
+        if not ordering.chain:
+            yield Claim(ordering, ordering.settings, ordering.printed, None)
+            continue
+        if ordering.names_rows:
+            named = [name.partition(":")[0].rpartition("/")[0] for name in ordering.names]
+            yield _claim(ordering, ", ".join(dict.fromkeys(named)), by_name, {}, results)
+            continue
+        for setting, rows in settings.items():
+            if any(fnmatch.fnmatchcase(setting, word) for word in ordering.settings.split()):
+                group = next(iter(rows.values())).printed
+                yield _claim(ordering, setting, rows, groups.get(group, {}), results)
 
 
 def _claim(
@@ -197,13 +186,13 @@ def _claim(
     """
 
     def ours(row: Row, model: str, seed: int | None = None) -> float | None:
-        entry = valid(results, row)
-        values = _figures(entry, "paper", model, of=ordering.of)
+        result = _on_test(results, row)
+        values: Sequence[float] = result.get(ordering.of, {}).get(model, ())
         if values and seed is not None:
-            return values[seed] if len(values) == entry["paper"]["seeds"] else None
+            return values[seed] if len(values) == result["seeds"] else None
         if values:
             return statistics.mean(values)
-        if entry.get("paper", {}).get("diverged"):
+        if result.get("diverged"):
             return quantities.without_a_score(model)
         return None
 
@@ -219,9 +208,7 @@ def _claim(
     margins: list[float | None] = []
     if _alike(own, results):
         margin = _margin(ordering, rows, ours)
-        seeds = max(
-            (valid(results, row).get("paper", {}).get("seeds", 0) for row in own), default=0
-        )
+        seeds = max((_on_test(results, row).get("seeds", 0) for row in own), default=0)
         margins = [_margin(ordering, rows, partial(ours, seed=seed)) for seed in range(seeds)]
     by_seed = tuple(known for known in margins if known is not None)
     deciding = [name.partition(":") for name in _deciding(ordering, in_print)]
@@ -239,7 +226,7 @@ def _claim(
 
 def _is_short(row: Row, results: Results) -> bool:
     """Whether a row was run with fewer rounds than the paper has, or with few seeds, or was cut."""
-    result = valid(results, row).get("paper", {})
+    result = _on_test(results, row)
     few = result.get("rounds", 0) < row.rounds or result["seeds"] < SEEDS
     return _is_cut(result) or (bool(result.get("models")) and few)
 
@@ -259,7 +246,7 @@ def _alike(rows: Sequence[Row], results: Results) -> bool:
     """
     sizes = set()
     for row in rows:
-        result = valid(results, row).get("paper", {})
+        result = _on_test(results, row)
         if result.get("models"):
             sizes.add((result["rounds"], result["seeds"], result.get("compute")))
     return len(sizes) <= 1
@@ -285,39 +272,37 @@ def _figure(name: str, rows: Mapping[str, Row], figure: Figure) -> float | None:
     return figure(rows[method], model)
 
 
-def counted(listed: Iterable[Line]) -> Counter[Verdict]:
+def counted(listed: Iterable[VerdictLine]) -> Counter[Verdict]:
     """How many printed cells have each verdict."""
     return Counter(line.verdict for line in deciding(listed) if line.verdict is not None)
 
 
-def deciding(listed: Iterable[Line]) -> list[Line]:
+def deciding(listed: Iterable[VerdictLine]) -> list[VerdictLine]:
     """The line of every printed cell that decides on it.
 
     A cell that was run in several settings, or that two models stand for, counts once. The whole
     run whose figure is nearest to the printed one decides, not the best verdict. Where no run is
     whole, a short one counts before none.
     """
-    order = list(Verdict)
-    by_cell: dict[tuple[str, str, str], Line] = {}
+    order: list[Verdict | None] = list(Verdict)
+    worst = order.index(Verdict.DIFFERS)
+
+    def rank(line: VerdictLine) -> tuple[int, float]:
+        """Whole runs by their distance, then the verdicts of all others."""
+        return max(order.index(line.verdict), worst), line.distance
+
+    by_cell: dict[tuple[str, str, str], VerdictLine] = {}
     for line in listed:
-        if line.verdict is None:
-            continue
-        cell = (line.row.paper, line.row.printed, line.row.cells[line.model])
-        by_cell[cell] = min(line, by_cell.get(cell, line), key=lambda other: _rank(other, order))
+        if line.verdict is not None:
+            cell = (line.row.paper, line.row.printed, line.row.cells[line.model])
+            by_cell[cell] = min(line, by_cell.get(cell, line), key=rank)
     return list(by_cell.values())
 
 
-def _rank(line: Line, order: Sequence[Verdict]) -> tuple[int, float]:
-    """Whole runs by their distance, then the verdicts of all others."""
-    assert line.verdict is not None
-    place = order.index(line.verdict)
-    return max(place, order.index(Verdict.DIFFERS)), line.distance
-
-
-def compare(ours: Sequence[float], cell: Cell) -> Verdict:
+def compare(ours: Sequence[float], cell: PrintedCell) -> Verdict:
     """Whether the mean of our seeds is near a printed figure.
 
-    >>> compare([95.0, 95.4], Cell(95.62, 0.04)).value
+    >>> compare([95.0, 95.4], PrintedCell(95.62, 0.04)).value
     'within 1 point'
     """
     distance = abs(statistics.mean(ours) - cell.value)
@@ -328,7 +313,9 @@ def compare(ours: Sequence[float], cell: Cell) -> Verdict:
     return Verdict.DIFFERS
 
 
-def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Claim]) -> Line:
+def _line(
+    table: PaperTable, row: Row, model: str, entry: Entry, checked: Sequence[Claim]
+) -> VerdictLine:
     cell = printed.cell(row, model)
     verdict = None
     why = _divergence(entry.get("paper", {}))
@@ -336,7 +323,7 @@ def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Cl
         verdict, why = _verdict(table, row, model, cell, entry, checked)
     parts = [entry[name] for name in ("paper", "honest", "search") if name in entry]
     devices = dict.fromkeys(part["device"] for part in parts if "device" in part)
-    return Line(
+    return VerdictLine(
         row,
         model,
         cell,
@@ -352,7 +339,12 @@ def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Cl
 
 
 def _verdict(
-    table: Table, row: Row, model: str, cell: Cell, entry: Entry, checked: Sequence[Claim]
+    table: PaperTable,
+    row: Row,
+    model: str,
+    cell: PrintedCell,
+    entry: Entry,
+    checked: Sequence[Claim],
 ) -> tuple[Verdict, str]:
     """The verdict on a printed cell, and the reason for it."""
     result = entry.get("paper", {})
@@ -366,13 +358,17 @@ def _verdict(
     if not ours:
         return (Verdict.DIFFERS, diverged) if diverged else (Verdict.NOT_RUN, "")
     if result["rounds"] < row.rounds or len(ours) < SEEDS:
-        return Verdict.SHORT, "; ".join(
-            filter(None, (_shortness(result, row, len(ours)), diverged))
-        )
+        of_seeds = f"{len(ours)} of {SEEDS}" if len(ours) <= SEEDS else len(ours)
+        lacks = f"{result['rounds']} of {row.rounds} rounds, {of_seeds} seeds"
+        if "compute" in result:
+            lacks += f", products in {result['compute']}"
+        return Verdict.SHORT, "; ".join(filter(None, (lacks, diverged)))
     verdict = compare(ours, cell)
     if verdict is not Verdict.DIFFERS:
         return verdict, diverged
-    if _in_order(row, model, checked):
+    name = f"{row.key}:{model}"
+    naming = [claim for claim in checked if name in claim.cells and not claim.contradicted]
+    if naming and all(claim.holds and not claim.short for claim in naming):
         verdict = Verdict.ORDERING
     return verdict, diverged or table.reason(row)
 
@@ -385,22 +381,6 @@ def _divergence(result: Entry) -> str:
     if result.get("models"):
         counts = "the best round before counts"
     return f"diverged in {result['diverged']}; {counts}"
-
-
-def _shortness(result: Entry, row: Row, seeds: int) -> str:
-    """What a result lacks of a whole one."""
-    of_seeds = f"{seeds} of {SEEDS}" if seeds <= SEEDS else seeds
-    text = f"{result['rounds']} of {row.rounds} rounds, {of_seeds} seeds"
-    if "compute" in result:
-        text += f", products in {result['compute']}"
-    return text
-
-
-def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:
-    """Whether a cell has a claimed order, and all that hold in print were run whole and hold."""
-    name = f"{row.key}:{model}"
-    naming = [claim for claim in checked if name in claim.cells and not claim.contradicted]
-    return bool(naming) and all(claim.holds and not claim.short for claim in naming)
 
 
 def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> float | None:
@@ -454,9 +434,15 @@ def _printed(row: Row, model: str) -> float | None:
     return None if cell is None else cell.value
 
 
-def _figures(entry: Entry, protocol: str, model: str, *, of: str = "models") -> tuple[float, ...]:
+def _on_test(results: Results, row: Row) -> Entry:
+    """The result of a row by its best rounds on test; empty where there is none."""
+    entry: Entry = valid(results, row).get("paper", {})
+    return entry
+
+
+def _figures(entry: Entry, protocol: str, model: str) -> tuple[float, ...]:
     """One figure per seed, in percent."""
-    return tuple(entry.get(protocol, {}).get(of, {}).get(model, ()))
+    return tuple(entry.get(protocol, {}).get("models", {}).get(model, ()))
 
 
 def _models(row: Row, entry: Entry) -> list[str]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import covey
-from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.report.run_files import DAMAGE, RunFiles, SeedRecord
+from covey.errors import CheckpointError, ConfigError
+from covey.report.run_files import RunFiles, SeedRecord, intact
 from covey.report.seed_facts import SeedFacts, thinned_to
 from covey.report.summary import labels
-from covey.runs import status
+from covey.runs.saved import status
 
 FORMAT = 2
 
@@ -26,66 +27,61 @@ class Facts:
     """The facts of the runs in some folders; those under way are read again and again."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        self.folders = [Path(folder) for folder in folders]
+        self.folders = list(map(Path, folders))
         self._files: dict[Path, RunFiles] = {}
         if not self.folders:
             raise ConfigError("name at least one run folder.")
         for folder in self.folders:
-            self._run_files(folder)
+            self._files_of(folder)
 
     def read(self) -> dict[str, Any]:
         """The facts as they are now."""
-        try:
-            return self._read()
-        except CoveyError:
-            raise
-        except DAMAGE as error:
-            folders = ", ".join(map(str, self.folders))
-            raise CheckpointError(f"a file in {folders} is damaged: {error!r}.") from error
-
-    def _read(self) -> dict[str, Any]:
-        runs = [run for folder in self.folders for run in self._with_compared(folder)]
-        keys = _unique([run.key for run in runs])
-        begun = [record for run in runs for record in run.records]
-        if not begun:
-            raise ConfigError(f"{self.folders[0]} has no rounds yet; wait for its run to begin.")
-        rounds = thinned_to(begun)
-        populations: list[dict[str, Any]] = []
-        titles = _titles(runs)
-        out = []
-        for run, key, title in zip(runs, keys, titles, strict=True):
-            out.append({"key": key, "title": title, **run.as_dict(populations, rounds)})
-        return {
-            "format": FORMAT,
-            "made_by": f"covey {covey.__version__}",
-            "title": _title(runs),
-            "baselines": [key for run, key in zip(runs, keys, strict=True) if run.beside],
-            "populations": populations,
-            "runs": out,
-        }
+        with intact(f"a file in {', '.join(map(str, self.folders))}"):
+            runs = [run for folder in self.folders for run in self._with_compared(folder)]
+            keys = _unique([run.key for run in runs])
+            begun = [record for run in runs for record in run.records]
+            if not begun:
+                first = self.folders[0]
+                raise ConfigError(f"{first} has no rounds yet; wait for its run to begin.")
+            rounds = thinned_to(begun)
+            populations: list[dict[str, Any]] = []
+            methods = [run.method for run in runs]
+            out = []
+            for run, key, title in zip(runs, keys, methods, strict=True):
+                if methods.count(title) > 1:
+                    title = f"{title} ({run.key})"
+                out.append({"key": key, "title": title, **run.as_dict(populations, rounds)})
+            return {
+                "format": FORMAT,
+                "made_by": f"covey {covey.__version__}",
+                "title": _title(runs),
+                "baselines": [key for run, key in zip(runs, keys, strict=True) if run.beside],
+                "populations": populations,
+                "runs": out,
+            }
 
     @property
     def running(self) -> bool:
         """Whether one of the runs is under way."""
         return any(status.running(folder) for folder in self.folders)
 
-    def _run_files(self, folder: Path) -> RunFiles:
-        if folder not in self._files:
-            self._files[folder] = RunFiles(folder)
+    def _files_of(self, folder: Path) -> RunFiles:
+        """The files of a run, read on from where they ended unless its settings have changed."""
+        files = RunFiles(folder)
+        known = self._files.get(folder)
+        if known is None or known.settings != files.settings:  # `rounds` may have grown
+            self._files[folder] = files
         return self._files[folder]
 
     def _with_compared(self, folder: Path) -> list[_Run]:
         """A run and the algorithms that ran beside it; of these, the ones that have begun."""
-        files = RunFiles(folder)  # `rounds` may have grown
-        if folder in self._files and self._files[folder].settings == files.settings:
-            files = self._files[folder]
-        self._files[folder] = files
+        files = self._files_of(folder)
         out = [_Run(files, files.read(), beside=False)]
-        for other in files.beside():
-            other_files = self._run_files(other)
-            records = other_files.read()
+        for path in sorted((folder / "compare").glob("*/config.toml")):
+            files = self._files_of(path.parent)
+            records = files.read()
             if records:
-                out.append(_Run(other_files, records, beside=True))
+                out.append(_Run(files, records, beside=True))
         return out
 
 
@@ -94,13 +90,13 @@ def facts(folders: Iterable[Path]) -> dict[str, Any]:
     return Facts(folders).read()
 
 
+@dataclass(frozen=True, eq=False)
 class _Run:
     """One run, with what its seeds have written."""
 
-    def __init__(self, files: RunFiles, records: Sequence[SeedRecord], *, beside: bool) -> None:
-        self.files = files
-        self.records = records
-        self.beside = beside
+    files: RunFiles
+    records: Sequence[SeedRecord]
+    beside: bool
 
     @property
     def key(self) -> str:
@@ -121,13 +117,14 @@ class _Run:
         """All facts but the key and the title; new populations are added to `populations`."""
         files = self.files
         where = status.read(files.folder)
+        done = [len(record.history) for record in self.records]
         out: dict[str, Any] = {
             "folder": str(files.folder),
             "command": f"covey run {shlex.quote(str(files.folder / 'config.toml'))}",
             "state": where.state,
             "finished": where.state == "finished",
             "planned": files.rounds,
-            "done": self._done(),
+            "done": min(done) if len(done) == len(files.seeds) else 0,  # by the slowest seed
             "protocol": files.protocol,
             "settings": files.settings,
             "metric": "accuracy",
@@ -142,13 +139,6 @@ class _Run:
         if self.records:
             out |= self._of_seeds(populations, rounds)
         return out
-
-    def _done(self) -> int:
-        """The rounds that the slowest seed has run."""
-        done = [len(record.history) for record in self.records]
-        if len(done) < len(self.files.seeds):
-            return 0
-        return min(done)
 
     def _of_seeds(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
         """What follows from the seeds that have begun."""
@@ -167,12 +157,14 @@ class _Run:
         if metrics:
             out["metrics"] = metrics
             out["shown"] = first.shown.name
-        names = labels(first.tiers_of_models(), described["private"])
+        last = {name: chosen.last.models[name] for name, chosen in first.selections.items()}
+        names = labels({name: model.tier for name, model in last.items()}, described["private"])
         if names:
             out["labels"] = names
-        drawn = first.sampled()
-        if drawn is not None:
-            out["sample"] = {"devices": drawn}
+        for model in list(last.values())[:1]:
+            drawn = model.scores["test"].sampled
+            if drawn is not None:
+                out["sample"] = {"devices": drawn}
         return out
 
 
@@ -194,18 +186,6 @@ def _unique(keys: Sequence[str]) -> list[str]:
             number += 1
             other = f"{key} ({number})"
         out.append(other)
-    return out
-
-
-def _titles(runs: Sequence[_Run]) -> list[str]:
-    """The method of every run, with its folder where two have the same one."""
-    methods = [run.method for run in runs]
-    out = []
-    for run in runs:
-        title = run.method
-        if methods.count(title) > 1:
-            title = f"{title} ({run.key})"
-        out.append(title)
     return out
 
 

@@ -91,12 +91,20 @@ def wilcoxon(differences: Sequence[float] | Vector) -> float:
     if not np.isfinite(values).all():
         raise ValueError("a difference is not finite; leave out devices without a figure.")
     values = values[values != 0]
-    ranks, ties = _ranks(np.abs(values))
+    _, inverse, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
+    mean = counts.cumsum() - (counts - 1) / 2
+    ranks: Vector = mean[inverse]  # equal differences share their mean rank
+    ties: Vector = counts[counts > 1].astype(np.float64)
     positive = float(ranks[values > 0].sum())
     smaller = min(positive, float(ranks.sum()) - positive)
     if len(values) <= EXACT:
         return _exact(ranks, smaller)
-    return _normal(len(values), smaller, ties)
+    n = len(values)
+    expected = n * (n + 1) / 4
+    variance = n * (n + 1) * (2 * n + 1) / 24
+    variance -= float((ties**3 - ties).sum()) / 48
+    distance = max(0.0, abs(smaller - expected) - 0.5)
+    return math.erfc(distance / math.sqrt(2 * variance))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -115,15 +123,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-def _ranks(sizes: Vector) -> tuple[Vector, Vector]:
-    """The rank of every size, the mean rank where sizes are equal, and how many are equal."""
-    _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    mean = counts.cumsum() - (counts - 1) / 2
-    ranks: Vector = mean[inverse]
-    ties: Vector = counts[counts > 1].astype(np.float64)
-    return ranks, ties
-
-
 def _exact(ranks: Vector, smaller: float) -> float:
     """P(smaller rank sum <= this one) over all signs; doubled ranks are whole, also with ties."""
     share = np.zeros(int(2 * smaller) + 1)  # of the sign patterns, by twice their rank sum
@@ -132,11 +131,3 @@ def _exact(ranks: Vector, smaller: float) -> float:
         share[rank:] += share[:-rank].copy()
         share /= 2
     return min(1.0, 2 * float(share.sum()))
-
-
-def _normal(n: int, smaller: float, ties: Vector) -> float:
-    mean = n * (n + 1) / 4
-    variance = n * (n + 1) * (2 * n + 1) / 24
-    variance -= float((ties**3 - ties).sum()) / 48
-    distance = max(0.0, abs(smaller - mean) - 0.5)
-    return math.erfc(distance / math.sqrt(2 * variance))

@@ -8,20 +8,32 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from covey.errors import CheckpointError, ConfigError
-from covey.runs import node_round, record
-from covey.runs.node_round import NodeRound
-from covey.runs.record import Round
+from covey.errors import CheckpointError, ConfigError, CoveyError
+from covey.runs.scores import node_round, record
+from covey.runs.scores.node_round import NodeRound
+from covey.runs.scores.record import Round
 from covey.runs.selection import Protocol
 
 T = TypeVar("T")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Errors that a damaged file leads to."""
+
+
+@contextmanager
+def intact(what: str) -> Iterator[None]:
+    """A CheckpointError where what is read here turns out to be damaged: `what` is."""
+    try:
+        yield
+    except CoveyError:
+        raise
+    except DAMAGE as error:
+        raise CheckpointError(f"{what} is damaged: {error!r}.") from error
 
 
 class GrowingFile(Generic[T]):
@@ -41,31 +53,25 @@ class GrowingFile(Generic[T]):
                 state = os.fstat(file.fileno())
                 identity = (state.st_dev, state.st_ino)
                 if identity != self._identity or state.st_size < self._length:
-                    self._restart(identity)  # another file has taken its place
+                    self._lines = []  # another file has taken its place
+                    self._length = 0
+                    self._identity = identity
                 file.seek(self._length)
                 data = file.read()
         except FileNotFoundError:
-            self._restart(None)
+            self._identity = None
             return []
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error}.") from error
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
-            self._lines.append(self._parsed(line))
+            try:
+                self._lines.append(self._parse(line.decode()))
+            except DAMAGE as error:
+                damage = f"{self.path} is damaged in line {len(self._lines) + 1}"
+                raise CheckpointError(f"{damage}: {error!r}.") from error
         self._length += end
         return list(self._lines)
-
-    def _restart(self, identity: tuple[int, int] | None) -> None:
-        self._lines = []
-        self._length = 0
-        self._identity = identity
-
-    def _parsed(self, line: bytes) -> T:
-        try:
-            return self._parse(line.decode())
-        except DAMAGE as error:
-            number = len(self._lines) + 1
-            raise CheckpointError(f"{self.path} is damaged in line {number}: {error!r}.") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +98,9 @@ class SeedFiles:
         self.folder = folder
         self.seed = seed
         self._run = run
-        self._history = GrowingFile(folder / "metrics.jsonl", _round)
+        self._history = GrowingFile(
+            folder / "metrics.jsonl", lambda line: record.read(json.loads(line))
+        )
         self._nodes = GrowingFile(folder / "nodes.jsonl", node_round.read)
 
     def read(self) -> SeedRecord | None:
@@ -105,8 +113,8 @@ class SeedFiles:
         if described is None:
             if history:
                 raise ConfigError(
-                    f"{self.folder} has no nodes.json: its run was made by an older version. "
-                    f"Repeat it: covey run {self._run / 'config.toml'}"
+                    f"{self.folder} has no nodes.json; "
+                    f"repeat the run: covey run {self._run / 'config.toml'}"
                 )
             return None
         if [round.round for round in history] != list(range(len(history))):
@@ -126,14 +134,22 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = _settings(folder)
+        path = folder / "config.toml"
+        try:
+            self.settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(
+                f"{folder} is not a run folder: it has no config.toml; "
+                "give the folder that `covey run` named."
+            ) from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"cannot read {path}: {error}.") from error
         try:
             first = int(self.settings["seed"])
             count = int(self.settings["seeds"])
             self.rounds = int(self.settings["rounds"])
             self.protocol: Protocol = self.settings["protocol"]
         except DAMAGE as error:
-            path = folder / "config.toml"
             raise ConfigError(f"{path} is not that of a run: {error!r}.") from error
         self.seeds = []
         for seed in range(first, first + count):
@@ -147,15 +163,6 @@ class RunFiles:
         records = [files.read() for files in self.seeds]
         return [record for record in records if record is not None]
 
-    def beside(self) -> list[Path]:
-        """The folders of the algorithms that ran beside this one, by name."""
-        folders = sorted((self.folder / "compare").glob("*/config.toml"))
-        return [path.parent for path in folders]
-
-
-def _round(line: str) -> Round:
-    return record.read(json.loads(line))
-
 
 def _json(path: Path) -> dict[str, Any] | None:
     """The table in a JSON file; None where there is no file."""
@@ -168,17 +175,3 @@ def _json(path: Path) -> dict[str, Any] | None:
     if not isinstance(facts, dict):
         raise CheckpointError(f"{path} is damaged: it holds no table.")
     return facts
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """The resolved experiment file of a run folder."""
-    path = folder / "config.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(
-            f"{folder} is not a run folder: it has no config.toml; "
-            "give the folder that `covey run` named."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}.") from error

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.report.run_files import DAMAGE, SeedRecord
-from covey.runs.headline import Headline, headline, named
-from covey.runs.node_round import Metric
-from covey.runs.packing import Array, pack, packed_size
-from covey.runs.record import Round
-from covey.runs.scoring import Model, Score
+from covey.errors import CheckpointError, ConfigError
+from covey.radio.clock import RadioRecord
+from covey.report.run_files import SeedRecord, intact
+from covey.runs.scores.headline import Headline, headline, named
+from covey.runs.scores.packing import Array, pack, packed_size
 from covey.runs.selection import Protocol, Selection, select
-from covey.runtimes.cohort import ManyIds
-from covey.wireless.clock import RadioRecord
+from covey.runtimes.facts import ManyIds
 
 ROUNDS = 160
 """Figures of single devices are given for this many rounds at most."""
@@ -50,42 +47,29 @@ class SeedFacts:
     def __init__(self, record: SeedRecord, protocol: Protocol) -> None:
         self.record = record
         self.protocol = protocol
-        self.metric: Metric = record.described["metric"]
+        self.metric: str = record.described["metric"]
+        self.scored = [round for round in record.history if round.models]
+        self._asked: Mapping[str, bool] = record.described.get("metrics", {})
+        """The metrics that the experiment asks for, and whether higher is better."""
 
     @cached_property
     def shown(self) -> Headline:
         """The metric by which the run is judged."""
         wanted = headline(self.scored)
-        if wanted.name == "perplexity" and not self._asked_for:
+        if wanted.name == "perplexity" and not self._asked:
             return named(self.metric)  # as tables of runs have it
         return wanted
 
     @cached_property
     def metrics(self) -> dict[str, Headline]:
         """The metrics that rounds have, that of devices' sums first."""
-        asked = self._asked_for
+        last = self.scored[-1].models.values() if self.scored else ()
+        scores = [model.scores["test"] for model in last if "test" in model.scores]
         out: dict[str, Headline] = {self.metric: named(self.metric)}
-        for name in (*_OTHERS, *asked):
-            if any(model.scores["test"].figure(name) is not None for model in self._last_models()):
-                out[name] = Headline(name, asked.get(name, named(name).higher))
+        for name in (*_OTHERS, *self._asked):
+            if any(score.figure(name) is not None for score in scores):
+                out[name] = Headline(name, self._asked.get(name, named(name).higher))
         return out
-
-    @property
-    def _asked_for(self) -> Mapping[str, bool]:
-        """The metrics that the experiment asks for, and whether higher is better."""
-        asked: Mapping[str, bool] = self.record.described.get("metrics", {})
-        return asked
-
-    def _last_models(self) -> list[Model]:
-        """The models of the last scored round that were scored on test data."""
-        if not self.scored:
-            return []
-        return [model for model in self.scored[-1].models.values() if "test" in model.scores]
-
-    @cached_property
-    def scored(self) -> list[Round]:
-        """The rounds that were scored."""
-        return [record for record in self.record.history if record.models]
 
     @cached_property
     def selections(self) -> dict[str, Selection]:
@@ -103,10 +87,6 @@ class SeedFacts:
                 continue
         return out
 
-    def tiers_of_models(self) -> dict[str, str]:
-        """The tier of every model."""
-        return {name: chosen.last.models[name].tier for name, chosen in self.selections.items()}
-
     def chosen_value(self, name: str) -> float | None:
         """The figure of a model in its chosen round; None where there is none."""
         if name not in self.selections:
@@ -114,69 +94,65 @@ class SeedFacts:
         score = self.selections[name].chosen.models[name].scores["test"]
         return _finite(self.shown.of(score))
 
-    def sampled(self) -> int | None:
-        """How many devices were drawn to be scored; None: all were scored."""
-        for name, selection in self.selections.items():
-            return selection.last.models[name].scores["test"].sampled
-        return None
-
     def as_dict(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
         """All facts; a new population is added to `populations`."""
-        try:
-            return self._facts(populations, rounds)
-        except CoveyError:
-            raise
-        except DAMAGE as error:
-            raise CheckpointError(f"{self.record.folder} is damaged: {error!r}.") from error
-
-    def _facts(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
-        history = self.record.history
-        described = self.record.described
-        node_rounds = self._node_rounds(rounds)
-        out: dict[str, Any] = {
-            "seed": self.record.seed,
-            "tiers": described["tiers"],
-            "sizes": described["sizes"],
-            "rounds": [record.round + 1 for record in self.scored],
-            "node_rounds": [round + 1 for round in node_rounds],
-            "seconds": sum(record.seconds for record in history),
-            "gradients": sum(record.gradients for record in history),
-            "models": self._models(node_rounds),
-            "links": self._links(),
-        }
-        if "note" in described:
-            out["note"] = described["note"]
-        else:
-            out["population"] = _shared(described["population"], populations)
-            out["parents"] = described["parents"]
-            out |= self._of_nodes()
-        radio = self._radio()
-        if radio:
-            out["radio"] = radio
-        newcomers = self._newcomers()
-        if newcomers:
-            out["newcomers"] = newcomers
-        return out
+        with intact(str(self.record.folder)):
+            history = self.record.history
+            described = self.record.described
+            node_rounds: list[int] = []
+            if self.record.nodes:
+                recorded = list(self.record.nodes)
+                chosen = {selection.chosen.round for selection in self.selections.values()}
+                node_rounds = thinned(recorded, {recorded[-1], *(chosen & set(recorded))}, rounds)
+            out: dict[str, Any] = {
+                "seed": self.record.seed,
+                "tiers": described["tiers"],
+                "sizes": described["sizes"],
+                "rounds": [record.round + 1 for record in self.scored],
+                "node_rounds": [round + 1 for round in node_rounds],
+                "seconds": sum(record.seconds for record in history),
+                "gradients": sum(record.gradients for record in history),
+                "models": self._models(node_rounds),
+                "links": self._links(),
+            }
+            if "note" in described:
+                out["note"] = described["note"]
+            else:
+                value = dict(described["population"])
+                if value not in populations:
+                    populations.append(value)
+                out["population"] = populations.index(value)
+                out["parents"] = described["parents"]
+                out |= self._of_nodes()
+            if history and history[0].radio is not None:
+                out["radio"] = self._radio()
+            newcomers = self._newcomers()
+            if newcomers:
+                out["newcomers"] = newcomers
+            return out
 
     # Models
-
-    def _node_rounds(self, count: int) -> list[int]:
-        """The rounds, counted from 0, for which figures of single devices are given."""
-        recorded = list(self.record.nodes)
-        if not recorded:
-            return []
-        chosen = {selection.chosen.round for selection in self.selections.values()}
-        needed = {recorded[-1], *(chosen & set(recorded))}
-        return thinned(recorded, needed, count)
 
     def _models(self, node_rounds: Sequence[int]) -> dict[str, dict[str, Any]]:
         out = {}
         for name, selection in self.selections.items():
             if not name.startswith("new_"):
-                facts = self._model(name, selection)
-                facts |= self._sums(name, node_rounds)
-                self._add_devices(facts, name, node_rounds)
-                facts |= self._of_chosen(name, selection.chosen.round)
+                facts = self._model(name, selection) | self._sums(name, node_rounds)
+                devices = self.record.described["sizes"][-1]
+                for metric, of_metric in facts.get("metrics", {}).items():
+                    values = np.full((len(node_rounds), devices), np.nan)
+                    for row, round in enumerate(node_rounds):
+                        recorded = self.record.nodes[round].metrics.get(metric, {}).get(name)
+                        if recorded is not None:
+                            values[row] = recorded
+                    if not np.isnan(values).all():
+                        of_metric["devices"] = pack(values, whole=False)
+                figures = self.record.nodes.get(selection.chosen.round)
+                if figures is not None and name in figures.nonzeros:
+                    facts["sparsity"] = _rounded(figures.nonzeros[name], 4)
+                    holds = figures.holds[name]
+                    if not holds.all():
+                        facts["holds"] = [int(value) for value in holds]
                 out[name] = facts
         return out
 
@@ -184,70 +160,42 @@ class SeedFacts:
         """The figures of a model over all devices."""
         chosen = selection.chosen.models[name]
         score = chosen.scores["test"]
+        own, *others = self.metrics.values()
+        metrics = {metric.name: self._figures(name, selection, metric) for metric in others}
         out: dict[str, Any] = {
             "tier": chosen.tier,
             "chosen": selection.chosen.round + 1,
-            "value": self._value(score),
-            "last": self._value(selection.last.models[name].scores["test"]),
-            "best": self._value(selection.best_on_test.models[name].scores["test"]),
+            **self._figures(name, selection, own),
             "worst": score.worst_decile,
-            "error": score.error(self.metric),
             "mae": score.mae_fallback,
             "r2": score.r2_fallback,
             "nonzeros": chosen.nonzeros,
             "cut": chosen.cut,
             "layers": chosen.layers,
             "holders": chosen.holders,
-            "curve": self._curve(name, named(self.metric)),
-            "metrics": self._metrics(name, selection),
+            "metrics": metrics or None,
             "confusion": score.confusion,
         }
-        return {key: value for key, value in out.items() if _is_known(value)}
+        return _known(out)
 
-    def _metrics(self, name: str, selection: Selection) -> dict[str, dict[str, Any]] | None:
-        """The other metrics of a model over all devices; None where there are none."""
-        out = {}
-        for metric in list(self.metrics.values())[1:]:
-            rounds = {
-                "value": selection.chosen,
-                "last": selection.last,
-                "best": selection.best_on_test,
-            }
-            facts: dict[str, Any] = {}
-            for key, record in rounds.items():
-                facts[key] = _finite(metric.of(record.models[name].scores["test"]))
-            score = selection.chosen.models[name].scores["test"]
-            facts["error"] = score.error(metric.name)
-            facts["curve"] = self._curve(name, metric)
-            out[metric.name] = {key: value for key, value in facts.items() if _is_known(value)}
-        return out or None
-
-    def _curve(self, name: str, metric: Headline) -> list[float | None]:
-        """A metric of a model in every scored round, shortened."""
-        out: list[float | None] = []
+    def _figures(self, name: str, selection: Selection, metric: Headline) -> dict[str, Any]:
+        """A metric of a model over all devices: in the rounds selected, and by round, shortened."""
+        curve: list[float | None] = []
         for record in self.scored:
             model = record.models.get(name)
             value = None
             if model is not None and "test" in model.scores:
                 value = _finite(metric.of(model.scores["test"]))
-            out.append(None if value is None else float(f"{value:.6g}"))
-        return out
-
-    def _value(self, score: Score) -> float | None:
-        """The figure over all devices; None where it is not known or not finite."""
-        return _finite(named(self.metric).of(score))
-
-    def _add_devices(self, facts: dict[str, Any], name: str, node_rounds: Sequence[int]) -> None:
-        """Add the values of every device to the metrics that have them."""
-        devices = self.record.described["sizes"][-1]
-        for metric, of_metric in facts.get("metrics", {}).items():
-            values = np.full((len(node_rounds), devices), np.nan)
-            for row, round in enumerate(node_rounds):
-                recorded = self.record.nodes[round].metrics.get(metric, {}).get(name)
-                if recorded is not None:
-                    values[row] = recorded
-            if not np.isnan(values).all():
-                of_metric["devices"] = pack(values, whole=False)
+            curve.append(None if value is None else float(f"{value:.6g}"))
+        score = selection.chosen.models[name].scores["test"]
+        out = {
+            "value": metric.of(score),
+            "last": metric.of(selection.last.models[name].scores["test"]),
+            "best": metric.of(selection.best_on_test.models[name].scores["test"]),
+            "error": score.error(metric.name),
+            "curve": curve,
+        }
+        return _known(out)
 
     def _sums(self, name: str, node_rounds: Sequence[int]) -> dict[str, Any]:
         """The sums of every device in some rounds; nothing where none was recorded."""
@@ -264,11 +212,12 @@ class SeedFacts:
 
     def _check_sums(self, name: str, round: int, sums: Array) -> None:
         """A CheckpointError unless the devices' sums are those that the run recorded."""
-        recorded = self._value(self.record.history[round].models[name].scores["test"])
+        score = self.record.history[round].models[name].scores["test"]
+        recorded = _finite(named(self.metric).of(score))
         counted = ~np.isnan(sums)
         examples = np.asarray(self.record.described["population"]["test"])[counted].sum()
-        if recorded is None or not examples:
-            return
+        if recorded is None or not examples or score.uncounted:
+            return  # the answers of devices with few examples are in the record alone
         value = float(sums[counted].sum() / examples)
         if self.metric == "rmse":
             value = math.sqrt(value)
@@ -278,17 +227,6 @@ class SeedFacts:
                 f"devices' {name} has a test {self.metric} of {value:.6g}, "
                 f"the run's record says {recorded:.6g}."
             )
-
-    def _of_chosen(self, name: str, chosen: int) -> dict[str, Any]:
-        """Of single nodes in the chosen round: shares of non-zeros, and who holds the model."""
-        figures = self.record.nodes.get(chosen)
-        if figures is None or name not in figures.nonzeros:
-            return {}
-        out: dict[str, Any] = {"sparsity": _rounded(figures.nonzeros[name], 4)}
-        holds = figures.holds[name]
-        if not holds.all():
-            out["holds"] = [int(value) for value in holds]
-        return out
 
     # Links and nodes
 
@@ -317,7 +255,18 @@ class SeedFacts:
         if self.record.totals_rounds:
             out["bytes"] = self._bytes()
             out["bytes_rounds"] = self.record.totals_rounds
-        asked = self._asked()
+        asked = {}
+        history = self.record.history
+        described = self.record.described
+        for tier, size in zip(described["tiers"][1:], described["sizes"][1:], strict=True):
+            cohorts = [record.cohorts.get(tier, []) for record in history]
+            if any(isinstance(ids, ManyIds) and not ids.listed for ids in cohorts):
+                continue  # there is but a hash of the ids
+            counts = np.zeros(size, dtype=np.int64)
+            for ids in cohorts:
+                counts[list(ids)] += 1
+            if bool((counts < len(history)).any()):
+                asked[tier] = counts.tolist()
         if asked:
             out["asked"] = asked
         return out
@@ -344,32 +293,11 @@ class SeedFacts:
                 out[tier][direction] = [int(value) for value in values] or [0] * size
         return out
 
-    def _asked(self) -> dict[str, list[int]]:
-        """In how many rounds every node was asked, by tier.
-
-        A tier is left out where all always were, or where a record has no ids but their hash.
-        """
-        history = self.record.history
-        out = {}
-        described = self.record.described
-        for tier, size in zip(described["tiers"][1:], described["sizes"][1:], strict=True):
-            cohorts = [record.cohorts.get(tier, []) for record in history]
-            if any(isinstance(ids, ManyIds) and not ids.listed for ids in cohorts):
-                continue
-            counts = np.zeros(size, dtype=np.int64)
-            for ids in cohorts:
-                counts[list(ids)] += 1
-            if bool((counts < len(history)).any()):
-                out[tier] = counts.tolist()
-        return out
-
     # Radio and newcomers
 
     def _radio(self) -> dict[str, Any]:
-        """The rounds on the virtual clock, and the devices' means; nothing without a radio."""
+        """The rounds on the virtual clock, and the devices' means."""
         records = [record.radio for record in self.record.history if record.radio is not None]
-        if not records:
-            return {}
         out: dict[str, Any] = {
             "seconds": [record.seconds for record in records],
             "joules": [record.joules for record in records],
@@ -441,17 +369,14 @@ def _finite(value: float | None) -> float | None:
     return value
 
 
-def _is_known(value: object) -> bool:
-    """Whether a figure is there, and finite."""
-    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
-
-
-def _shared(population: Mapping[str, Any], populations: list[dict[str, Any]]) -> int:
-    """The position of a population in the list, to which a new one is added."""
-    value = dict(population)
-    if value not in populations:
-        populations.append(value)
-    return populations.index(value)
+def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that are there and, where they are numbers, finite."""
+    out = {}
+    for key, value in facts.items():
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        if value is not None and not infinite:
+            out[key] = value
+    return out
 
 
 def _rounded(values: Array, digits: int) -> list[float | None]:

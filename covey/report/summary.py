@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from covey.kernel.algorithm import Algorithm
-from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
+from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
+from covey.radio.clock import RadioRecord
 from covey.report.paired import Vector, interval
-from covey.runs.devices import DeviceScore
-from covey.runs.headline import Headline, for_devices, headline, named
 from covey.runs.run import Round
-from covey.runs.scoring import Model
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.headline import Headline, for_devices, headline, named
+from covey.runs.scores.scoring import Model, Score
 from covey.runs.selection import Protocol, Selection, select
-from covey.wireless.clock import RadioRecord
 
 
 @dataclass(frozen=True)
-class Figure:
+class OverSeeds:
     """A mean over seeds and its standard deviation; the deviation is None for one seed."""
 
     mean: float
@@ -46,7 +47,7 @@ class Figure:
         return text
 
 
-_ZERO = Figure(0.0, None)
+_ZERO = OverSeeds(0.0, None)
 
 
 @dataclass(frozen=True)
@@ -59,40 +60,42 @@ class ModelFigures:
     model: str
     tier: str
     chosen_round: list[int]  # of each seed, counted from 0
-    holders: Figure  # nodes that keep one
-    age: Figure  # mean rounds since they kept it
-    accuracy: Figure | None  # over all devices, the global model standing in where none is kept
-    accuracy_holders: Figure | None
-    accuracy_uniform: Figure | None  # mean of all devices, however many examples each has
-    last: Figure | None
-    best_on_test: Figure | None
-    worst_decile: Figure | None
-    loss: Figure | None  # over all devices, as `accuracy`
-    loss_holders: Figure | None
-    loss_last: Figure | None
-    nonzeros: Figure
+    holders: OverSeeds  # nodes that keep one
+    age: OverSeeds  # mean rounds since they kept it
+    accuracy: OverSeeds | None  # over all devices, the global model standing in where none is kept
+    accuracy_holders: OverSeeds | None
+    accuracy_uniform: OverSeeds | None  # mean of all devices, however many examples each has
+    last: OverSeeds | None
+    best_on_test: OverSeeds | None
+    worst_decile: OverSeeds | None
+    loss: OverSeeds | None  # over all devices, as `accuracy`
+    loss_holders: OverSeeds | None
+    loss_last: OverSeeds | None
+    nonzeros: OverSeeds
     cut: float
-    angle: Figure | None  # between a sparse model and its signs, in degrees
+    angle: OverSeeds | None  # between a sparse model and its signs, in degrees
     layers: dict[str, float]  # of a sparse model, the share of non-zeros of every parameter
-    rmse: Figure | None = None  # these where numbers are predicted; over all devices, as `accuracy`
-    mae: Figure | None = None
-    r2: Figure | None = None
-    rmse_holders: Figure | None = None
-    rmse_last: Figure | None = None
-    rmse_best_on_test: Figure | None = None
-    perplexity: Figure | None = None  # per token, where labels are per position; as `accuracy`
-    perplexity_holders: Figure | None = None
-    metrics: dict[str, Figure | None] = field(default_factory=dict)
+    rmse: OverSeeds | None = (
+        None  # these where numbers are predicted; over all devices, as `accuracy`
+    )
+    mae: OverSeeds | None = None
+    r2: OverSeeds | None = None
+    rmse_holders: OverSeeds | None = None
+    rmse_last: OverSeeds | None = None
+    rmse_best_on_test: OverSeeds | None = None
+    perplexity: OverSeeds | None = None  # per token, where labels are per position; as `accuracy`
+    perplexity_holders: OverSeeds | None = None
+    metrics: dict[str, OverSeeds | None] = field(default_factory=dict)
     """Those that the experiment asks for, by name; over all devices, as `accuracy`."""
-    metrics_holders: dict[str, Figure | None] = field(default_factory=dict)
-    metrics_last: dict[str, Figure | None] = field(default_factory=dict)
-    metrics_best_on_test: dict[str, Figure | None] = field(default_factory=dict)
+    metrics_holders: dict[str, OverSeeds | None] = field(default_factory=dict)
+    metrics_last: dict[str, OverSeeds | None] = field(default_factory=dict)
+    metrics_best_on_test: dict[str, OverSeeds | None] = field(default_factory=dict)
 
-    def figure(self, name: str) -> Figure | None:
+    def figure(self, name: str) -> OverSeeds | None:
         """A metric by its name, over all devices; None where it is not known."""
         if name in self.metrics:
             return self.metrics[name]
-        value: Figure | None = getattr(self, name, None)
+        value: OverSeeds | None = getattr(self, name, None)
         return value
 
 
@@ -114,14 +117,14 @@ class LinkFigures:
 class RadioFigures:
     """All rounds on the virtual clock: measured, and by the formulas of a plan if there is one."""
 
-    seconds: Figure
-    formula_seconds: Figure | None
-    joules: Figure  # of all devices
-    upload_joules: Figure
-    upload_bytes: Figure
-    formula_bytes: Figure | None
-    left_out: Figure  # devices in a round
-    late: Figure
+    seconds: OverSeeds
+    formula_seconds: OverSeeds | None
+    joules: OverSeeds  # of all devices
+    upload_joules: OverSeeds
+    upload_bytes: OverSeeds
+    formula_bytes: OverSeeds | None
+    left_out: OverSeeds  # devices in a round
+    late: OverSeeds
     certificate: float | None  # the largest figure of any round's plan
 
 
@@ -161,7 +164,7 @@ class Gain:
         """A range of gains as it is written, without the unit."""
         if named(self.figure).relative:
             low, high = high, low
-        return " to ".join(self.signed(end).split()[0] for end in (low, high))
+        return f"{self.signed(low).split()[0]} to {self.signed(high).split()[0]}"
 
     @property
     def difference(self) -> str:
@@ -255,15 +258,20 @@ def summarise(
     `algorithm` says whether there is a global model to report, `private` what devices kept to
     themselves.
     """
-    scored = [_scored(history) for history in histories]
-    has_global = algorithm is None or algorithm.learns_global
+    scored = [[record for record in history if record.models] for history in histories]
+    names = list(scored[0][-1].models) if scored[0] else []
     gains = []
-    if has_global:
+    if algorithm is None or algorithm.learns_global:
         gains = gains_over(devices, devices, headline(scored[0]), "personal", "global")
+    else:
+        names = [name for name in names if name not in ("global", "new_global")]
     selections = {}
-    for name in _names(scored[0], has_global):
+    for name in names:
         selections[name] = [select(history, name, protocol) for history in scored]
     models = [_model(name, chosen) for name, chosen in selections.items()]
+    sample, uncounted = _scored_devices(selections, headline(scored[0]))
+    lengths = [len(history) for history in histories]
+    by = scored[0][-1].models[names[0]].select if names else ""
     return Summary(
         rounds=len(histories[0]),
         seeds=len(histories),
@@ -272,75 +280,41 @@ def summarise(
         links=_links(histories[0]),
         protocol=protocol,
         spent=_spent(histories),
-        radio=_radio(histories),
+        radio=_radio(histories) if histories[0] and histories[0][0].radio is not None else None,
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
-        sample=_sample(selections, headline(scored[0])),
-        uncounted=max(_uncounted(selections), default=None),
-        select=_selected_by(selections),
-        rounds_by_seed=_different([len(history) for history in histories]),
+        sample=sample,
+        uncounted=uncounted,
+        select=by.removeprefix("-"),
+        rounds_by_seed=lengths if len(set(lengths)) > 1 else [],
     )
 
 
-def _different(lengths: list[int]) -> list[int]:
-    """The lengths where they differ; none where all are the same."""
-    if len(set(lengths)) == 1:
-        return []
-    return lengths
-
-
-def _selected_by(selections: Mapping[str, Sequence[Selection]]) -> str:
-    """The metric by which rounds were chosen."""
-    for name, selected in selections.items():
-        return selected[0].chosen.models[name].select.removeprefix("-")
-    return ""
-
-
-def _names(scored: Sequence[Round], has_global: bool) -> list[str]:
-    """The models to report, from the rounds that were scored."""
-    if not scored:
-        return []
-    names = list(scored[-1].models)
-    if has_global:
-        return names
-    return [name for name in names if name not in ("global", "new_global")]
-
-
-def _scored(history: Sequence[Round]) -> list[Round]:
-    return [record for record in history if record.models]
-
-
-def _sample(
+def _scored_devices(
     selections: Mapping[str, Sequence[Selection]], metric: Headline
-) -> SampleFigures | None:
-    """The number of devices drawn to be scored, and the standard errors that follow.
+) -> tuple[SampleFigures | None, int | None]:
+    """The devices drawn to be scored, and how many had too few test examples to be counted.
 
-    None where all were scored.
+    None where all were scored, and where `least` is 1.
     """
-    drawn = set()
+    drawn: list[int] = []
+    uncounted: list[int] = []
     errors: dict[str, float | None] = {}
     for name, selected in selections.items():
         scores = [selection.chosen.models[name].scores["test"] for selection in selected]
+        uncounted += [score.uncounted for score in scores if score.uncounted is not None]
         sizes = [score.sampled for score in scores if score.sampled is not None]
         if sizes:
-            seeds = [score.error(metric.name) for score in scores]
-            errors[name] = _largest(seeds)
-            drawn.update(sizes)
-    if not drawn:
-        return None
-    return SampleFigures(max(drawn), errors, metric.name)
-
-
-def _uncounted(selections: Mapping[str, Sequence[Selection]]) -> Iterator[int]:
-    """The devices with too few test examples to be counted, by model and seed."""
-    for name, selected in selections.items():
-        counts = [one.chosen.models[name].scores["test"].uncounted for one in selected]
-        yield from (count for count in counts if count is not None)
+            errors[name] = _largest([score.error(metric.name) for score in scores])
+            drawn += sizes
+    sample = SampleFigures(max(drawn), errors, metric.name) if drawn else None
+    return sample, max(uncounted, default=None)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
     """The largest of the values that are known."""
-    return max((value for value in values if value is not None), default=None)
+    known = [value for value in values if value is not None]
+    return max(known, default=None)
 
 
 def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
@@ -369,30 +343,34 @@ def gains_over(
 
     `others` has the scores of the other model, which may be another algorithm's: `method`.
     """
-    seeds = [_pairs(*lines, model, other) for lines in zip(devices, others, strict=False)]
+    seeds = []
+    for lines, bases in zip(devices, others, strict=False):
+        known = {line.device: line for line in bases if (line.part, line.model) == ("test", other)}
+        own = [line for line in lines if (line.part, line.model) == ("test", model)]
+        seeds.append([(line, known[line.device]) for line in own if line.device in known])
     pairs = list(chain(*seeds))
     metric = for_devices(wanted, [line for line, _ in pairs])
-    gains = [device_gain(line, base, metric) for line, base in pairs]
+    gains = [metric.gain(metric.of_device(line), metric.of_device(base)) for line, base in pairs]
     points = [gain for gain in gains if gain is not None]
     if not points:
         return []
     shares = [_shares(each, metric) for each in seeds]
     overall = [float(each.mean()) for each in shares]
     low, high = interval(shares[0] if len(shares) == 1 else overall)
-    known = math.isfinite(high - low)
+    bounded = math.isfinite(high - low)
     gain = Gain(
         model=model or "",
         other=f"{method} {other}".strip(),
         devices=len(points),
-        better=sum(point > 0 for point in points),
-        worse=sum(point < 0 for point in points),
+        better=sum([point > 0 for point in points]),
+        worse=sum([point < 0 for point in points]),
         median=statistics.median(points),
         least=min(points),
         most=max(points),
         figure=metric.name,
-        all=statistics.mean(overall) if known else None,
-        low=low if known else None,
-        high=high if known else None,
+        all=statistics.mean(overall) if bounded else None,
+        low=low if bounded else None,
+        high=high if bounded else None,
         over="devices" if len(seeds) == 1 else "seeds",
     )
     return [gain]
@@ -427,27 +405,10 @@ def _shares(pairs: Sequence[tuple[DeviceScore, DeviceScore]], metric: Headline) 
     return out
 
 
-def _pairs(
-    lines: Sequence[DeviceScore],
-    others: Sequence[DeviceScore],
-    model: str | None,
-    other: str | None,
-) -> list[tuple[DeviceScore, DeviceScore]]:
-    """The test scores of one model and of another, of every device that has both."""
-    bases = {line.device: line for line in others if (line.part, line.model) == ("test", other)}
-    own = [line for line in lines if (line.part, line.model) == ("test", model)]
-    return [(line, bases[line.device]) for line in own if line.device in bases]
-
-
-def device_gain(line: DeviceScore, base: DeviceScore, metric: Headline) -> float | None:
-    """The gain of a device over its base, as `Headline.gain` has it."""
-    return metric.gain(metric.of_device(line), metric.of_device(base))
-
-
-def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
-    every = [_radio_records(history) for history in histories]
-    if not any(every):
-        return None
+def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures:
+    every = [
+        [record.radio for record in history if record.radio is not None] for history in histories
+    ]
     certificates = [radio.certificate for radio in chain(*every)]
     return RadioFigures(
         seconds=_total(every, "seconds") or _ZERO,
@@ -462,11 +423,7 @@ def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
     )
 
 
-def _radio_records(history: Sequence[Round]) -> list[RadioRecord]:
-    return [record.radio for record in history if record.radio is not None]
-
-
-def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> Figure | None:
+def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds | None:
     """The sum over all rounds; None where the rounds have no such figure."""
     sums = []
     for history in every:
@@ -477,7 +434,7 @@ def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> Figure | None:
     return _over(sums)
 
 
-def _mean_length(every: Sequence[Sequence[RadioRecord]], name: str) -> Figure:
+def _mean_length(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds:
     """The mean over rounds of the length of a list."""
     means = []
     for history in every:
@@ -491,7 +448,7 @@ def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
     for record in chain(*histories):
         for name, seconds in record.spent.items():
             spent[name] = spent.get(name, 0.0) + seconds
-    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+    return dict(sorted(spent.items(), key=itemgetter(1), reverse=True))
 
 
 @dataclass(frozen=True)
@@ -500,21 +457,20 @@ class _Rounds:
 
     models: list[Model]
 
-    def score(self, name: str) -> Figure | None:
+    def score(self, name: str) -> OverSeeds | None:
         """A figure of the score on test."""
         return _figure([getattr(model.scores["test"], name) for model in self.models])
 
-    def metrics(self, names: Iterable[str]) -> dict[str, Figure | None]:
-        """Metrics on test, over all devices."""
-        scores = [model.scores["test"] for model in self.models]
-        return {name: _figure([score.figure(name) for score in scores]) for name in names}
+    def metrics(
+        self, names: Iterable[str], of: Callable[[Headline, Score], float | None] = Headline.of
+    ) -> dict[str, OverSeeds | None]:
+        """Metrics on test, over all devices or `of` those that hold the model."""
+        out = {}
+        for name in names:
+            out[name] = _figure([of(named(name), model.scores["test"]) for model in self.models])
+        return out
 
-    def metrics_holders(self, names: Iterable[str]) -> dict[str, Figure | None]:
-        """Metrics on test, over the devices that hold the model."""
-        scores = [model.scores["test"] for model in self.models]
-        return {name: _figure([named(name).of_holders(one) for one in scores]) for name in names}
-
-    def fact(self, name: str) -> Figure:
+    def fact(self, name: str) -> OverSeeds:
         """A fact of the model itself."""
         return _over([getattr(model, name) for model in self.models])
 
@@ -524,10 +480,10 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
     last = _Rounds([selection.last.models[name] for selection in selections])
     best = _Rounds([selection.best_on_test.models[name] for selection in selections])
     first = chosen.models[0]
-    metrics = list(first.scores["test"].metrics)
+    metrics = first.scores["test"].metrics
     layers = {}
     for layer in first.layers:
-        layers[layer] = statistics.mean(model.layers[layer] for model in chosen.models)
+        layers[layer] = statistics.mean([model.layers[layer] for model in chosen.models])
     return ModelFigures(
         model=name,
         tier=first.tier,
@@ -556,13 +512,13 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
         perplexity=chosen.score("perplexity_fallback"),
         perplexity_holders=chosen.score("perplexity"),
         metrics=chosen.metrics(metrics),
-        metrics_holders=chosen.metrics_holders(metrics),
+        metrics_holders=chosen.metrics(metrics, Headline.of_holders),
         metrics_last=last.metrics(metrics),
         metrics_best_on_test=best.metrics(metrics),
     )
 
 
-def _figure(values: Sequence[float | None]) -> Figure | None:
+def _figure(values: Sequence[float | None]) -> OverSeeds | None:
     """The figure of the values that are known; None where none is."""
     numbers = [value for value in values if value is not None]
     if not numbers:
@@ -570,11 +526,11 @@ def _figure(values: Sequence[float | None]) -> Figure | None:
     return _over(numbers)
 
 
-def _over(values: Sequence[float]) -> Figure:
+def _over(values: Sequence[float]) -> OverSeeds:
     mean = statistics.mean(values)
     if len(values) == 1:
-        return Figure(mean, None)
-    return Figure(mean, statistics.stdev(values))
+        return OverSeeds(mean, None)
+    return OverSeeds(mean, statistics.stdev(values))
 
 
 def _links(history: Sequence[Round]) -> list[LinkFigures]:
@@ -587,22 +543,20 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
     for name in names:
         down = meter.traffic(link=name, direction="down")
         up = meter.traffic(link=name, direction="up")
-        out.append(_link(name, down, up))
+        both = down + up
+        share = None
+        if both.values:
+            share = both.nonzeros / both.values
+        out.append(
+            LinkFigures(
+                link=name,
+                down=down.bytes,
+                up=up.bytes,
+                dense=both.dense,
+                nonzeros=share,
+                formula_dense=dense_bits(both.values) / 8,
+                formula_paper=paper_bits(down, up) / 8,
+                formula_bitmap=bitmap_bits(down, up) / 8,
+            )
+        )
     return out
-
-
-def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:
-    both = down + up
-    share = None
-    if both.values:
-        share = both.nonzeros / both.values
-    return LinkFigures(
-        link=link,
-        down=down.bytes,
-        up=up.bytes,
-        dense=both.dense,
-        nonzeros=share,
-        formula_dense=dense_bits(both.values) / 8,
-        formula_paper=paper_bits(down, up) / 8,
-        formula_bitmap=bitmap_bits(down, up) / 8,
-    )

@@ -8,26 +8,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from covey.engine.layout import ParameterLayout
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.trial import sites
 from covey.engine.population import block_size
-from covey.engine.trial import sites
+from covey.fields import options
 from covey.origin import FAULTS
 from covey.runs.checks import PARTS
+from covey.runs.settings import ExperimentSettings
 
 if TYPE_CHECKING:
     from covey.runs.experiment import Experiment
 
 _MAY_DIFFER = {"seed", "data", "initial"}
-_SAME = (
-    "rounds",
-    "score_every",
-    "score_train_every",
-    "score_sample",
-    "parts",
-    "device",
-    "workers",
-    "memory",
-)
 
 
 def difference(
@@ -46,25 +38,22 @@ def difference(
         return "`stop` ends each of them in a round of its own"
     if fingerprints is None:
         fingerprints = [experiment.fingerprint() for experiment in experiments]
-    for number in range(1, len(experiments)):
-        reason = _fact_that_differs(fingerprints[0], fingerprints[number])
-        reason = reason or _setting_that_differs(experiments[0], experiments[number])
+    first = fingerprints[0]
+    for other, facts in zip(experiments[1:], fingerprints[1:], strict=True):
+        for name in (first | facts).keys() - _MAY_DIFFER:
+            if first.get(name) != facts.get(name):
+                return f"they differ in {name}"
+        reason = _setting_that_differs(experiments[0], other)
         if reason is not None:
             return reason
     return None
 
 
-def _fact_that_differs(first: dict[str, str], other: dict[str, str]) -> str | None:
-    for name in (first | other).keys() - _MAY_DIFFER:
-        if first.get(name) != other.get(name):
-            return f"they differ in {name}"
-    return None
-
-
 def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
     """A difference besides the facts of the fingerprints, which decide the bits."""
-    for name in _SAME:
-        if getattr(first, name) != getattr(other, name):
+    same = [name for name, option in options(ExperimentSettings).items() if not option.decides_bits]
+    for name in ["rounds", *same]:
+        if name != "capture" and getattr(first, name) != getattr(other, name):
             return f"they differ in {name}"
     same_shape = first.data.x.shape[1:] == other.data.x.shape[1:]
     same_ids = first.data.tokens == other.data.tokens
@@ -74,11 +63,7 @@ def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
         return "their losses are two functions, which may differ"
     if not _same_outputs(first, other):
         return "their models differ in what they compute"
-    return _size_that_differs(first, other)
-
-
-def _size_that_differs(first: Experiment, other: Experiment) -> str | None:
-    """A part of the data whose largest devices go through the models in blocks of other sizes."""
+    # The largest devices go through the models in blocks, whose sizes must be the same.
     data = first.protocol_data()
     other_data = other.protocol_data()
     for part in PARTS:

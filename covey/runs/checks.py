@@ -6,7 +6,7 @@ in several forms, such as one pattern or a list, are put into the one that runs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,34 +15,26 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.data.shards import some
-from covey.engine import held, norm
 from covey.engine.augment import augmentations
-from covey.engine.layout import freeze, private_default
-from covey.engine.losses import check_loss_name, scales_targets
-from covey.engine.metrics import (
-    Confusion,
-    Metric,
-    MetricSpec,
-    Own,
-    Recorded,
-    Targets,
-    metrics_of,
-)
-from covey.engine.named_losses import Huber
-from covey.engine.optimiser import PLAIN
+from covey.engine.measures.losses import check_loss_name, scales_targets
+from covey.engine.measures.metrics import USUAL, Metric, MetricSpec, Targets, metrics_of
+from covey.engine.measures.named_losses import Huber
+from covey.engine.modules import layout, norm
+from covey.engine.modules.layout import freeze, private_default
+from covey.engine.solvers.optimiser import PLAIN
 from covey.engine.task import resolved_loss
-from covey.errors import ConfigError, DataError, meant, shown
+from covey.errors import ConfigError, DataError, is_number, shown
+from covey.fields import checked
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.fields import LARGEST
-from covey.kernel.segments import RowForm
+from covey.radio.radio import Radio
+from covey.runs.settings import Part
 from covey.runs.stopping import VALIDATION, early_stop
 from covey.tree import Tree
-from covey.wireless import Radio
 
 if TYPE_CHECKING:
     from covey.runs.experiment import Experiment
 
-PARTS = ("train", "validation", "test")
+PARTS: tuple[Part, ...] = get_args(Part)
 
 _KINDS: tuple[tuple[str, type, str], ...] = (
     (
@@ -61,34 +53,8 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
         "an instance of a module, for instance covey.models.mlp(64, 32, 10)",
     ),
     ("tree", Tree, "a tree, for instance Tree.flat(20)"),
-    ("seed", int, "a whole number"),
 )
 _SUM_TOLERANCE = 1e-3  # of the probabilities of an example, which sum to 1
-_LISTS = {
-    "private": "a pattern or a list of patterns",
-    "parts": "a list of parts",
-}
-_COUNTS = {
-    "rounds": 2**53,
-    "score_every": 2**53,
-    "score_train_every": 2**53,
-    "score_sample": 2**53,
-    "least": 2**31,
-    "memory": 2**63 - 1,
-    "workers": 4096,
-}
-"""Whole numbers from 1, and the largest that is meant."""
-_MAY_BE_NONE = ("score_train_every", "score_sample", "workers")
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "idle": ("skip", "train"),
-    "batches": ("uniform", "cyclic"),
-    "protocol": ("honest", "paper"),
-    "start": ("seed", "module"),
-    "norm": ("device", "frozen", "group"),
-    "dtype": (torch.float32, torch.float64),
-    "compute": ("fp32", "bf16"),
-    "store_rows": get_args(RowForm),
-}
 
 
 def check(experiment: Experiment) -> None:
@@ -96,47 +62,30 @@ def check(experiment: Experiment) -> None:
 
     Lists become tuples, and "auto" becomes what it stands for.
     """
-    _check_kinds(experiment)
-    held.check(experiment.model)
-    _check_frozen(experiment)
-    _check_lists(experiment)
-    _check_counts(experiment)
-    _check_choices(experiment)
-    _check_norm(experiment)
-    _check_values(experiment)
-    _check_augment(experiment)
-    _check_algorithm(experiment)
-    _check_solver(experiment)
+    for name, kind, example in _KINDS:
+        value = getattr(experiment, name)
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name} = {shown(value)}: give {example}.")
+    if isinstance(experiment.metrics, str) or callable(experiment.metrics):
+        _set(experiment, "metrics", (experiment.metrics,))
+    for name, value in checked(experiment).items():
+        _set(experiment, name, value)
+    layout.check(experiment.model)
+    _check_model(experiment)
+    _check_training(experiment)
     experiment.rates()
     _check_loss(experiment)
-    _check_metrics(experiment)
+    specs = experiment.metrics
+    if experiment.select:
+        specs = _set_select(experiment, specs)
+    if specs:
+        metrics_of(specs, Targets.of(experiment.data, experiment.loss))
+    _set(experiment, "metrics", specs)
     _check_stop(experiment)
-    _check_tree(experiment)
-    _check_holdout(experiment)
+    _check_devices(experiment)
     _check_receivers(experiment)
     _check_radio(experiment)
     check_device(experiment.device)
-
-
-def _check_kinds(experiment: Experiment) -> None:
-    for name, kind, example in _KINDS:
-        value = getattr(experiment, name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(f"{name} = {shown(value)}: give {example}.")
-    if not -(2**63) <= experiment.seed < 2**63:
-        raise ConfigError(f"seed = {shown(experiment.seed)}: give a whole number of 64 bits.")
-
-
-def _check_lists(experiment: Experiment) -> None:
-    """Patterns and parts as tuples; private layers that are "auto" are what the algorithm says."""
-    if isinstance(experiment.private, str) and experiment.private == "auto":
-        _set(experiment, "private", _private_default(experiment))
-    for name, rule in _LISTS.items():
-        value = getattr(experiment, name)
-        if not _is_text(value):
-            raise ConfigError(f"{name} = {shown(value)}: give {rule}.")
-    _set(experiment, "private", _patterns(experiment.private))
-    _set(experiment, "parts", tuple(experiment.parts))
 
 
 def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -146,51 +95,21 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(pattern for pattern in value if pattern)
 
 
-def _check_frozen(experiment: Experiment) -> None:
-    """Freeze the layers that are to be frozen, in a copy of the module."""
-    if not _is_text(experiment.frozen):
-        rule = "a pattern or a list of patterns"
-        raise ConfigError(f"frozen = {shown(experiment.frozen)}: give {rule}.")
-    patterns = _patterns(experiment.frozen)
-    _set(experiment, "frozen", patterns)
-    if patterns:
-        _set(experiment, "model", freeze(experiment.model, patterns))
+def _check_model(experiment: Experiment) -> None:
+    """Set the module, in a copy: some layers are frozen, and norm layers are as `norm` says.
 
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is a text or a list of texts."""
-    if not isinstance(value, str | list | tuple):
-        return False
-    return all(isinstance(item, str) for item in value)
-
-
-def _private_default(experiment: Experiment) -> tuple[str, ...]:
-    if not experiment.algorithm.splits:
-        return ()
-    return private_default(experiment.model, experiment.algorithm.private_default)
-
-
-def _check_counts(experiment: Experiment) -> None:
-    for name, largest in _COUNTS.items():
-        value = getattr(experiment, name)
-        if value is None and name in _MAY_BE_NONE:
-            continue
-        if not _is_number(value, largest + 1) or value == 0:
-            rule = f"a whole number of 1 or more, {largest} at most"
-            raise ConfigError(f"{name} = {shown(value)} must be {rule}.")
-
-
-def _check_choices(experiment: Experiment) -> None:
-    for name, choices in _CHOICES.items():
-        value = getattr(experiment, name)
-        if not _among(value, choices):
-            listed = ", ".join(map(repr, choices))
-            hint = meant(value, map(str, choices))
-            raise ConfigError(f"{name} = {shown(value)}{hint}: choose one of {listed}.")
-
-
-def _check_norm(experiment: Experiment) -> None:
-    """Set the module whose BatchNorm layers are as `norm` says."""
+    Private layers that are "auto" are what the algorithm says.
+    """
+    frozen = _patterns(experiment.frozen)
+    _set(experiment, "frozen", frozen)
+    if frozen:
+        _set(experiment, "model", freeze(experiment.model, frozen))
+    private = experiment.private
+    if private == "auto":
+        private = ()
+        if experiment.algorithm.splits:
+            private = private_default(experiment.model, experiment.algorithm.private_default)
+    _set(experiment, "private", _patterns(private))
     if experiment.norm == "frozen" and experiment.start != "module":
         raise ConfigError(
             "norm = 'frozen' takes the running statistics that the module came with, which are not "
@@ -199,52 +118,35 @@ def _check_norm(experiment: Experiment) -> None:
     _set(experiment, "model", norm.prepared(experiment.model, experiment.norm))
 
 
-def _among(value: Any, choices: tuple[Any, ...]) -> bool:
-    """Whether a value is one of the choices, by type too: an array would compare entry by entry."""
-    return any(type(value) is type(choice) and value == choice for choice in choices)
-
-
-def _check_values(experiment: Experiment) -> None:
-    l2 = experiment.l2
-    number = isinstance(l2, int | float) and not isinstance(l2, bool)
-    if not number or not 0 <= l2 <= LARGEST:
-        raise ConfigError(f"l2 = {shown(l2)} must be a number of 0 or more, {LARGEST:g} at most.")
-    loss = experiment.loss
-    if not isinstance(loss, str | Mapping) and not callable(loss):
-        raise ConfigError(f"loss = {shown(loss)}: give the name of a loss, a table or a function.")
-    if not isinstance(experiment.codec, str | Mapping):
-        raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
-    if not isinstance(experiment.capture, bool):
-        raise ConfigError(f"capture = {shown(experiment.capture)} must be True or False.")
+def _check_training(experiment: Experiment) -> None:
+    """Set what `augment` means; an error for settings that mean nothing, or not together."""
+    algorithm = experiment.algorithm
+    name = type(algorithm).__name__
     if experiment.compute == "bf16" and experiment.dtype != torch.float32:
         raise ConfigError(
             'compute = "bf16" is for rows of float32; leave out dtype = "float64", or compute.'
         )
-    if not experiment.parts or set(experiment.parts) - set(PARTS):
+    if not experiment.parts:
         raise ConfigError(
             f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."
         )
-
-
-def _check_augment(experiment: Experiment) -> None:
-    """Set what the names and functions of `augment` mean."""
     steps = augmentations(experiment.augment)
     x = experiment.data.x
     for step in steps:
         step.check(x.shape[1:], x.dtype)
     _set(experiment, "augment", steps)
-
-
-def _check_algorithm(experiment: Experiment) -> None:
-    """Settings that not every algorithm can have."""
-    algorithm = experiment.algorithm
-    name = type(algorithm).__name__
     if experiment.private and not algorithm.splits:
         why = f"but {name} shares all layers, so they would be sent; leave it out"
         raise ConfigError(f"private = {shown(experiment.private)}, {why}.")
     if experiment.idle == "train" and not algorithm.idle_trains:
         why = f"but {name} counts on what devices keep when they are asked; use 'skip'"
         raise ConfigError(f"idle = 'train', {why}.")
+    if experiment.radio is not None and experiment.optimiser().epochs is not None:
+        fault = "epochs, but the plan of a radio counts the algorithm's steps"
+        raise ConfigError(f"solver: {fault}; leave out epochs.")
+    reason = algorithm.plain_steps
+    if experiment.optimiser() != PLAIN and reason is not None:
+        raise ConfigError(f"solver: {name} takes plain steps, because {reason}; leave out solver.")
 
 
 def _check_loss(experiment: Experiment) -> None:
@@ -282,33 +184,15 @@ def _check_probabilities(y: Tensor) -> None:
         )
 
 
-def _check_metrics(experiment: Experiment) -> None:
-    """Set the metrics as a tuple, with that of `select`.
-
-    `select` gets a minus where lower is better.
-    """
-    specs: Any = experiment.metrics
-    select: Any = experiment.select
-    if isinstance(specs, str) or callable(specs):
-        specs = (specs,)
-    if not isinstance(specs, list | tuple):
-        raise ConfigError(f"metrics = {shown(specs)}: give a list of names or functions.")
-    if not isinstance(select, str):
-        raise ConfigError(f"select = {shown(select)}: give the name of a metric.")
-    specs = tuple(specs)
-    if select:
-        specs = _set_select(experiment, specs)
-    if specs:
-        metrics_of(specs, Targets.of(experiment.data, experiment.loss))
-    _set(experiment, "metrics", specs)
-
-
 def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[MetricSpec, ...]:
-    """Set `select` to the name of its metric; return the metrics with that one."""
+    """Set `select` to the name of its metric, after a minus where lower is better.
+
+    Returns the metrics with that one.
+    """
     targets = Targets.of(experiment.data, experiment.loss)
     metrics = metrics_of(specs, targets)
     chosen = _chosen_metric(experiment.select, metrics, targets)
-    if isinstance(chosen, Confusion):
+    if chosen.table:
         raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
     _set(experiment, "select", _signed(chosen, experiment.select, "select"))
     return _with_metric(specs, metrics, chosen)
@@ -329,7 +213,7 @@ def _signed(metric: Metric, text: str, setting: str) -> str:
     Of a function of the user's own, the `text` of the `setting` may say so.
     """
     lower = not metric.higher
-    if isinstance(metric, Own):
+    if metric.function is not None:
         lower = lower or text.startswith("-")
     elif text.startswith("-") and metric.higher:
         fix = "leave out the minus, which is for functions of your own"
@@ -377,32 +261,31 @@ def _stop_metric(experiment: Experiment, text: str) -> str:
         chosen = _chosen_metric(text, metrics, targets)
     except ConfigError as error:
         raise ConfigError(f"stop: metric = {text!r}; {error}") from error
-    if isinstance(chosen, Confusion):
+    if chosen.table:
         raise ConfigError("stop: metric = 'confusion' is a table; use a figure such as 'f1'.")
-    if not isinstance(chosen, Recorded):
+    if chosen.name not in USUAL:
         _set(experiment, "metrics", _with_metric(experiment.metrics, metrics, chosen))
     return _signed(chosen, text, "stop: metric")
 
 
-def _check_tree(experiment: Experiment) -> None:
+def _check_devices(experiment: Experiment) -> None:
+    """An error unless the tree is that of the data, and some devices are left to train.
+
+    No device is held out twice.
+    """
     data = experiment.data.devices
     tree = experiment.tree.devices
     if data != tree:
         raise DataError(f"the data has {data} devices, the tree {tree}; they must be the same.")
-
-
-def _check_holdout(experiment: Experiment) -> None:
-    """An error unless some devices are left to train, and no device is held out twice."""
     wanted = experiment.holdout_devices
     devices = experiment.tree.devices
-    if isinstance(wanted, list | tuple):
-        _set(experiment, "holdout_devices", tuple(wanted))
+    if isinstance(wanted, tuple):
         count = len(wanted)
-        numbered = all(_is_number(device, devices) for device in wanted)
+        numbered = all(_is_whole(device, devices) for device in wanted)
         fits = numbered and len(set(wanted)) == count
     else:
         count = wanted
-        fits = _is_number(wanted, devices + 1)
+        fits = _is_whole(wanted, devices + 1)
     if not fits:
         rule = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
         raise ConfigError(f"holdout_devices = {shown(wanted)}: give {rule}.")
@@ -429,21 +312,9 @@ def _check_receivers(experiment: Experiment) -> None:
     raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
 
 
-def _is_number(value: Any, below: int) -> bool:
+def _is_whole(value: Any, below: int) -> bool:
     """Whether a value is a whole number from 0 on, below a limit."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
-
-
-def _check_solver(experiment: Experiment) -> None:
-    """An error for settings that mean nothing, or an algorithm whose steps must be plain."""
-    if experiment.radio is not None and experiment.optimiser().epochs is not None:
-        fault = "epochs, but the plan of a radio counts the algorithm's steps"
-        raise ConfigError(f"solver: {fault}; leave out epochs.")
-    reason = experiment.algorithm.plain_steps
-    if experiment.optimiser() == PLAIN or reason is None:
-        return
-    name = type(experiment.algorithm).__name__
-    raise ConfigError(f"solver: {name} takes plain steps, because {reason}; leave out solver.")
+    return is_number(value, whole=True) and 0 <= value < below
 
 
 def _check_radio(experiment: Experiment) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from covey import markup
-from covey.runs.headline import Headline, headline, named
-from covey.runs.scoring import Model
+from covey.runs.scores.headline import Headline, headline, named
 
 if TYPE_CHECKING:
-    from covey.runs.record import Round
+    from covey.runs.scores.record import Round
     from covey.runs.seed import Seed
 
 
@@ -23,14 +22,20 @@ def of_round(record: Round, caption: str = "") -> str:
     metric = headline([record])
     columns = {f"{part} {metric.unit}": _scores(record, part, metric) for part in parts}
     tested = parts[-1]
-    worst = [_worst(model, tested) for model in record.models.values()]
+    scores = [model.scores.get(tested) for model in record.models.values()]
     if metric.percent:
-        columns["worst 10 %"] = worst
-    columns |= _others(record, tested, metric)
-    columns["non-zero %"] = [_nonzeros(model) for model in record.models.values()]
+        worst = [None if score is None else score.of(metric.name).worst for score in scores]
+        columns["worst 10 %"] = [metric.text(value) for value in worst]
+    names = dict.fromkeys(name for score in scores if score for name in score.asked)
+    names.pop(metric.name, None)
+    for other in map(named, names):
+        columns[f"{tested} {other.unit}"] = _scores(record, tested, other)
+    columns["non-zero %"] = [f"{100 * model.nonzeros:.1f}" for model in record.models.values()]
     rows = []
     for number, (name, model) in enumerate(record.models.items()):
-        rows.append([name, _holders(model), *(cells[number] for cells in columns.values())])
+        plural = "s" if model.holders != 1 else ""
+        holders = f"{model.holders} {model.tier}{plural}"
+        rows.append([name, holders, *(cells[number] for cells in columns.values())])
     return markup.table(["model", "kept by", *columns], rows, caption)
 
 
@@ -52,11 +57,6 @@ def of_run(run: Seed) -> str:
     return of_round(last, f"{caption}; {figures}")
 
 
-def _holders(model: Model) -> str:
-    plural = "s" if model.holders != 1 else ""
-    return f"{model.holders} {model.tier}{plural}"
-
-
 def _scores(record: Round, part: str, metric: Headline) -> list[str]:
     """The metric of every model on a part."""
     out = []
@@ -64,22 +64,3 @@ def _scores(record: Round, part: str, metric: Headline) -> list[str]:
         score = model.scores.get(part)
         out.append("-" if score is None else metric.text(metric.of(score)))
     return out
-
-
-def _others(record: Round, part: str, metric: Headline) -> dict[str, list[str]]:
-    """The other metrics that the experiment asks for."""
-    scores = [model.scores[part] for model in record.models.values() if part in model.scores]
-    names = dict.fromkeys(name for score in scores for name in score.metrics)
-    names.pop(metric.name, None)
-    return {f"{part} {named(name).unit}": _scores(record, part, named(name)) for name in names}
-
-
-def _worst(model: Model, part: str) -> str:
-    score = model.scores.get(part)
-    if score is None or score.worst_decile is None:
-        return "-"
-    return f"{100 * score.worst_decile:.2f}"
-
-
-def _nonzeros(model: Model) -> str:
-    return f"{100 * model.nonzeros:.1f}"

@@ -15,18 +15,20 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Shards
-from covey.engine import smooth_l1
-from covey.engine.task import PartScore, Task
+from covey.engine.solvers import smooth_l1
+from covey.engine.task import PartScore
 from covey.errors import DivergedError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.links.spec import wires
-from covey.runs.devices import Sums
 from covey.runs.experiment import Experiment
-from covey.runs.figures import NodeFigures
-from covey.runs.scoring import Model, score_of, sums_by_device
+from covey.runs.parts import task_of
+from covey.runs.scores.devices import Sums
+from covey.runs.scores.figures import NodeFigures
+from covey.runs.scores.scoring import Model, report, score_of
 from covey.runtimes.simulator import Simulator
+from covey.runtimes.spec import NodeSpec
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -63,44 +65,29 @@ class Newcomers:
         self.select = first.select
         self.least = first.least
         self.each = shards[0].devices
-        self.task = Task(
-            module,
-            Shards.stack(shards),
-            loss=first.loss,
-            l2=first.l2,
-            private=first.private,
-            dtype=first.dtype,
-            device=first.device,
-            compute=first.compute,
-            augment=first.augmentations(),
-            metrics=first.metrics,
-            optimiser=first.optimiser(),
-        )
+        self.task = task_of(first, module, Shards.stack(shards))
         self.ids = torch.arange(self.each * len(shards))
-        self._learns = self.task.counts("train", self.ids) > 0
+        self._learns = self.task.examples.counts("train", self.ids) > 0
         """Which newcomers have examples to adapt to, [n] bool; the others keep what they get."""
         seeds: list[int] = []
         for experiment in experiments:
             numbers = range(self.each)
             seeds += [draws.key(experiment.seed, "newcomer", number) for number in numbers]
         start = torch.stack([experiment.initial() for experiment in experiments])
-        workers = 1
-        if self.task.device.type == "cpu":
-            workers = first.workers or torch.get_num_threads()
         self.tree = Tree.flat(1).times(len(self.ids))
-        links = wires("dense", self.tree.links)
-        self._simulator = Simulator(
+        spec = NodeSpec(
             first.algorithm,
             self.tree,
             self.task,
-            links,
+            wires("dense", self.tree.links),
             start.repeat_interleave(self.each, 0),
             tuple(seeds),
             batches=first.batches,
-            workers=workers,
+            workers=first.workers,
             memory=first.memory,
             capture=False,
         )
+        self._simulator = Simulator(spec)
 
     def _own(self, experiment: int) -> slice:
         """The newcomers of one experiment."""
@@ -115,7 +102,11 @@ class Newcomers:
         best = []
         for number, rows in enumerate(candidates):
             ids = self.ids[self._own(number)]
-            losses = [self._loss(row, ids) for row in rows]
+            losses = []
+            with torch.no_grad():
+                for row in rows:
+                    tally = self.task.evaluate(row.expand(len(ids), -1), "train", ids)
+                    losses.append(tally.loss / tally.count.clamp(min=1))
             table = torch.stack(losses, dim=1)
             best.append(table.argmin(dim=1))
         return torch.cat(best)
@@ -160,15 +151,11 @@ class Newcomers:
                 for number, scores in enumerate(out):
                     own = self._own(number)
                     scores.models[name] = self._model(rows, tallies, own)
-                    scores.sums[name] = self._sums(tallies, own)
-        return out
-
-    def _sums(self, tallies: dict[str, PartScore], own: slice) -> Sums:
-        """The sums of the newcomers of one experiment, by part."""
-        out = {}
-        for part, tally in tallies.items():
-            sums = sums_by_device(tally, self.task)[own].cpu()
-            out[part] = NodeFigures.of_all(sums)
+                    scores.sums[name] = {}
+                    for part, tally in tallies.items():
+                        holds = torch.ones_like(tally.sums[:, :1])
+                        sums = report(tally, self.task.metrics, holds)[own].cpu()
+                        scores.sums[name][part] = NodeFigures.of_all(sums)
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:
@@ -200,15 +187,13 @@ class Newcomers:
             model = self.algorithm.above()
         tier = self.tree.tiers[-1]
         me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
-        predict = self.algorithm.predictor(me, model, rows) or me.predictor(rows)
-        scores = {part: me.evaluate(rows, part, predict=predict) for part in parts}
-        return {part: score.without(me.few(part, self.least) > 0) for part, score in scores.items()}
-
-    def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
-        rows = row.expand(len(ids), -1)
-        with torch.no_grad():
-            tally = self.task.evaluate(rows, "train", ids)
-        return tally.loss / tally.count.clamp(min=1)
+        predict = self.algorithm.predictor(me, model, rows) or me.task.predictor(rows, me.ids)
+        tallies = {}
+        for part in parts:
+            score = me.task.evaluate(rows, part, me.ids, predict=predict, metrics=True)
+            few = me.task.examples.few(part, me.device_ids, self.least)
+            tallies[part] = score.without(few > 0)
+        return tallies
 
 
 class _Visit:

@@ -7,12 +7,12 @@ import sys
 import time
 from typing import TextIO
 
-from covey.runs.record import Round
+from covey.runs.scores.record import Round
 
 _PAUSE = 0.1  # s between two lines
 
 
-class Progress:
+class ProgressLine:
     """One line with the round, the scores, the bytes and the time left.
 
     Nothing is written where nobody looks: into a file or a pipe.
@@ -40,7 +40,16 @@ class Progress:
         if not last and now - self._written < _PAUSE:
             return
         self._written = now
-        self._write(self._text(record, now))
+        done = record.round + 1
+        each = (now - self._began) / self._shown
+        left = each * (self._rounds - done)
+        words = [f"round {done}/{self._rounds}", self._scores, f"{self._bytes / 1e6:.1f} MB"]
+        words.append(f"{left:.0f} s left" if left else f"{now - self._began:.1f} s")
+        text = "  ".join(word for word in words if word)
+
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r{text[:width]:{width}}")
+        self._stream.flush()
         if last:
             self.end()
 
@@ -51,33 +60,12 @@ class Progress:
             self._stream.flush()
         self._written = 0.0
 
-    def _text(self, record: Round, now: float) -> str:
-        done = record.round + 1
-        each = (now - self._began) / self._shown
-        left = each * (self._rounds - done)
-        words = [f"round {done}/{self._rounds}", self._scores, f"{self._bytes / 1e6:.1f} MB"]
-        words.append(f"{left:.0f} s left" if left else f"{now - self._began:.1f} s")
-        return "  ".join(word for word in words if word)
-
-    def _write(self, text: str) -> None:
-        assert self._stream is not None
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{text[:width]:{width}}")
-        self._stream.flush()
-
 
 def _stream() -> TextIO | None:
     """Where a line can be written over: a terminal, or the output of a notebook's cell."""
-    if _in_notebook():
+    library = sys.modules.get("IPython")
+    if library is not None and hasattr(library.get_ipython(), "kernel"):
         return sys.stdout
     if sys.stderr is not None and sys.stderr.isatty():
         return sys.stderr
     return None
-
-
-def _in_notebook() -> bool:
-    """Whether this program runs in the kernel of a notebook."""
-    library = sys.modules.get("IPython")
-    if library is None:
-        return False
-    return hasattr(library.get_ipython(), "kernel")

@@ -18,30 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.sentence import sentence, solvers
+from covey.engine.solvers import solver
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
-from covey.runs import checkpoint, fingerprint, html, models, record
+from covey.runs import html, models
 from covey.runs.build import RuntimeFactory, build, chosen
-from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
-from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
-from covey.runs.journal import Journal
-from covey.runs.kept_rows import RowsFolder
-from covey.runs.live_folder import disk_note, live_folder
-from covey.runs.loss_notes import growth_note
+from covey.runs.models import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.newcomers import NewScores
-from covey.runs.observed import Observed, shares
-from covey.runs.progress import Progress
-from covey.runs.record import Round
-from covey.runs.sampling import with_errors
-from covey.runs.scoring import Model, Scorer
+from covey.runs.notes import growth_note
+from covey.runs.progress import ProgressLine
+from covey.runs.saved import checkpoint, fingerprint
+from covey.runs.saved.checkpoints import Checkpoints
+from covey.runs.saved.journal import Journal
+from covey.runs.saved.live_folder import disk_note, live_folder
+from covey.runs.scores import record
+from covey.runs.scores.devices import Sums, sums_of
+from covey.runs.scores.observed import Observed, shares
+from covey.runs.scores.record import Round
+from covey.runs.scores.sampling import with_errors
+from covey.runs.scores.scoring import Model, Scorer
+from covey.runs.scores.totals import plus
 from covey.runs.seed import Seed
-from covey.runs.state import State
-from covey.runs.stopping import Patience
-from covey.runs.totals import Totals, plus
-from covey.runs.writer import Writer
+from covey.runs.state import SeedState, State
+from covey.runs.stopping import StopCount
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -90,10 +91,9 @@ class Runs(Iterator[tuple[Round, ...]]):
     ) -> None:
         """`reading` goes to a checkpoint that may be the last, and leaves its rows in its files."""
         self.experiments = tuple(experiments)
-        self.reading = reading
         rows = [experiment.initial() for experiment in self.experiments]
-        self._fingerprints = list(map(fingerprint.of, self.experiments, rows))
-        if reason := difference(self.experiments, self._fingerprints):
+        fingerprints = list(map(fingerprint.of, self.experiments, rows))
+        if reason := difference(self.experiments, fingerprints):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
@@ -104,22 +104,21 @@ class Runs(Iterator[tuple[Round, ...]]):
                 name = type(name).__name__
             self._live = live_folder(self.experiment, name, Path(store))
             folder = self._live.path
-        facts = self._fingerprints[0]
-        built = build(self.experiments, torch.stack(rows), runtime, facts, folder)
+        built = build(self.experiments, torch.stack(rows), runtime, fingerprints[0], folder)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
         self.notes = built.notes
-        self._state = State.start(self.runtime.start)
-        self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
-        self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
-        self._rows_folders: dict[Path, RowsFolder] = {}
+        count = len(self.experiments)
+        self.state = State(self.runtime.start.clone(), 0, (SeedState(),) * count)
+        self.needs: dict[str, set[str]] = {}
+        """What devices recall to predict with each model."""
+        self.checkpoints = Checkpoints(
+            self.experiments, fingerprints, self.runtime, reading=reading
+        )
         self._busy = threading.Lock()
         self._saving = 0.0
         self._growing: list[str] = []  # notes on a loss that has become large
-        self.writer = Writer()
-        self.writes_beside = self.runtime.task.device.type == "cuda"
-        """Whether checkpoints may be written while rounds run; on a CPU that takes its cores."""
         self._rehearse()
         if store is not None and self.runtime.disk is not None:
             note = disk_note(self.runtime.disk, self._live.path)
@@ -127,13 +126,10 @@ class Runs(Iterator[tuple[Round, ...]]):
                 self.notes.append(note)
         paths = list(resume or ())
         if any(path is not None for path in paths):
-            self._restore(paths)
+            self._go_on(paths)
         self._patience = self._new_patience()
-        if not reading:
-            self._check_rounds_left(paths)
-
-    def _check_rounds_left(self, paths: Sequence[Path | None]) -> None:
-        """An error where the checkpoints have no rounds left."""
+        if reading:
+            return
         if self.round >= self.experiment.rounds:
             already = f"{paths[0]} has run {self.round} already"
             raise ConfigError(
@@ -143,23 +139,41 @@ class Runs(Iterator[tuple[Round, ...]]):
             fix = "to go on, give stop more patience, or leave it out"
             raise ConfigError(f"{paths[0]}: {self.stopped}; {fix}.")
 
+    def _go_on(self, paths: Sequence[Path | None]) -> None:
+        """Stand where checkpoints stand, one for each seed."""
+        rounds = set()
+        for copy, path in zip(range(len(self.experiments)), paths, strict=True):
+            round = 0
+            if path is not None:
+                with self.runtime.together("resume"):
+                    w = self.state.w[copy : copy + 1]
+                    state = self.checkpoints.read(copy, path, w, self.notes)
+                    self.state = self.state.with_seed(copy, state)
+                round = state.round
+            rounds.add(round)
+        if len(rounds) > 1:
+            raise ConfigError(
+                f"the checkpoints stand at the rounds {sorted(rounds)}; "
+                "only equal ones can go on in one go."
+            )
+
     def __next__(self) -> tuple[Round, ...]:
         if self.done:
-            self.writer.wait()
+            self.checkpoints.writer.wait()
             raise StopIteration
-        self.writer.check()
+        self.checkpoints.writer.check()
         with self.alone("run a round"):
             self.runtime.commit()  # what the round before kept
-            state = self._state
+            state = self.state
             try:
                 self._play()
             except BaseException:
                 # A Ctrl-C too: a round has happened as a whole or, if the state is still the old
                 # one, not at all.
-                if self._state is state:
+                if self.state is state:
                     self.runtime.rollback()
                 raise
-            return tuple(history[-1] for history in self._state.histories)
+            return tuple(seed.history[-1] for seed in self.state.seeds)
 
     @contextmanager
     def alone(self, doing: str) -> Iterator[None]:
@@ -173,6 +187,14 @@ class Runs(Iterator[tuple[Round, ...]]):
             yield
         finally:
             self._busy.release()
+
+    def save(self, copy: int, path: Path, *, wait: bool) -> None:
+        """Write the checkpoint of one seed."""
+        with self.alone("save"), self.runtime.together("save the run"):
+            began = time.perf_counter()
+            state = self.state.of_seed(copy)
+            self.checkpoints.write(copy, path, state, self.stopping_rule, wait=wait)
+            self._saving += time.perf_counter() - began
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
@@ -190,7 +212,7 @@ class Runs(Iterator[tuple[Round, ...]]):
     @property
     def round(self) -> int:
         """The round that comes next."""
-        return self._state.round
+        return self.state.round
 
     @property
     def done(self) -> bool:
@@ -212,7 +234,7 @@ class Runs(Iterator[tuple[Round, ...]]):
 
         A run of more rounds would have stopped there too.
         """
-        if self._patience is None or not self._patience.ended(self._state.histories[0]):
+        if self._patience is None or not self._patience.ended(self.state.seeds[0].history):
             return None
         return self._patience.stop.text
 
@@ -231,8 +253,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             "compute": str(task.precision),
             "device": str(task.device),
             **self.runtime.report(),
-            "sentence": sentence(task),
-            **solvers(task),
+            "sentence": solver.sentence(task),
+            **solver.used(task),
         }
         if self.experiment.store_rows != "dense":
             out["store_rows"] = self.experiment.store_rows
@@ -248,54 +270,45 @@ class Runs(Iterator[tuple[Round, ...]]):
         """Every seed's models on these parts of the data, as they stand after the last round."""
         with self.alone("score"):
             last = max(self.round - 1, 0)
-            scorer, played = self._play_scores(self._state.w, last, parts)
+            scorer, played = self._play_scores(self.state.w, last, parts)
             return self._read_scores(scorer, played)
 
     def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
+        return models.belonging(self.runtime, self.experiment.algorithm, self.needs, tier, name)
 
     def _play(self) -> None:
         """One round: train, score, choose."""
         began = time.perf_counter()
         round = self.round
-        trained = self._serve(self._state.w, round)
+        trained = self._serve(self.state.w, round)
         w = trained.answer
         scored = self._score(w)
         records = self._records(trained, scored, began)
-        histories = []
-        meters = []
+        sizes = self.runtime.sizes
+        seeds = []
         for copy, new in enumerate(records):
-            history = self._state.histories[copy]
-            histories.append(replace(history, held=(*history.held, new)))
-            meters.append(self._state.meters[copy].plus(new.traffic))
-        last = self._state.scored
-        observed: tuple[Observed | None, ...] = (None,) * len(records)
-        if scored is not None:
-            last = tuple(_in_round(round, by_name) for by_name in scored.sums)
-            observed = tuple(scored.observed)
-            if not self._growing and "validation" in self.experiment.parts:
-                self._growing = [note for note in map(growth_note, histories) if note]
-                self.notes += self._growing[:1]
-        self._state = State(
-            w,
-            round + 1,
-            tuple(histories),
-            self._choose(scored, w),
-            last,
-            tuple(meters),
-            self._totals(trained),
-            observed,
-        )
-
-    def _totals(self, trained: Played) -> tuple[Totals | None, ...]:
-        """The sums over all rounds for every node, with this round."""
-        out: list[Totals | None] = []
-        for before, more in zip(self._state.totals, trained.totals, strict=True):
-            if before is not None:
-                before = plus(before, more, self.seeds[0].sizes)
-            out.append(before)
-        return tuple(out)
+            seed = self.state.seeds[copy]
+            last = seed.scored
+            observed = None
+            if scored is not None:
+                last = {name: (round, parts) for name, parts in scored.sums[copy].items()}
+                observed = scored.observed[copy]
+            seeds.append(
+                SeedState(
+                    history=replace(seed.history, held=(*seed.history.held, new)),
+                    chosen=self._choose(copy, w, scored),
+                    scored=last,
+                    meter=seed.meter.plus(new.traffic),
+                    totals=plus(seed.totals, trained.totals[copy], sizes),
+                    observed=observed,
+                )
+            )
+        if scored is not None and not self._growing and "validation" in self.experiment.parts:
+            notes = [growth_note(seed.history) for seed in seeds]
+            self._growing = [note for note in notes if note]
+            self.notes += self._growing[:1]
+        self.state = State(w, round + 1, tuple(seeds))
 
     def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
@@ -331,26 +344,16 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(new)
         return out
 
-    def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
-        """Hold the rows of every model that is better than ever before.
-
-        Returns the choices of each seed then.
-        """
+    def _choose(self, copy: int, w: Tensor, scores: Scored | None) -> Mapping[str, Chosen]:
+        """Hold the models of one seed that are better than ever before; all its choices then."""
+        before = self.state.seeds[copy].chosen
         if scores is None:
-            return self._state.chosen
-        out = []
-        for copy, before in enumerate(self._state.chosen):
-            row = w[copy : copy + 1].clone()
-            out.append(before | self._better(copy, row, scores))
-        return tuple(out)
-
-    def _better(self, copy: int, row: Tensor, scores: Scored) -> dict[str, Chosen]:
-        """Hold the models of one seed that are better than ever before; return them by label."""
+            return before
         part = CHOSEN_ON[self.experiment.protocol]
         final = not self.experiment.regular(self.round)
-        before = self._state.chosen[copy]
         scored = scores.models[copy]
-        out = {}
+        row = w[copy : copy + 1].clone()
+        out = dict(before)
         for tier, name in [("", models.GLOBAL), *models.kept(self.runtime)]:
             if name not in scored:
                 continue
@@ -367,7 +370,7 @@ class Runs(Iterator[tuple[Round, ...]]):
 
         A program that cannot work fails before the first round, and kept models get their names.
         """
-        w = self._state.w
+        w = self.state.w
         answer: Any = self._serve(w[:0], 0).answer
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
             got: Any = type(answer).__name__
@@ -384,7 +387,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
         self.runtime.commit()
 
-    def _new_patience(self) -> Patience | None:
+    def _new_patience(self) -> StopCount | None:
         """The count of the early stop.
 
         An algorithm that is compared with others may lack the model that counts in theirs, so that
@@ -397,7 +400,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         if stop.model and stop.model not in names:
             lacks = f"stop: this run has no model {stop.model!r} but {', '.join(names)}"
             self.notes.append(f"{lacks}; every model that trains counts.")
-        return Patience(stop, self.experiment)
+        return StopCount(stop, self.experiment)
 
     def _serve(self, w: Tensor, round: int) -> Played:
         """The server's program on these rows; errors in a user's algorithm name their line."""
@@ -424,27 +427,37 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return None
         scorer, played = self._play_scores(w, self.round, parts)
-        self._needs = dict(played.needs)
-        metrics = self.runtime.task.metrics
+        self.needs = dict(played.needs)
         scores = self._read_scores(scorer, played)
         devices = tree.devices // tree.copies
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
+                scores[copy] = with_errors(scores[copy], reports, devices, scorer.metrics)
         observed = self._observed(w, scores, played, parts)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
     def _play_scores(self, w: Tensor, round: int, parts: tuple[str, ...]) -> tuple[Scorer, Played]:
         """The scoring programs on the models of a round, and what they answered."""
-        scorer = self._scorer(parts)
+        task = self.runtime.task
+        scorer = Scorer(
+            self.experiment.algorithm,
+            models.kept(self.runtime),
+            parts,
+            self.runtime.tree.tiers[0],
+            slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
+            sample=self.experiment.score_sample,
+            select=self.experiment.select,
+            metrics=task.metrics,
+            least=self.experiment.least,
+        )
         return scorer, self.runtime.play(scorer.server, w, round=round, lane="score")
 
     def _read_scores(self, scorer: Scorer, played: Played) -> list[dict[str, Model]]:
         """The scores of every seed in the answer of the scoring programs."""
         tree = self.runtime.tree
-        metrics = self.runtime.task.metrics
-        return [scorer.read(row, tree, metrics) for row in played.answer.split(1)]
+        asked = self.runtime.task.asked
+        return [scorer.read(row, tree, asked) for row in played.answer.split(1)]
 
     def _observed(
         self, w: Tensor, scores: list[dict[str, Model]], played: Played, parts: tuple[str, ...]
@@ -454,7 +467,12 @@ class Runs(Iterator[tuple[Round, ...]]):
         out = []
         new = [NewScores() for _ in scores]
         if self.newcomers is not None:
-            above = [self._above(copy, w) for copy in range(len(scores))]
+            # The rows that the tier above the devices sends them; none where it sends the global
+            # model.
+            name = self.experiment.algorithm.above()
+            above = [w[:0]] * len(scores)
+            if name != models.GLOBAL and name in models.names(self.runtime):
+                above = [rows for _, rows in (seed.rows(name) for seed in self.seeds)]
             new = self.newcomers.scores(w, above, self.round, parts)
         for copy, reports in enumerate(played.reports):
             sizes = {}
@@ -463,53 +481,6 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(Observed(shares(reports, sizes), new[copy].sums))
             scores[copy].update(new[copy].models)
         return out
-
-    def _scorer(self, parts: tuple[str, ...]) -> Scorer:
-        """The programs that score on these parts."""
-        task = self.runtime.task
-        return Scorer(
-            self.experiment.algorithm,
-            models.kept(self.runtime),
-            parts,
-            self.runtime.tree.tiers[0],
-            classifies=task.classifies,
-            targets=task.targets,
-            slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
-            sample=self.experiment.score_sample,
-            perplexity=task.has_perplexity,
-            metrics=task.metric_columns,
-            select=self.experiment.select,
-            least=self.experiment.least,
-        )
-
-    def _above(self, copy: int, w: Tensor) -> Tensor:
-        """The rows that the tier above the devices keeps and sends them, [m, P].
-
-        None of them where it sends the global model.
-        """
-        name = self.experiment.algorithm.above()
-        if name == models.GLOBAL or name not in models.names(self.runtime):
-            return w[:0]
-        _, rows = self.seeds[copy].rows(name)
-        return rows
-
-    def _restore(self, paths: Sequence[Path | None]) -> None:
-        rounds = set()
-        for seed, path in zip(self.seeds, paths, strict=True):
-            round = 0
-            if path is not None:
-                round = seed.restore(path)
-            rounds.add(round)
-        if len(rounds) > 1:
-            raise ConfigError(
-                f"the checkpoints stand at the rounds {sorted(rounds)}; "
-                "only equal ones can go on in one go."
-            )
-
-
-def _in_round(round: int, by_name: Mapping[str, Sums]) -> dict[str, tuple[int, Sums]]:
-    """The devices' figures of each model, with the round that they are of."""
-    return {name: (round, parts) for name, parts in by_name.items()}
 
 
 class Run(Seed, Iterator[Round]):
@@ -534,7 +505,7 @@ class Run(Seed, Iterator[Round]):
         runs = Runs([experiment], resume=[path], runtime=runtime, store=store, reading=reading)
         super().__init__(runs, 0)
         shown = progress and self.runtime.leads
-        self._progress = Progress(experiment.rounds) if shown else None
+        self._progress = ProgressLine(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
         if self._progress is None:
@@ -552,7 +523,7 @@ class Run(Seed, Iterator[Round]):
 
         The line is written on terminals and in notebooks alone.
         """
-        line = Progress(self.experiment.rounds)
+        line = ProgressLine(self.experiment.rounds)
         try:
             for record in self:
                 if self.runtime.leads:
@@ -633,5 +604,5 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
 def private_part(path: str | os.PathLike[str]) -> str:
     """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
     facts = checkpoint.read(path, tensors=False).facts
-    patterns = facts["experiment"].get("private", "()")
-    return {"()": "", "('head',)": "head"}.get(patterns, "private layers")
+    patterns = facts["experiment"].get("private", "[]")
+    return {"[]": "", "[head]": "head"}.get(patterns, "private layers")

@@ -5,6 +5,7 @@ The last round and the best on test are named beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,18 +41,20 @@ def select(
     scored = [record for record in history if model in record.models]
     if not scored:
         raise ConfigError(f"no round of this run scored a model {model!r}.")
-    best_on_test = max(scored, key=lambda record: _quality(record, model, "test"))
     part = CHOSEN_ON[protocol]
-    if all(_quality(record, model, part) == float("-inf") for record in scored):
+    on_test = [_quality(record, model, "test") for record in scored]
+    qualities = [_quality(record, model, part) for record in scored]
+    if max(qualities) == -math.inf:
         raise ConfigError(
             f"no device has {part} examples to choose a round on; give the data a {part} part."
         )
-    chosen = max(scored, key=lambda record: _quality(record, model, part))
+    chosen = scored[qualities.index(max(qualities))]  # the first of equal rounds wins
+    best_on_test = scored[on_test.index(max(on_test))]
     return Selection(chosen, scored[-1], best_on_test)
 
 
 def _quality(record: Round, model: str, part: str) -> float:
-    """How good a model is in a round; the first of equal rounds wins."""
+    """How good a model is in a round."""
     if part not in record.models[model].scores:
         raise ConfigError(
             f"round {record.round + 1} was not scored on {part!r}; "

@@ -5,18 +5,18 @@ An assignment moves them all from one round to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
 
 from torch import Tensor
 
 from covey.links.meter import Meter
-from covey.runs.choice import Chosen
-from covey.runs.devices import Sums
-from covey.runs.observed import Observed
-from covey.runs.record import Round
-from covey.runs.totals import Totals
+from covey.runs.models import Chosen
+from covey.runs.scores.devices import Sums
+from covey.runs.scores.observed import Observed
+from covey.runs.scores.record import Round
+from covey.runs.scores.totals import Totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,79 +46,37 @@ class History(Sequence[Round]):
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """The rows, records and choices of every seed.
+class SeedState:
+    """Where one seed stands, but for its global row."""
 
-    `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under
-    which the runtime holds the rows. `scored` has, for each seed and model, the last scored round
-    and how every device did in it. `meters` are what each seed has sent, `totals` the same by node;
-    they are None in a run that began before nodes were counted. `observed` are the other figures of
-    nodes in the last round, None where it was not scored.
-    """
+    history: History = field(default_factory=History)
+    chosen: Mapping[str, Chosen] = field(default_factory=dict)
+    """Its choices, by the label under which the runtime holds the rows."""
+    scored: Mapping[str, tuple[int, Sums]] = field(default_factory=dict)
+    """For each model, the round that was scored last and how every device did in it."""
+    meter: Meter = field(default_factory=Meter)
+    """What it has sent."""
+    totals: Totals = field(default_factory=dict)
+    """The same by node."""
+    observed: Observed | None = None
+    """Other figures of nodes in the last round; None where it was not scored."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where all seeds stand; `w` are their global rows, [seeds, P]."""
 
     w: Tensor
     round: int
-    histories: tuple[History, ...]
-    chosen: tuple[dict[str, Chosen], ...]
-    scored: tuple[dict[str, tuple[int, Sums]], ...]
-    meters: tuple[Meter, ...]
-    totals: tuple[Totals | None, ...]
-    observed: tuple[Observed | None, ...]
-
-    @staticmethod
-    def start(w: Tensor) -> State:
-        """Before the first round, from these rows."""
-        count = len(w)
-        return State(
-            w=w.clone(),
-            round=0,
-            histories=(History(),) * count,
-            chosen=tuple({} for _ in range(count)),
-            scored=tuple({} for _ in range(count)),
-            meters=tuple(Meter() for _ in range(count)),
-            totals=tuple({} for _ in range(count)),
-            observed=(None,) * count,
-        )
+    seeds: tuple[SeedState, ...]
 
     def of_seed(self, copy: int) -> State:
         """The state of one seed alone."""
-        w = self.w[copy : copy + 1]
-        return State(
-            w,
-            self.round,
-            (self.histories[copy],),
-            (self.chosen[copy],),
-            (self.scored[copy],),
-            (self.meters[copy],),
-            (self.totals[copy],),
-            (self.observed[copy],),
-        )
-
-    def with_row(self, copy: int, row: Tensor) -> State:
-        """The same, but for the global row of one seed."""
-        w = self.w.clone()
-        w[copy] = row
-        return replace(self, w=w)
+        return State(self.w[copy : copy + 1], self.round, (self.seeds[copy],))
 
     def with_seed(self, copy: int, seed: State) -> State:
         """The same, but for one seed; `seed` is the state of that seed alone."""
-        return State(
-            w=self.with_row(copy, seed.w[0]).w,
-            round=seed.round,
-            histories=_with(self.histories, copy, seed.histories[0]),
-            chosen=_with(self.chosen, copy, seed.chosen[0]),
-            scored=_with(self.scored, copy, seed.scored[0]),
-            meters=_with(self.meters, copy, seed.meters[0]),
-            totals=_with(self.totals, copy, seed.totals[0]),
-            observed=_with(self.observed, copy, seed.observed[0]),
-        )
-
-
-T = TypeVar("T")
-
-
-def _with(values: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
-    """The values, but for one of them."""
-    out = list(values)
-    out[position] = value
-    return tuple(out)
+        w = self.w.clone()
+        w[copy] = seed.w[0]
+        seeds = (*self.seeds[:copy], *seed.seeds, *self.seeds[copy + 1 :])
+        return State(w, seed.round, seeds)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from covey.errors import ConfigError, meant, shown
-from covey.kernel.fields import LARGEST
-from covey.runs.record import Round
-from covey.runs.scoring import Model
+from covey.errors import ConfigError, shown
+from covey.fields import Count, NonNegative, read
+from covey.runs.scores.record import Round
 
 if TYPE_CHECKING:
     from covey.runs.experiment import Experiment
@@ -23,25 +22,17 @@ if TYPE_CHECKING:
 VALIDATION = "validation"
 """The part of the data that decides: never the test part."""
 _EXAMPLE = "{patience = 5}"
-_MOST = 2**53
 
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """When a run ends before its last round.
+    """When a run ends before its last round: after rounds in which no model got better."""
 
-    A model's round is better where `metric` is better than in the model's best round so far by more
-    than `min_delta`. The run ends after `patience` scored rounds in a row that are better for no
-    model, but not before `min_rounds` rounds. `metric` "" is the one that chooses rounds, as
-    `select` says. `model` names the one model that counts; "" or one that
-    the algorithm does not have counts all that it trains.
-    """
-
-    patience: int
-    metric: str = ""
-    min_delta: float = 0.0
-    min_rounds: int = 1
-    model: str = ""
+    patience: Count  # scored rounds in a row that are better for no model, after which a run ends
+    metric: str = ""  # what models are compared by; "": as `select` says
+    min_delta: NonNegative = 0.0  # by how much more than its best round so far a model is better
+    min_rounds: Count = 1  # rounds before which no run ends
+    model: str = ""  # the one model that counts; "", or one that there is not: all that are trained
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting, as a file has them."""
@@ -53,7 +44,7 @@ class EarlyStop:
         return ", ".join(f"{name} = {value!r}" for name, value in self.as_dict().items())
 
 
-Stop = Mapping[str, Any] | EarlyStop | None
+Stop = EarlyStop | Mapping[str, Any] | None
 """A rule as an experiment has it: a table of its settings; None for none."""
 
 
@@ -67,36 +58,10 @@ def early_stop(spec: Any) -> EarlyStop | None:
         return spec
     if not isinstance(spec, Mapping):
         raise ConfigError(f"stop = {shown(spec)}: give a table such as {_EXAMPLE}.")
-    known = [field.name for field in fields(EarlyStop)]
-    for key in spec:
-        if key not in known:
-            hint = meant(key, known)
-            raise ConfigError(f"stop has no setting {key!r}{hint}; it has {', '.join(known)}.")
-    if "patience" not in spec:
-        raise ConfigError(f"stop lacks patience; give a table such as {_EXAMPLE}.")
-    out = EarlyStop(**spec)
-    _check(out)
-    return out
+    return read(EarlyStop, spec, "stop.")
 
 
-def _check(stop: EarlyStop) -> None:
-    for name in ("patience", "min_rounds"):
-        value = getattr(stop, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 1 <= value <= _MOST:
-            raise ConfigError(f"stop: {name} = {shown(value)}; give a whole number of 1 or more.")
-    delta = stop.min_delta
-    number = isinstance(delta, int | float) and not isinstance(delta, bool)
-    if not number or not 0 <= delta <= LARGEST:
-        rule = f"give a number of 0 or more, {LARGEST:g} at most, in units of the metric"
-        raise ConfigError(f"stop: min_delta = {shown(delta)}; {rule}.")
-    for name, meaning in (("metric", "a metric"), ("model", "a model")):
-        value = getattr(stop, name)
-        if not isinstance(value, str):
-            raise ConfigError(f"stop: {name} = {shown(value)}; give the name of {meaning}.")
-
-
-class Patience:
+class StopCount:
     """The count of an early stop over the records of one run.
 
     The metric of `stop` has a minus where lower is better, as an experiment sets it.
@@ -111,28 +76,28 @@ class Patience:
 
     def ended(self, history: Sequence[Round]) -> bool:
         """Whether the run ends after the last of these records."""
-        for record in self._new(history):
+        counted = len(self._counted)
+        if counted and (len(history) < counted or history[counted - 1] is not self._counted[-1]):
+            # All of them anew, in a run that was restored.
+            counted = 0
+            self._best = {}
+            self._waited = {}
+        for record in history[counted:]:
             self._count(record)
         self._counted = history
         if len(history) < self.stop.min_rounds or not self._waited:
             return False
         return all(waited >= self.stop.patience for waited in self._waited.values())
 
-    def _new(self, history: Sequence[Round]) -> Sequence[Round]:
-        """The records that were not counted yet: all of them in a run that was restored."""
-        counted = len(self._counted)
-        if counted == 0 or (len(history) >= counted and history[counted - 1] is self._counted[-1]):
-            return history[counted:]
-        self._best = {}
-        self._waited = {}
-        return history
-
     def _count(self, record: Round) -> None:
         """Count one more record; rounds that are scored only for being the last do not count."""
         if not record.models or not self._experiment.regular(record.round):
             return
         for name in self._models(record):
-            figure = self._figure(record.models[name])
+            model = record.models[name]
+            figure = -math.inf  # higher for better
+            if VALIDATION in model.scores:
+                figure = model.quality(VALIDATION, self.stop.metric)
             if figure == -math.inf:
                 continue
             if name not in self._best or figure > self._best[name] + self.stop.min_delta:
@@ -149,12 +114,6 @@ class Patience:
         if self._experiment.algorithm.learns_global:
             return names
         return [name for name in names if name != "global"]
-
-    def _figure(self, model: Model) -> float:
-        """The figure on validation data, higher for better; -inf where it is unknown."""
-        if VALIDATION not in model.scores:
-            return -math.inf
-        return model.quality(VALIDATION, self.stop.metric)
 
     def reason(self, rounds: int) -> str:
         """Why a run ended after so many rounds."""

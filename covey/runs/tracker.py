@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from covey.runs.csv_text import csv_text
-from covey.runs.record import Round
+from covey.runs.scores.record import Round
 
 
 @runtime_checkable

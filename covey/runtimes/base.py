@@ -12,8 +12,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,60 +21,62 @@ from torch import Tensor
 
 from covey import draws, native
 from covey.data.shards import some
-from covey.engine.task import Batches, Task
+from covey.engine.task import Batches
 from covey.errors import DivergedError, ProgramError
-from covey.kernel.algorithm import Algorithm, Program
+from covey.kernel.algorithm import Program
 from covey.kernel.call import Call
-from covey.kernel.environment import Admission, Environment, Ideal
+from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
 from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
-from covey.kernel.rates import CONSTANT, Rates
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
-from covey.kernel.segments import RowForm
-from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
+from covey.kernel.store.segments import RowForm
+from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
-from covey.links.spec import LinkSpecs
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
-from covey.runtimes.facts import Facts, Played
+from covey.runtimes.facts import Played, SubtreeFacts
+from covey.runtimes.spec import NodeSpec
 from covey.runtimes.training_tree import training_tree
 from covey.tree import Topology
 from covey.types import Ids, Rows
 
 if TYPE_CHECKING:
-    from covey.runtimes.round_graphs import RoundTape
-
-Ends = tuple[str, str]
-"""The two tiers of a link, the upper one first."""
+    from covey.runtimes.cuda.round_graphs import RoundTape
 
 
 @dataclass(frozen=True, eq=False)
 class MessageKey:
     """What identifies a message.
 
-    It has a link and a direction, the program that it asks for or answers, and a number among the
-    rows of one ask.
+    It has a link, such as "server-edge", and a direction, the tier that sends it, the program that
+    it asks for or answers, and a number among the rows of one ask.
     """
 
-    ends: Ends
+    link: str
     direction: str
+    sender: str
     program: str
     path: int
     number: int = 0
 
-    @property
-    def link(self) -> str:
-        """The name of the link, such as "server-edge"."""
-        return "-".join(self.ends)
 
-    @property
-    def sender(self) -> str:
-        """The tier that sends it."""
-        above, below = self.ends
-        if self.direction == "down":
-            return above
-        return below
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """Rows that are sent over a link: those of some senders."""
+
+    key: MessageKey
+    message: Message
+    senders: Ids
+    """The ids of those who send, [n]."""
+    copies: Tensor
+    """To how many receivers each of them sends, [n]."""
+    ends: LowerEnds | None
+    """The nodes at the lower end; None when scoring, which is not counted."""
+    reference: Rows | None = None
+    """The rows that an update is the difference from."""
+    heard: Callable[[Tensor], None] | None = None
+    """Is called with the length of every row's message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,10 @@ class Question:
     """One ask, before anything is sent: who runs, what they get, and which of them answer."""
 
     program: Program
-    ends: Ends
+    above: str
+    """The tier of those who ask."""
+    tier: str
+    """The tier of those who run."""
     round: int
     path: int
     askers: Ids
@@ -96,26 +100,17 @@ class Question:
     """The positions of those who answer, [k]."""
     idle: Tensor | None
     """Who runs without having been asked, bool [m]; None for nobody."""
-    rows: tuple[Message, ...]
+    rows: tuple[Message, ...] = ()
     """What every asker sends to all its children, [n, ...] each."""
-    each: tuple[Tensor, ...]
+    each: tuple[Tensor, ...] = ()
     """What every child gets for itself, [m, ...] each."""
-    admission: Admission | None = None
-
-    @property
-    def tier(self) -> str:
-        """The tier of those who run."""
-        return self.ends[1]
-
-    @cached_property
-    def copies(self) -> Tensor:
-        """To how many children each asker sends, [n]."""
-        return torch.bincount(self.asker, minlength=len(self.askers))
+    admission: Participation | None = None
 
     def key(self, direction: str, number: int = 0) -> MessageKey:
         """The key of one of its messages."""
-        name = self.program.__name__
-        return MessageKey(self.ends, direction, name, self.path, number)
+        link = f"{self.above}-{self.tier}"
+        sender = self.above if direction == "down" else self.tier
+        return MessageKey(link, direction, sender, self.program.__name__, self.path, number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,16 +137,13 @@ class Play:
 
     round: int
     lane: Lane
-    facts: Facts
+    facts: SubtreeFacts
     ledger: Ledger
+    trains: bool
+    """Whether this is training, not scoring."""
     suspects: list[Suspect] = field(default_factory=list)
     tape: RoundTape | None = None
     """What the round reads is put down on it, where the round is captured for a GPU."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether this is training, not scoring."""
-        return self.lane == "train"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,30 +163,25 @@ Diverged = dict[tuple[str, str], list[Ids]]
 """The ids of the nodes whose rows are not finite, by the tier and the text of a suspect."""
 
 
-@dataclass
+@dataclass(eq=False)
 class BaseRuntime(Runtime):
-    """A runtime whose nodes, one or all of a tree, keep their rows in one store.
+    """A runtime whose nodes, one or all of a tree, keep their rows in one store."""
 
-    `start` are the initial rows, [seeds, P]. `wires` are the specifications of every link and
-    direction.
-    """
+    spec: InitVar[NodeSpec]
 
-    algorithm: Algorithm
-    tree: Topology
-    task: Task
-    wires: LinkSpecs
-    start: Rows
-    seeds: tuple[int, ...] = (0,)
-    idle: Idle = "skip"
-    batches: Batches = "uniform"
-    environment: Environment = field(default_factory=Ideal)
-    rates: Rates = CONSTANT
-
-    def __post_init__(self) -> None:
-        task = self.task
-        self.forget()
-        self.start = self.start.to(task.device, task.dtype)
+    def __post_init__(self, spec: NodeSpec) -> None:
+        self.algorithm = spec.algorithm
+        self.tree = spec.tree
+        self.task = spec.task
+        self.wires = spec.wires
+        self.start = spec.start.to(spec.task.device, spec.task.dtype)
+        self.seeds = spec.seeds
+        self.idle: Idle = spec.idle
+        self.batches: Batches = spec.batches
+        self.rates = spec.rates
+        self.environment = spec.environment
         self.clock = Clock()
+        self.forget()
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
         self._last_children: dict[tuple[str, Lane], _Children] = {}
@@ -207,7 +194,7 @@ class BaseRuntime(Runtime):
             examples[tier] = self.examples(tier, torch.arange(size))
         return training_tree(self.tree, examples)
 
-    # What a run uses
+    # What a run uses, as `Runtime` says
 
     def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
@@ -219,11 +206,11 @@ class BaseRuntime(Runtime):
         else:
             timed = self.clock("scores")
         self.clock.start()
-        program = self._in_round(program, round)
+        if getattr(program, "__self__", None) is self.algorithm:  # with its rates of this round
+            program = getattr(self.rates.of(self.algorithm, round), program.__name__)
         with one_thread(), torch.no_grad(), timed:
-            top = self.tree.tiers[0]
             ids = torch.arange(len(rows))
-            me = Nodes(self, top, ids, round=round, path=0)
+            me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
             facts = play.facts
             if len(rows):
@@ -236,33 +223,32 @@ class BaseRuntime(Runtime):
         seconds = self.clock.take()
         return facts.played(answer, environment, seconds, devices)
 
-    def _all_facts(self, facts: Facts, answer: Any) -> Facts:
+    def _all_facts(self, facts: SubtreeFacts, answer: Any) -> SubtreeFacts:
         """The facts of all processes that play together."""
         return facts
 
     def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
         """The answer of the top tier's program, with everything that it did counted."""
         answer = program(me, rows.clone())
-        self._settle(me, answer)
+        if self.task.device.type == "cuda":
+            with self._timed("training"):  # most of what it still has to do
+                torch.cuda.synchronize(self.task.device)
+        self._record(me.tier, me.ids, me.call, me.idle)
+        if isinstance(answer, Tensor):
+            self._suspect(me.tier, "the new global model", answer, me.ids)
+        self._end()
         return answer
 
-    def algorithm_in(self, round: int) -> Algorithm:
-        """The algorithm with its rates of a round."""
-        return self.rates.of(self.algorithm, round)
-
-    def _in_round(self, program: Program, round: int) -> Program:
-        """A program of the algorithm with its rates of a round; any other as it is."""
-        if getattr(program, "__self__", None) is not self.algorithm:
-            return program
-        own: Program = getattr(self.algorithm_in(round), program.__name__)
-        return own
+    def _end(self) -> None:
+        """End a play: an error where rows are not finite; all messages are counted."""
+        with self._timed("links"):
+            self._check(last=True)
+            self._play.ledger.settle()
 
     def commit(self) -> None:
-        """What nodes keep and what is held is good: a round that fails goes back to it."""
         self.store.commit()
 
     def rollback(self) -> None:
-        """Go back to the last commit."""
         self.store.rollback()
 
     def forget(self) -> None:
@@ -283,34 +269,21 @@ class BaseRuntime(Runtime):
         return dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
 
     def kept(self) -> dict[ColumnKey, Tensor]:
-        """Empty rows [0, ...] of the shape and type of everything that nodes keep.
-
-        The keys are (tier, name).
-        """
         columns = self.store.columns
         return {key: column.template for key, column in columns.items()}
 
     def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
-        """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
-
-        The ids count from 0.
-        """
         nodes = self.nodes(tier, copy)
         column = self.store.columns[tier, name]
         ids, rounds, rows = column.read(label, nodes)
         return ids - nodes.start, rounds, rows
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
-        """Hold the rows that one seed's nodes keep now in these (tier, name).
-
-        They replace the rows that were held under this label.
-        """
         for tier, name in columns:
             column = self.store.columns[tier, name]
             column.hold(label, self.nodes(tier, copy))
 
     def release(self, label: str, copy: int) -> None:
-        """Hold nothing of one seed under this label any more."""
         for key, column in self.store.columns.items():
             tier, _ = key
             column.release(label, self.nodes(tier, copy))
@@ -326,7 +299,6 @@ class BaseRuntime(Runtime):
         self.store.thaw(frozen, nodes)
 
     def report(self) -> dict[str, Any]:
-        """How this runtime runs programs, in words and numbers."""
         return {
             "runtime": type(self).__name__.lower(),
             "seeds": len(self.seeds),
@@ -357,7 +329,7 @@ class BaseRuntime(Runtime):
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under each node hold, [n]."""
         first, stop = self.tree.span(tier, ids)
-        return self.task.total("train", first, stop)
+        return self.task.examples.total("train", first, stop)
 
     def ask(
         self,
@@ -371,12 +343,17 @@ class BaseRuntime(Runtime):
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
         asked = AskArguments(program, me.next_ask(), rows, each, sample, where)
-        with self._timed("cohorts"):
-            question = self._question(me, asked)
-        if self._play.tape is not None:
-            self._play.tape.asked(me, asked, question)
-        answers = self.exchange(me, question)
-        return self._replies(question, answers)
+        tape = self._play.tape
+        doing: AbstractContextManager[None] = nullcontext()
+        if tape is not None:
+            doing = tape.program(running=False)
+        with doing:
+            with self._timed("cohorts"):
+                question = self._question(me, asked)
+            if tape is not None:
+                tape.asked(me, asked, question)
+            answers = self.exchange(me, question)
+            return self._replies(question, answers)
 
     @abstractmethod
     def exchange(self, me: Nodes, question: Question) -> Answers:
@@ -394,31 +371,36 @@ class BaseRuntime(Runtime):
         if ask.where is not None:
             where = me.in_main_memory(ask.where)
             asking = where.reshape(-1).nonzero()[:, 0]
-        cohort = self._cohort(me, ask, tier, asking)
-        ids = cohort.ids
-        asker = asking[cohort.position]
-        own = [self._own_entries(me, value, asker, ids) for value in ask.each]
+        runs = self._those_who_run(me, ask, tier, asking)
+        asker = asking[runs.position]
+        idle = None
+        if self.idle == "train":
+            idle = torch.ones_like(asker, dtype=torch.bool)
+            idle[runs.answers] = False
+            if me.idle is not None:
+                idle = idle | me.idle[asker]
         return Question(
             program,
-            ends=(me.tier, tier),
+            me.tier,
+            tier,
             round=self._play.round,
             path=ask.path,
             askers=me.ids,
-            ids=ids,
+            ids=runs.ids,
             asker=asker,
-            answers=cohort.answers,
-            idle=self._idle(me, asker, cohort.answers),
+            answers=runs.answers,
+            idle=idle,
             rows=ask.rows,
-            each=tuple(own),
-            admission=cohort.admission,
+            each=tuple(self._own_entries(me, value, asker, runs.ids) for value in ask.each),
+            admission=runs.admission,
         )
 
-    def _cohort(self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor) -> _AskedNodes:
+    def _those_who_run(self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor) -> _Cohort:
         """Who runs, which of them answer, and their admission."""
         position, ids = self._sampled(me, ask, tier, asking)
-        everybody = ask.sample is None
         if not self._play.trains:
-            return _AskedNodes.all_answer(position, ids)
+            return _Cohort(position, ids, torch.arange(len(ids)))
+        everybody = ask.sample is None
         admission = self.environment.admit(tier, ids, self._play.round)
         if admission is not None and not bool(admission.asked.all()):
             position = position[admission.asked]
@@ -426,15 +408,13 @@ class BaseRuntime(Runtime):
             everybody = False
         asked = ids
         if me.idle is not None:
-            asker_idle = me.idle[asking][position]
-            asked = ids[~asker_idle]
+            asked = ids[~me.idle[asking][position]]
         self._play.facts.asked(tier, asked)
         if everybody or self.idle == "skip":
-            return _AskedNodes.all_answer(position, ids, admission)
-        askers = me.ids[asking]
-        position, children = self._children(me.tier, askers)
-        answers = torch.isin(children, ids)
-        return _AskedNodes(position, children, answers.nonzero()[:, 0], admission)
+            return _Cohort(position, ids, torch.arange(len(ids)), admission)
+        position, children = self._children(me.tier, me.ids[asking])
+        answers = torch.isin(children, ids).nonzero()[:, 0]
+        return _Cohort(position, children, answers, admission)
 
     def _sampled(
         self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor
@@ -443,7 +423,14 @@ class BaseRuntime(Runtime):
         sample = ask.sample
         askers = me.ids[asking]
         if isinstance(sample, Drawn):
-            return self._among_children(me.tier, askers, sample.ids)
+            if not len(askers):
+                return sample.ids[:0], sample.ids[:0]
+            # Those of the drawn nodes that are children of the askers.
+            first = self.tree.first(me.tier, askers)
+            stop = first + self.tree.counts(me.tier, askers)
+            position = torch.searchsorted(first, sample.ids, right=True) - 1
+            own = (position >= 0) & (sample.ids < stop[position])
+            return position[own], sample.ids[own]
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
                 fix = "give a number, or a bool for each child"
@@ -461,16 +448,6 @@ class BaseRuntime(Runtime):
         address = by_seed[copy]
         return self.members.cohort(me.tier, askers, sample=sample, address=address)
 
-    def _among_children(self, tier: str, askers: Ids, drawn: Ids) -> tuple[Tensor, Ids]:
-        """Those of the drawn nodes that are children of the askers: (position, child id)."""
-        if not len(askers):
-            return drawn[:0], drawn[:0]
-        first = self.tree.first(tier, askers)
-        stop = first + self.tree.counts(tier, askers)
-        position = torch.searchsorted(first, drawn, right=True) - 1
-        own = (position >= 0) & (drawn < stop[position])
-        return position[own], drawn[own]
-
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
         key = (tier, self._play.lane)
@@ -480,16 +457,6 @@ class BaseRuntime(Runtime):
             last = _Children(ids, position, children)
             self._last_children[key] = last
         return last.position, last.ids
-
-    def _idle(self, me: Nodes, asker: Tensor, answers: Tensor) -> Tensor | None:
-        """Which of those that run were not asked, or have an asker that was not, bool [m]."""
-        if self.idle == "skip":
-            return None
-        idle = torch.ones_like(asker, dtype=torch.bool)
-        idle[answers] = False
-        if me.idle is not None:
-            idle = idle | me.idle[asker]
-        return idle
 
     def _own_entries(
         self,
@@ -519,8 +486,8 @@ class BaseRuntime(Runtime):
         if answers.counted is not None:
             answered = answered[answers.counted]
         asker = question.asker[answered]
-        above, _ = question.ends
-        child = self.members.child_number(above, question.askers, asker, question.ids[answered])
+        ids = question.ids[answered]
+        child = self.members.child_number(question.above, question.askers, asker, ids)
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
@@ -554,22 +521,42 @@ class BaseRuntime(Runtime):
 
     # Links
 
-    def _lower_ends(self, question: Question, ids: Ids, rows: Tensor) -> LowerEnds | None:
-        """The nodes at the lower end of some messages; None when scoring, which is not counted.
+    def _down(self, question: Question) -> list[Crossing]:
+        """What an ask sends: rows of the askers to all their children, each child's own values."""
+        ids = question.ids
+        copies = torch.bincount(question.asker, minlength=len(question.askers))
+        out = []
+        for number, message in enumerate(question.rows):
+            key = question.key("down", number)
+            ends = self._ends(question.tier, ids, question.asker)
+            out.append(Crossing(key, message, question.askers, copies, ends))
+        for values in question.each:
+            senders = question.askers[question.asker]
+            ends = self._ends(question.tier, ids, torch.arange(len(ids)))
+            key = question.key("down")
+            ones = torch.ones_like(ids)
+            out.append(Crossing(key, flat(values), senders, ones, ends))
+        return out
 
-        `rows` has the position of the row that each of them receives or sends, [m].
-        """
+    def _up(self, question: Question, message: Message, number: int, ids: Ids) -> Crossing:
+        """One message of the answers of these nodes."""
+        ends = self._ends(question.tier, ids, torch.arange(len(ids)))
+        return Crossing(question.key("up", number), message, ids, torch.ones_like(ids), ends)
+
+    def _ends(self, tier: str, ids: Ids, rows: Tensor) -> LowerEnds | None:
+        """The nodes at the lower end of messages; `rows` are the positions of their rows, [m]."""
         if not self._play.trains:
             return None
-        return LowerEnds(question.tier, ids, rows)
+        return LowerEnds(tier, ids, rows)
 
-    def _cut(self, key: MessageKey) -> float | None:
-        """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
-        if not self._play.trains:
+    def _cut(self, sender: str) -> float | None:
+        """The size up to which the entries of a tier are sent as zeros; None: nothing is cut."""
+        play = self._play
+        if not play.trains:
             return None
-        cut = self.algorithm_in(self._play.round).cut(key.sender, self._play.round)
-        if self._play.tape is not None:
-            self._play.tape.cut(key.sender, cut)
+        cut = self.rates.of(self.algorithm, play.round).cut(sender, play.round)
+        if play.tape is not None:
+            play.tape.cut(sender, cut)
         return cut
 
     def _wire_keys(self, key: MessageKey, ids: Ids) -> Callable[[], Tensor]:
@@ -578,31 +565,22 @@ class BaseRuntime(Runtime):
         def keys() -> Tensor:
             if self._play.tape is not None:
                 self._play.tape.refuse("a codec draws at random")
-            by_seed = draws.keys(
-                self.seeds,
-                self._play.round,
-                key.path,
-                "wire",
-                key.link,
-                key.direction,
-                key.program,
-                key.number,
-            )
-            copy = self.tree.copy(key.sender, ids)
-            local = self.tree.local(key.sender, ids)
+            message = (key.link, key.direction, key.program, key.number)
+            by_seed = draws.keys(self.seeds, self._play.round, key.path, "wire", *message)
             device = self.task.device
-            addresses = by_seed[copy].to(device)
-            bits = draws.bits(addresses, local.to(device), 1)
+            addresses = by_seed[self.tree.copy(key.sender, ids)].to(device)
+            bits = draws.bits(addresses, self.tree.local(key.sender, ids).to(device), 1)
             return bits[:, 0]
 
         return keys
 
-    def _memory(self, key: MessageKey, ids: Ids, copies: Tensor) -> Residuals | None:
-        """The residuals of these senders' earlier messages of this kind.
+    def _memory(self, crossing: Crossing) -> Residuals | None:
+        """The residuals of the senders' earlier messages of this kind.
 
         A residual is an ordinary kept row, which is no model. A node whose message has no receiver
         sends nothing, and its residual stays.
         """
+        key = crossing.key
         wire = self.wires[key.link, key.direction]
         if not wire.feedback or not self._play.trains:
             return None
@@ -610,10 +588,11 @@ class BaseRuntime(Runtime):
             self._play.tape.refuse("a link has error feedback")
         name = residual_name(key)
         round = self._play.round
+        ids = crossing.senders
 
         def keep(rows: Rows) -> None:
             senders = ids
-            sends = copies > 0
+            sends = crossing.copies > 0
             if not bool(sends.all()):
                 senders = ids[sends]
                 rows = rows[sends.to(rows.device)]
@@ -624,26 +603,16 @@ class BaseRuntime(Runtime):
         def recall(zeros: Rows) -> Rows:
             with self._storing:
                 residual = self.store.get(key.sender, name, ids, zeros, 0)
-            if residual is None:
-                return zeros
-            return residual
+            return zeros if residual is None else residual
 
         return Residuals(recall, keep)
 
     # The record of calls
 
     def _new_play(self, round: int, lane: Lane) -> Play:
-        facts = Facts(self.tree)
-        return Play(round, lane, facts, Ledger(facts.meters, facts.node_bytes))
-
-    def _settle(self, me: Nodes, answer: Any) -> None:
-        """End a program of the top tier: record its call, check its answer, count all bytes."""
-        self._record(me.tier, me.ids, me.call, me.idle)
-        if isinstance(answer, Tensor):
-            self._suspect(me.tier, "the new global model", answer, me.ids)
-        with self._timed("links"):
-            self._check(last=True)
-            self._play.ledger.settle()
+        facts = SubtreeFacts(self.tree)
+        ledger = Ledger(facts.meters, facts.node_bytes)
+        return Play(round, lane, facts, ledger, trains=lane == "train")
 
     def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
         """Store what a call kept, and add up what it noted and worked."""
@@ -663,19 +632,14 @@ class BaseRuntime(Runtime):
         """Add up what a call noted and worked."""
         play = self._play
         if play.trains:
-            self._record_notes(tier, ids, call, idle)
+            for name, noted in call.notes.items():
+                for values in noted:
+                    self._suspect(tier, f"the note {name!r}", values, ids)
+                    if play.tape is not None:
+                        play.tape.note(tier, name, ids, values)
+                        continue
+                    play.facts.notes.add(tier, name, ids, values, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
-
-    def _record_notes(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
-        """Add the notes of a call."""
-        notes = self._play.facts.notes
-        for name, noted in call.notes.items():
-            for values in noted:
-                self._suspect(tier, f"the note {name!r}", values, ids)
-                if self._play.tape is not None:
-                    self._play.tape.note(tier, name, ids, values)
-                    continue
-                notes.add(tier, name, ids, values, idle)
 
     def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
         """Raise unless an answer is one row per node; note rows that are not finite."""
@@ -782,19 +746,14 @@ class _Children:
 
 
 @dataclass(frozen=True, eq=False)
-class _AskedNodes:
+class _Cohort:
     """The nodes that run for an ask: positions of their askers and their ids, [m] each."""
 
     position: Tensor
     ids: Ids
     answers: Tensor
     """The positions of those who answer, [k]."""
-    admission: Admission | None = None
-
-    @staticmethod
-    def all_answer(position: Tensor, ids: Ids, admission: Admission | None = None) -> _AskedNodes:
-        """Nodes all of which answer."""
-        return _AskedNodes(position, ids, torch.arange(len(ids)), admission)
+    admission: Participation | None = None
 
 
 def check_carried(rows: Rows | None, key: MessageKey) -> None:
@@ -864,3 +823,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def part_of(frozen: Frozen, nodes: slice) -> Frozen:
+    """The rows and entries of some nodes of a column; their ids stay."""
+    parts = {}
+    for label, entry in frozen.entries.items():
+        own = (entry.ids >= nodes.start) & (entry.ids < nodes.stop)
+        parts[label] = Entry(
+            ids=entry.ids[own],
+            rounds=entry.rounds[own],
+            places=entry.places[own],
+        )
+    every_place = torch.cat([part.places for part in parts.values()])
+    places = torch.unique(every_place)
+    entries = {}
+    for label, part in parts.items():
+        new_places = torch.searchsorted(places, part.places)
+        entries[label] = Entry(part.ids, part.rounds, new_places)
+    rows = frozen.rows[places.to(frozen.rows.device)]
+    return Frozen(frozen.tier, frozen.name, rows, entries)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.engine.task import Task
 from covey.kernel.algorithm import Program
-from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
+from covey.kernel.store.store import ColumnKey, Frozen, KeptRows, Store
 from covey.runtimes.facts import Played
 from covey.tree import Topology
 from covey.types import Rows
@@ -128,6 +128,11 @@ class Runtime(ABC):
         `done` says what was done: nobody goes on before all have.
         """
         return nullcontext()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of nodes of each tier of one seed's tree, from the top."""
+        return {tier: self.tree.size(tier) // self.tree.copies for tier in self.tree.tiers}
 
     def nodes(self, tier: str, copy: int) -> slice:
         """The ids that the nodes of a tier have in one seed's tree."""

@@ -1,26 +1,263 @@
 """The facts of a program run besides its answer: cohorts, notes, gradients, traffic, reports.
 
 The facts of a subtree travel up with its answers, and are added up.
+
+A cohort of more than `MOST` nodes is recorded as ranges of ids. Where it has too many ranges, it is
+recorded as a count and a hash: the seed, the round and the ask decide who is drawn, so the same
+experiment draws the same nodes again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from covey.errors import ConfigError
 from covey.kernel.call import Call
+from covey.kernel.moved import in_main_memory
 from covey.links.meter import Key, Meter, Traffic
 from covey.links.node_bytes import NodeBytes, NodeKey
-from covey.runtimes import cohort
-from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
+
+MOST = 1000
+"""The largest cohort whose ids are listed."""
+_RANGES = 250
+"""The most ranges that are listed."""
+
+
+@dataclass(frozen=True)
+class ManyIds(Sequence[int]):
+    """Ids in rising order: ranges [first, stop), or none of them and a hash of the ids."""
+
+    size: int
+    ranges: tuple[tuple[int, int], ...] = ()
+    digest: str = ""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.listed:
+            raise ConfigError(
+                f"the ids of this cohort are not recorded: it has {self.size}, and more than "
+                f"{MOST} are recorded as a hash; run the round again to see them."
+            )
+        for first, stop in self.ranges:
+            yield from range(first, stop)
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        return list(self)[position]
+
+    @property
+    def listed(self) -> bool:
+        """Whether the ids are here, not only their hash."""
+        return not self.digest
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        if self.listed:
+            return {"count": self.size, "ranges": [list(pair) for pair in self.ranges]}
+        return {"count": self.size, "digest": self.digest}
+
+
+def recorded_cohort(ids: npt.NDArray[np.int64]) -> Sequence[int]:
+    """Different ids in rising order, in the form of a record.
+
+    >>> recorded_cohort(np.arange(3))
+    [0, 1, 2]
+    >>> recorded_cohort(np.arange(5000)).as_dict()
+    {'count': 5000, 'ranges': [[0, 5000]]}
+    >>> recorded_cohort(np.arange(0, 5000, 2)).as_dict()
+    {'count': 2500, 'digest': 'fa4ec7beff3c7688'}
+    """
+    if len(ids) <= MOST:
+        out: list[int] = ids.tolist()
+        return out
+    ends = np.flatnonzero(np.diff(ids) != 1)
+    if len(ends) < _RANGES:
+        starts = ids[np.concatenate([[0], ends + 1])]
+        stops = ids[np.concatenate([ends, [len(ids) - 1]])] + 1
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        return ManyIds(len(ids), ranges=tuple(pairs))
+    little = ids.astype("<i8")
+    digest = hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
+    return ManyIds(len(ids), digest=digest)
+
+
+def read_cohort(facts: Sequence[int] | Mapping[str, Any]) -> Sequence[int]:
+    """A cohort from a file: a list, or what `ManyIds.as_dict` gave."""
+    if not isinstance(facts, Mapping):
+        return facts
+    ranges = [(int(first), int(stop)) for first, stop in facts.get("ranges", [])]
+    return ManyIds(int(facts["count"]), tuple(ranges), str(facts.get("digest", "")))
+
+
+def plain_cohort(cohort: Sequence[int]) -> Any:
+    """A cohort as JSON can hold it."""
+    if isinstance(cohort, ManyIds):
+        return cohort.as_dict()
+    return cohort
+
+
+@dataclass(frozen=True)
+class Note:
+    """One figure over all nodes that noted it in a round; a node may have noted it twice."""
+
+    mean: float
+    least: float
+    most: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A figure over some nodes.
+
+    `sums` are floats whose exact sum is the exact sum of all values.
+    """
+
+    sums: tuple[float, ...]
+    least: float
+    most: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Partial:
+        """The partial of single values.
+
+        >>> Partial.of([0.1] * 10).note().mean
+        0.1
+        """
+        listed = tuple(values)
+        return Partial(listed, min(listed), max(listed), len(listed))
+
+    def __add__(self, other: Partial) -> Partial:
+        return Partial(
+            sums=(*self.sums, *other.sums),
+            least=min(self.least, other.least),
+            most=max(self.most, other.most),
+            count=self.count + other.count,
+        )
+
+    def condensed(self) -> Partial:
+        """The same with as few sums as hold it, to be sent."""
+        return replace(self, sums=exact_sums(self.sums))
+
+    def note(self) -> Note:
+        """The figure; its sum is rounded once, so the order of the partials does not matter."""
+        mean = math.fsum(self.sums) / self.count
+        return Note(mean, self.least, self.most, self.count)
+
+
+def exact_sums(values: Iterable[float]) -> tuple[float, ...]:
+    """A few floats that do not overlap and have exactly the same sum (Shewchuk, 1997).
+
+    >>> exact_sums([1.0, 1e100, 1.0, -1e100])
+    (2.0,)
+    """
+    partials: list[float] = []
+    for value in values:
+        if not math.isfinite(value):
+            return (value,)
+        x = value
+        kept = 0
+        for y in partials:
+            if abs(x) < abs(y):
+                x, y = y, x
+            high = x + y
+            low = y - (high - x)
+            if low:
+                partials[kept] = low
+                kept += 1
+            x = high
+        partials[kept:] = [x]
+    return tuple(partial for partial in partials if partial) or (0.0,)
+
+
+NoteKey = tuple[str, str]
+"""The tier and the name of a figure."""
+
+
+class Notes:
+    """What was noted in a round.
+
+    Values stay on the device that made them until they are read, so a GPU is waited for once.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[NoteKey, list[tuple[Ids, Tensor]]] = {}
+        self._partials: dict[NoteKey, list[Partial]] = {}
+        self._writing = threading.Lock()
+
+    def add(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        values: Tensor,
+        idle: Tensor | None = None,
+    ) -> None:
+        """A figure of each of these nodes, [n], except those that are idle."""
+        if idle is not None:
+            asked = (~idle).nonzero()[:, 0]
+            ids = ids[asked]
+            values = values[asked.to(values.device, non_blocking=True)]
+        with self._writing:  # workers take turns
+            noted = self._values.setdefault((tier, name), [])
+            noted.append((ids, values))
+
+    def merge(self, tier: str, name: str, partial: Partial) -> None:
+        """A figure over the nodes of another machine, in a run of one seed."""
+        partials = self._partials.setdefault((tier, name), [])
+        partials.append(partial)
+
+    def partials(self, tree: Topology) -> list[dict[NoteKey, Partial]]:
+        """The figures so far of each copy of the tree, by tier and name."""
+        out: list[dict[NoteKey, Partial]] = [{} for _ in range(tree.copies)]
+        for key, noted in self._values.items():
+            tier, _ = key
+            numbers, figures = zip(*noted, strict=True)
+            copy = tree.copy(tier, torch.cat(numbers))
+            values = torch.cat([part.double() for part in figures]).cpu()
+            for number, partials_of_copy in enumerate(out):
+                own = values[copy == number].tolist()
+                if own:
+                    partials_of_copy[key] = Partial.of(own)
+        first = out[0]
+        for key, partials in self._partials.items():
+            for partial in partials:
+                if key in first:
+                    partial = first[key] + partial
+                first[key] = partial
+        return out
+
+    def read(self, tree: Topology) -> list[dict[str, dict[str, Note]]]:
+        """The notes of each copy of the tree, by tier and name, from the top."""
+        out = []
+        for figures in self.partials(tree):
+            notes: dict[str, dict[str, Note]] = {}
+            by_name = sorted(figures, key=lambda key: key[1])
+            from_the_top = sorted(by_name, key=lambda key: tree.index(key[0]))
+            for tier, name in from_the_top:
+                of_tier = notes.setdefault(tier, {})
+                of_tier[name] = figures[tier, name].note()
+            out.append(notes)
+        return out
+
 
 ReportChunk = tuple[str, Ids, Tensor]
 """(tier, ids, figures [n, k]) of some nodes."""
@@ -61,7 +298,7 @@ class Played:
 
 
 @dataclass(eq=False)
-class Facts:
+class SubtreeFacts:
     """The facts of a subtree, of one tree or of several copies of it."""
 
     tree: Topology
@@ -112,9 +349,19 @@ class Facts:
 
         `devices` are the environment's figures of all devices.
         """
+        # The ids of those asked, by seed and tier; each seed counts from 0.
+        asked_by_seed: list[dict[str, Sequence[int]]] = [{} for _ in self.meters]
+        for tier, chunks in self.cohorts.items():
+            asked = torch.cat(chunks).numpy()
+            ids = np.unique(asked)
+            size = self.tree.size(tier) // self.tree.copies
+            copy = ids // size
+            for number, cohorts in enumerate(asked_by_seed):
+                own = ids[copy == number] - number * size
+                cohorts[tier] = recorded_cohort(own)
         return Played(
             answer=answer,
-            cohorts=self._cohorts(),
+            cohorts=asked_by_seed,
             notes=self.notes.read(self.tree),
             gradients=[int(count) for count in self.gradients.tolist()],
             traffic=[meter.totals for meter in self.meters],
@@ -176,19 +423,6 @@ class Facts:
         for model, names in facts["needs"].items():
             self.needs.setdefault(model, set()).update(names)
 
-    def _cohorts(self) -> list[dict[str, Sequence[int]]]:
-        """The ids of those asked, by seed and tier; each seed counts from 0."""
-        out: list[dict[str, Sequence[int]]] = [{} for _ in self.meters]
-        for tier, chunks in self.cohorts.items():
-            asked = torch.cat(chunks).numpy()
-            ids = np.unique(asked)
-            size = self.tree.size(tier) // self.tree.copies
-            copy = ids // size
-            for number, cohorts in enumerate(out):
-                own = ids[copy == number] - number * size
-                cohorts[tier] = cohort.recorded(own)
-        return out
-
     def _totals(self, devices: Mapping[str, Tensor]) -> list[dict[NodeKey, tuple[Ids, Tensor]]]:
         """(ids, numbers) of nodes, by seed, tier and name."""
         totals = self.node_bytes.sums()
@@ -209,44 +443,17 @@ class Facts:
     def _reports(self) -> list[dict[str, Report]]:
         """(ids, figures) of single nodes, by seed and name, in id order."""
         out: list[dict[str, Report]] = [{} for _ in self.meters]
-        reports = self._read_reports()
-        for name, chunks in sorted(self.reports.items()):
-            tiers, numbers, _ = zip(*chunks, strict=True)
-            tier = tiers[0]
-            ids = torch.cat(numbers)
-            figures = torch.cat(reports[name])
+        sources = []
+        parts = []
+        for name in sorted(self.reports):
+            tiers, numbers, chunks = zip(*self.reports[name], strict=True)
+            sources.append((name, tiers[0], torch.cat(numbers)))
+            parts.append(torch.cat(chunks))
+        arrived = in_main_memory(parts)  # with one wait for a GPU
+        for (name, tier, ids), figures in zip(sources, arrived, strict=True):
             order = torch.argsort(ids)
             copy = self.tree.copy(tier, ids[order])
             for number, by_name in enumerate(out):
                 own = order[copy == number]
-                local = self.tree.local(tier, ids[own])
-                by_name[name] = (local, figures[own])
+                by_name[name] = (self.tree.local(tier, ids[own]), figures[own])
         return out
-
-    def _read_reports(self) -> dict[str, list[Tensor]]:
-        """The figures of every name in main memory, with one wait for a GPU."""
-        chunks = [figures for parts in self.reports.values() for _, _, figures in parts]
-        arrived = iter(in_main_memory(chunks))
-        out = {}
-        for name, parts in self.reports.items():
-            out[name] = [next(arrived) for _ in parts]
-        return out
-
-
-def in_main_memory(values: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors in main memory; those of one type on a GPU come in one copy."""
-    waiting: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in values:
-        if tensor.device.type != "cpu":
-            waiting.setdefault(tensor.dtype, []).append(tensor)
-    arrived: dict[torch.dtype, Iterator[Tensor]] = {}
-    for dtype, tensors in waiting.items():
-        together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
-        sizes = [tensor.numel() for tensor in tensors]
-        arrived[dtype] = iter(torch.split(together, sizes))
-    out = []
-    for tensor in values:
-        if tensor.device.type != "cpu":
-            tensor = next(arrived[tensor.dtype]).view(tensor.shape)
-        out.append(tensor)
-    return out

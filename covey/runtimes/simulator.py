@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,56 +17,59 @@ from torch import Tensor
 from covey.kernel.algorithm import Program
 from covey.kernel.environment import Answered, Effort
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import Cohort, Nodes
+from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
-from covey.links.node_bytes import LowerEnds
 from covey.runtimes.base import (
     Answers,
     BaseRuntime,
-    MessageKey,
+    Crossing,
     Question,
     check_carried,
-    flat,
     select,
 )
-from covey.runtimes.cuda_graphs import CudaReplay, Graphs, Invocation
-from covey.runtimes.round_graphs import RoundNodes, Rounds
-from covey.types import Ids, Rows
+from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs, Invocation
+from covey.runtimes.cuda.round_graphs import RoundNodes, Rounds
+from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
+from covey.runtimes.spec import MEMORY, NodeSpec
+from covey.types import Rows
 
-MEMORY = 2**31
-"""Bytes of the rows in a chunk, where an experiment says nothing else."""
+_GRAIN = 200_000
+"""Values of rows below which a second thread waits for Python's lock more than it computes."""
 _CACHED = 2**18
 """Values of rows that stay in the cache of a core."""
 _SCORES = 4
 """Chunks per worker when models are scored: a device takes as long as it has examples."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Simulator(BaseRuntime):
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows, and at most `chunk_rows` bytes of
-    them (None: no limit). `capture` allows CUDA graphs. In an environment with a clock programs are
-    not captured, since their steps are counted.
+    In an environment with a clock programs are not captured, since their steps are counted.
     """
 
-    workers: int = 1
-    memory: int = MEMORY
-    chunk_rows: int | None = None
-    grain: int = 1
-    capture: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, spec: NodeSpec) -> None:
+        super().__post_init__(spec)
+        self.workers = 1  # a GPU is one queue
+        self.chunk_rows: int | None = None
+        """The most bytes of rows in a chunk; None: no limit."""
+        if self.task.device.type == "cpu":
+            self.workers = spec.workers or torch.get_num_threads()
+            keep_freed_memory()
+            self.chunk_rows = min(cache_bytes() // self.workers, LARGEST_ROWS)  # stay in the cache
+        one_row = spec.workers or self.task.path == "each"  # one row is work enough for a worker
+        self.grain = 1 if one_row else _GRAIN
+        """The fewest values of rows in a chunk for a worker."""
+        self.capture = spec.capture
         self.graphs: Graphs | None = None
         self.rounds: Rounds | None = None
         on_gpu = self.task.device.type == "cuda"
         if on_gpu and self.no_graphs() is None:
             self.graphs = Graphs(self)
             self.rounds = Rounds(self, CudaReplay)
-        self._room = self.memory
-        if on_gpu and self.memory == MEMORY and not isinstance(self.task.stack, str):
+        self._room = spec.memory
+        if on_gpu and spec.memory == MEMORY and not isinstance(self.task.stack, str):
             # Its kernels cost their launch; the activations of a stack are smaller than its rows.
             _, memory = torch.cuda.mem_get_info(self.task.device)
             self._room = max(MEMORY, memory // 4)
@@ -77,7 +80,11 @@ class Simulator(BaseRuntime):
         """How the simulator runs programs, in words and numbers."""
         out = {**super().report(), "workers": self.workers}
         if self.graphs is not None:
-            out["graph"] = self._graph_report(self.graphs)
+            out["graph"] = self.graphs.report()
+            if self.rounds is not None and self.rounds.reason is None:
+                out["graph"] = self.rounds.report()
+            elif self.rounds is not None:  # why no more runs as a graph
+                out["graph"] += f"; {self.rounds.report()}"
         elif self.task.device.type == "cuda":
             out["graph"] = f"none: {self.no_graphs()}"
         return out
@@ -93,58 +100,29 @@ class Simulator(BaseRuntime):
             return f"schedules change {names} with the round, and a graph has fixed rates"
         return None
 
-    def _graph_report(self, graphs: Graphs) -> str:
-        """What runs as a CUDA graph, and why no more does."""
-        if self.rounds is None:
-            return graphs.report()
-        if self.rounds.reason is None:
-            return self.rounds.report()
-        return f"{graphs.report()}; {self.rounds.report()}"
-
     def _answer_of(self, me: Nodes, program: Program, rows: Rows) -> Any:
         """The answer of the top tier's program; a round of training may be one graph."""
         if self.rounds is not None and self._play.trains and len(rows):
             with self._timed("training"):
                 answer = self.rounds.run(program, rows)
             if answer is not None:
-                with self._timed("links"):
-                    self._check(last=True)
-                    self._play.ledger.settle()
+                self._end()
                 return answer
         return super()._answer_of(me, program, rows)
 
-    def ask(
-        self,
-        me: Nodes,
-        program: Program,
-        rows: tuple[Message, ...],
-        *,
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Any:
-        """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
-        doing: AbstractContextManager[None] = nullcontext()
-        if self._play.tape is not None:
-            doing = self._play.tape.program(running=False)
-        with doing:
-            return super().ask(me, program, rows, each=each, sample=sample, where=where)
-
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """Send rows down, run the program on all children in chunks, send the answers up."""
-        down, each = self._all_sent(me, question)
+        down, each = self._all_sent(question)
         return self._all_answers(me, question, down, each)
 
-    def _all_sent(self, me: Nodes, question: Question) -> tuple[list[Rows], list[Tensor]]:
+    def _all_sent(self, question: Question) -> tuple[list[Rows], list[Tensor]]:
         """What arrives below: the askers' rows, and each child's own values."""
         with self._timed("links"):
-            down = []
-            for number, message in enumerate(question.rows):
-                key = question.key("down", number)
-                ends = self._lower_ends(question, question.ids, question.asker)
-                rows = self._sent(message, me.ids, question.copies, key, ends)
-                down.append(rows)
-            each = [self._sent_each(question, values) for values in question.each]
+            arrived: list[Any] = [self._cross(crossing) for crossing in self._down(question)]
+            count = len(question.rows)
+            down = [rows.rows if isinstance(rows, Exact) else rows for rows in arrived[:count]]
+            pairs = zip(arrived[count:], question.each, strict=True)
+            each = [exact.rows.reshape(values.shape) for exact, values in pairs]
         return down, each
 
     def _all_answers(
@@ -155,28 +133,18 @@ class Simulator(BaseRuntime):
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
         run = partial(self._run, question, down, each, effort)
-        leaf = self._leaf(question.tier)
         timed: AbstractContextManager[None] = nullcontext()
-        if leaf:
+        if question.tier == self.tree.tiers[-1]:
             timed = self._timed("training", threads=self.workers)
         with timed:
-            results = self._each_chunk(run, len(question.ids), leaf=leaf)
-            parts = list(results)
+            parts = self._each_chunk(run, question)
         self._check()
-        counted = self._counted(me, question, effort)
-        return Answers(parts, counted)
-
-    def _counted(self, me: Nodes, question: Question, effort: Effort | None) -> Tensor | None:
-        """Advance each asker's clock to its last answer; return a mask of the answers that count.
-
-        None for the mask: all count.
-        """
         if effort is None:
-            return None
-        above, below = question.ends
+            return Answers(parts)
+        # Each asker's clock advances to its last answer; not all answers need count.
         answered = Answered(
-            tier=above,
-            below=below,
+            tier=question.above,
+            below=question.tier,
             asker=question.asker[question.answers],
             askers=len(me),
             asker_idle=me.idle,
@@ -185,7 +153,7 @@ class Simulator(BaseRuntime):
         )
         waited, counted = self.environment.answered(answered)
         me.call.elapsed = me.call.elapsed + waited
-        return counted
+        return Answers(parts, counted)
 
     def _run(
         self,
@@ -202,60 +170,45 @@ class Simulator(BaseRuntime):
         asker = on_device(question.asker[part], self.task.device)
         arguments = [torch.index_select(rows, 0, asker) for rows in down]
         arguments += [values[part] for values in each]
-        received = None
-        if down:
-            received = arguments[0]
-        idle = None
-        if question.idle is not None:
-            idle = question.idle[part]
-        invocation = Invocation(
-            question.program,
-            tier=question.tier,
-            ids=question.ids[part],
-            round=question.round,
-            path=question.path,
-            arguments=tuple(arguments),
-            idle=idle,
-        )
+        received = arguments[0] if down else None
+        idle = question.idle[part] if question.idle is not None else None
         chunk: AbstractContextManager[None] = nullcontext()
         if self._play.tape is not None:
             chunk = self._play.tape.chunk(question, part)
         with torch.no_grad(), chunk:
-            nodes, answer = self._invoke(invocation, effort, part)
-            self._record(invocation.tier, invocation.ids, nodes.call, idle)
+            nodes, answer = self._invoke(question, part, arguments, idle, effort)
+            self._record(question.tier, question.ids[part], nodes.call, idle)
             if effort is not None:
                 effort.add(part, nodes.call)
             with self._timed("links"):
                 return self._answer(question, part, nodes, answer, received, effort)
 
     def _invoke(
-        self, invocation: Invocation, effort: Effort | None, part: slice
+        self,
+        question: Question,
+        part: slice,
+        arguments: list[Tensor],
+        idle: Tensor | None,
+        effort: Effort | None,
     ) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
-        if self._play.tape is not None:
-            return self._invoke_on_tape(invocation)
-        trained = self._play.trains and self._leaf(invocation.tier)
-        if trained and self.graphs is not None:
-            return self.graphs.run(invocation)
-        nodes = invocation.nodes(self)
+        program = question.program
+        tier = question.tier
+        ids = question.ids[part]
+        tape = self._play.tape
+        if tape is not None:  # its reads are put down on the tape of the round
+            nodes: Nodes = RoundNodes(tape, tier, ids, path=question.path, idle=idle)
+            with tape.program(running=True):
+                return nodes, program(nodes, *arguments)
+        if self.graphs is not None and self._play.trains and tier == self.tree.tiers[-1]:
+            call = Invocation(
+                program, tier, ids, question.round, question.path, tuple(arguments), idle
+            )
+            return self.graphs.run(call)
+        nodes = Nodes(self, tier, ids, round=question.round, path=question.path, idle=idle)
         if effort is not None:
             nodes.call.ratio = effort.ratio(part)
-        return nodes, invocation.program(nodes, *invocation.arguments)
-
-    def _invoke_on_tape(self, invocation: Invocation) -> tuple[Nodes, Any]:
-        """As `_invoke`, of nodes whose reads are put down on the tape of the round."""
-        tape = self._play.tape
-        assert tape is not None
-        nodes = RoundNodes(
-            self,
-            tape,
-            invocation.tier,
-            invocation.ids,
-            path=invocation.path,
-            idle=invocation.idle,
-        )
-        with tape.program(running=True):
-            return nodes, invocation.program(nodes, *invocation.arguments)
+        return nodes, program(nodes, *arguments)
 
     def _answer(
         self,
@@ -268,8 +221,7 @@ class Simulator(BaseRuntime):
     ) -> Any:
         """The answers of a chunk as they arrive above, of those nodes that answer."""
         answering = question.answers
-        inside = (answering >= part.start) & (answering < part.stop)
-        in_question = answering[inside]
+        in_question = answering[(answering >= part.start) & (answering < part.stop)]
         positions = in_question - part.start
         heard = None
         if effort is not None:
@@ -283,112 +235,50 @@ class Simulator(BaseRuntime):
             self._checked_answer(question, ids, message, nodes.call)
             if rows_of(message) is None:
                 return None
+            crossing = self._up(question, select(message, chosen), number, ids[positions])
             reference = rows_of(select(received, chosen))
-            senders = ids[positions]
-            return self._cross(
-                select(message, chosen),
-                senders,
-                copies=torch.ones_like(positions),
-                key=question.key("up", number),
-                ends=self._lower_ends(question, senders, torch.arange(len(senders))),
-                reference=reference,
-                heard=heard,
-            )
+            return self._cross(replace(crossing, reference=reference, heard=heard))
 
         if not isinstance(answer, tuple):
             return up(answer, 0)
-        sent = []
-        for number, message in enumerate(answer):
-            sent.append(up(message, number))
-        return tuple(sent)
+        return tuple(up(message, number) for number, message in enumerate(answer))
 
-    def _sent(
-        self,
-        message: Message,
-        ids: Ids,
-        copies: Tensor,
-        key: MessageKey,
-        ends: LowerEnds | None,
-    ) -> Any:
-        """The rows that arrive below."""
-        arrived = self._cross(message, ids, copies, key, ends)
-        if isinstance(arrived, Exact):
-            return arrived.rows
-        return arrived
-
-    def _sent_each(self, question: Question, values: Tensor) -> Tensor:
-        """Each child's own value as it arrives."""
-        senders = question.askers[question.asker]
-        copies = torch.ones_like(question.ids)
-        key = question.key("down")
-        ends = self._lower_ends(question, question.ids, torch.arange(len(question.ids)))
-        arrived: Tensor = self._sent(flat(values), senders, copies, key, ends)
-        return arrived.reshape(values.shape)
-
-    def _cross(
-        self,
-        message: Message,
-        ids: Ids,
-        copies: Tensor,
-        key: MessageKey,
-        ends: LowerEnds | None,
-        reference: Rows | None = None,
-        heard: Callable[[Tensor], None] | None = None,
-    ) -> Message:
+    def _cross(self, crossing: Crossing) -> Message:
         """The message that the receivers get."""
-        check_carried(rows_of(message), key)
-        route = self._route(key, ids, copies, ends, heard)
-        wire = self.wires[key.link, key.direction]
-        link = Link(wire, self._play.ledger)
-        before = len(self._play.ledger.entries)
-        arrived = link.send(
-            message,
-            route,
-            cut=self._cut(key),
-            reference=reference,
-            keys=self._wire_keys(key, ids),
-            memory=self._memory(key, ids, copies),
+        play = self._play
+        key = crossing.key
+        check_carried(rows_of(crossing.message), key)
+        before = len(play.ledger.entries)
+        arrived = Link(self.wires[key.link, key.direction], play.ledger).send(
+            crossing.message,
+            self._route(crossing),
+            cut=self._cut(key.sender),
+            reference=crossing.reference,
+            keys=self._wire_keys(key, crossing.senders),
+            memory=self._memory(crossing),
         )
-        if self._play.tape is not None:
-            crossed = len(self._play.ledger.entries) - before
-            self._play.tape.crossed(key.direction, crossed)
+        if play.tape is not None:
+            play.tape.crossed(key.direction, len(play.ledger.entries) - before)
         return arrived
 
-    def _route(
-        self,
-        key: MessageKey,
-        ids: Ids,
-        copies: Tensor,
-        ends: LowerEnds | None,
-        heard: Callable[[Tensor], None] | None,
-    ) -> Route:
-        """Where the messages of these senders go, and at which nodes their bytes count."""
-        tree = self.tree.copy(key.sender, ids)
+    def _route(self, crossing: Crossing) -> Route:
+        """Where messages go, and at which nodes their bytes count."""
+        key = crossing.key
+        tree = self.tree.copy(key.sender, crossing.senders)
         meter_key = (key.link, key.direction, self._play.lane)
-        return Route(meter_key, copies, tree, heard, ends)
+        return Route(meter_key, crossing.copies, tree, crossing.heard, crossing.ends)
 
-    def _settle(self, me: Nodes, answer: Any) -> None:
-        if self.task.device.type == "cuda":
-            with self._timed("training"):  # most of what it still has to do
-                torch.cuda.synchronize(self.task.device)
-        super()._settle(me, answer)
-
-    def _leaf(self, tier: str) -> bool:
-        return tier == self.tree.tiers[-1]
-
-    def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
+    def _each_chunk(self, run: Callable[[slice], Any], question: Question) -> list[Any]:
         """Devices in chunks over the workers, other tiers at once; results in id order."""
-        size = count
-        if leaf:
-            size = self._chunk_size(count)
-        size = max(1, size)
-        parts = []
-        for start in range(0, max(count, 1), size):
-            stop = min(start + size, count)
-            parts.append(slice(start, stop))
+        count = len(question.ids)
+        size = max(1, count)
+        if question.tier == self.tree.tiers[-1]:
+            size = max(1, self._chunk_size(count))
+        starts = range(0, max(count, 1), size)
+        parts = [slice(start, min(start + size, count)) for start in starts]
         if self.workers == 1 or len(parts) == 1 or self._play.tape is not None:
-            return map(run, parts)
-        return iter(self._over_workers(run, parts))
+            return [run(part) for part in parts]
+        return self._over_workers(run, parts)
 
     def _chunk_size(self, count: int) -> int:
         """The number of devices in a chunk, of `count` that run."""

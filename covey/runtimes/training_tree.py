@@ -44,17 +44,14 @@ class TrainingTree(Topology):
         object.__setattr__(self, "tiers", self.whole.tiers)
         object.__setattr__(self, "copies", self.whole.copies)
         for tier in self.tiers[:-1]:
-            self._set_children(tier)
-
-    def _set_children(self, tier: str) -> None:
-        """Set the children that train of every node of a tier."""
-        nodes = torch.arange(self.size(tier))
-        parent, child = self.whole.cohort(tier, nodes, sample=None, address=0)
-        trains = self.trains[self.below(tier) or ""]
-        counts = torch.bincount(parent[trains[child]], minlength=len(nodes))
-        self._members[tier] = child[trains[child]]
-        self._counts[tier] = counts
-        self._starts[tier] = torch.cumsum(counts, 0) - counts
+            # Set the children that train of every node of a tier.
+            nodes = torch.arange(self.size(tier))
+            parent, child = self.whole.cohort(tier, nodes, sample=None, address=0)
+            trains = self.trains[self.below(tier) or ""]
+            counts = torch.bincount(parent[trains[child]], minlength=len(nodes))
+            self._members[tier] = child[trains[child]]
+            self._counts[tier] = counts
+            self._starts[tier] = torch.cumsum(counts, 0) - counts
 
     @property
     def sizes(self) -> tuple[int, ...]:

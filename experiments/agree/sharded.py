@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 import covey
-from covey.runtimes import launch, ranks
-from covey.runtimes.launch import Launch
-from covey.runtimes.ranks import Ranks
-from covey.runtimes.sharded import Sharded
+from covey.runtimes.ranks import launch, ranks
+from covey.runtimes.ranks.launch import Launch
+from covey.runtimes.ranks.ranks import Ranks
+from covey.runtimes.ranks.sharded import Sharded
 from experiments.agree.run import BOUND, furthest, held
 from tests.laws.cases import PLAIN, Case, experiment, shards
 

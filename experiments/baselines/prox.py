@@ -27,7 +27,7 @@ def loss(name: str, mu: float, seed: int) -> float:
     run = covey.run(
         covey.Experiment(algorithm, data, model, tree, rounds=rounds, seed=seed, score_every=rounds)
     )
-    found = list(run)[-1].models["global"].scores["test"].loss
+    found: float | None = list(run)[-1].models["global"].scores["test"].loss
     assert found is not None
     return found
 

@@ -18,7 +18,7 @@ from statistics import fmean
 
 import covey
 from covey.algorithms import Local
-from covey.cli.config import Config, load
+from covey.files.config import Config, load
 from covey.runs.experiment import Experiment
 from covey.runs.selection import select
 
@@ -36,7 +36,7 @@ def examples() -> list[Path]:
     )
     found.remove(ROOT / "examples" / "fashion.toml")  # whose data are not in the repository
     found.remove(ROOT / "examples" / "speech.toml")  # experiments/sequences has its methods
-    return [*sorted(found), ROOT / "covey" / "cli" / "demo.toml"]
+    return [*sorted(found), ROOT / "covey" / "files" / "demo.toml"]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.runs import checkpoint
+from covey.runs.saved import checkpoint
 
 FILE = Path(__file__).parent / "kills.toml"
 CHANGES = (

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import covey
 from covey.algorithms import FedAvg, FedBN, FineTune, Local
-from covey.engine.norm import Norm
+from covey.engine.modules.norm import Norm
 from covey.runs.selection import select
 
 DEVICES = 20

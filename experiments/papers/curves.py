@@ -11,7 +11,7 @@ from pathlib import Path
 from covey import Algorithm, CoveyError
 from covey.papers import measure, report
 from covey.papers.measure import Options
-from covey.papers.results import Store, expected, has, is_better, valid
+from covey.papers.results import ResultStore, expected, has, is_better, valid
 from covey.papers.tables import Row
 
 FOLDER = Path(__file__).parent
@@ -37,7 +37,9 @@ def errors_in_words(parser: argparse.ArgumentParser) -> Iterator[None]:
         parser.exit(2, f"error: {error}\n")
 
 
-def run(store: Store, row: Row, options: Options, kind: type[Algorithm] | None = None) -> bool:
+def run(
+    store: ResultStore, row: Row, options: Options, kind: type[Algorithm] | None = None
+) -> bool:
     """Run a row and print its means; whether it was run.
 
     It is not where a result as good or better is there, or another process runs it. `kind` is run
@@ -53,7 +55,7 @@ def run(store: Store, row: Row, options: Options, kind: type[Algorithm] | None =
     return True
 
 
-def _is_there(store: Store, row: Row, options: Options) -> bool:
+def _is_there(store: ResultStore, row: Row, options: Options) -> bool:
     """Whether a result is there that a run would not replace."""
     stored = store.read()
     before = valid(stored, row).get("paper")

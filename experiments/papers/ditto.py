@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from covey.data import Shards
+from covey.files import named
 from covey.papers import report, tables
-from covey.papers.measure import Options, load, make_model
+from covey.papers.measure import Options, load
 from covey.papers.printed import cell
 from covey.papers.tables import Row
 
@@ -35,7 +36,8 @@ def best(row: Row, options: Options, seed: int, turns: int) -> float:
     draws = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make_model(row.model, shards)
+        inputs = shards.x[0].numel()
+        model = named.make("model", row.model, inputs=inputs, outputs=shards.classes)
     scores = []
     for number in range(options.rounds_of(row)):
         for device in torch.randperm(shards.devices, generator=draws)[:turns].tolist():

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from covey.papers import quantities, report, results, tables, verdicts
 from covey.papers.results import Results
-from covey.papers.tables import Row, Table
+from covey.papers.tables import PaperTable, Row
 from covey.papers.verdicts import Claim
 from experiments.papers.summary import FOLDER, SETTINGS
 
@@ -44,7 +44,7 @@ def colour(claim: Claim) -> str:
     return MEAN if claim.ours is not None and claim.ours > 0 else FAILS
 
 
-def draw_order(panel: Any, table: Table, claim: Claim, content: Results) -> None:
+def draw_order(panel: Any, table: PaperTable, claim: Claim, content: Results) -> None:
     """The figures of the rows that a claim names; those on the right are claimed to be above."""
     rows = {row.method: row for row in table.rows if row.setting == claim.setting}
     names = [name for group in reversed(claim.ordering.chain) for name in group]
@@ -136,7 +136,7 @@ def _gap_name(claim: str) -> str:
 def draw(paper: str) -> Path:
     """All claims of one paper's figures that were run."""
     content = results.read(FOLDER / f"{paper}.json")
-    orders: list[tuple[Table, Claim]] = []
+    orders: list[tuple[PaperTable, Claim]] = []
     gaps: dict[tuple[str, str], list[Claim]] = {}
     for name in TABLES[paper]:
         table = tables.read(f"{paper}/{name}")

@@ -24,7 +24,7 @@ from covey.errors import ConfigError
 from covey.papers import tables, verdicts
 from covey.papers.measure import Options
 from covey.papers.printed import cell
-from covey.papers.results import Results, Store, read, read_papers, valid
+from covey.papers.results import Results, ResultStore, read, read_papers, valid
 from covey.papers.tables import Row
 from experiments.papers import curves
 
@@ -160,7 +160,7 @@ def wanted(pattern: str, *, every: bool) -> list[Row]:
 
 def run(rows: Sequence[Row], options: Options, folder: Path) -> None:
     """Run what is missing; the page is written anew after each row."""
-    with Store(folder, NAME) as store:
+    with ResultStore(folder, NAME) as store:
         write_page(store.path)
         for row in rows:
             if curves.run(store, row, options):

@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import covey
 from covey import Algorithm, Nodes, Rows
-from covey.kernel.fields import Count, Positive
+from covey.fields import Count, Positive
 from covey.kernel.nodes import Weight
 from covey.kernel.replies import Weighted
 from covey.papers import report, tables
-from covey.papers.measure import Options, make_model
+from covey.papers.measure import Options, make_experiment
 from covey.papers.tables import Row
 from covey.runs.selection import select
-from covey.tree import Sample, Tree
+from covey.tree import Sample
 
 OUT = Path(__file__).parent / "perfedavg.json"
 SETTINGS = ("legacy2020/mlr", "legacy2020/dnn")
@@ -61,25 +61,10 @@ def measure(row: Row, options: Options) -> dict[str, list[float]]:
     """Test accuracy of the best round on test in percent, by model and seed."""
     names = ("alpha", "lr", "steps", "sample", "batch")
     algorithm = TwoSteps(**{name: row.algorithm[name] for name in names})
-    experiments = []
-    for seed in range(options.seeds):
-        shards = covey.data.mnist(
-            partition="legacy2020", normalise="paper", seed=seed, data_dir=options.data_dir
-        )
-        experiment = covey.Experiment(
-            algorithm,
-            shards,
-            make_model(row.model, shards),
-            Tree.flat(shards.devices),
-            options.rounds_of(row),
-            seed=seed,
-            idle="train",
-            protocol="paper",
-            parts=("test",),
-            score_every=5,
-            device=options.device,
-        )
-        experiments.append(experiment)
+    experiments = [
+        replace(make_experiment(row, "paper", options, seed), algorithm=algorithm, idle="train")
+        for seed in range(options.seeds)
+    ]
     together = covey.runs(experiments)
     for _ in together:
         pass

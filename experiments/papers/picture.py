@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from covey.papers import results, tables, verdicts
-from covey.papers.verdicts import Line, Verdict
+from covey.papers.verdicts import Verdict, VerdictLine
 from experiments.papers import summary
 from experiments.papers.summary import FOLDER
 
@@ -34,7 +34,7 @@ SEGMENTS = {**COLOURS, Verdict.NO_DATA: "#d5dae2", Verdict.NOT_RUN: "#edf0f4"}
 CLAIMS = {"in all seeds": "#2a7f62", "in the mean only": "#e0a030", "not": "#b23a48"}
 
 
-def measured(paper: str) -> Iterator[Line]:
+def measured(paper: str) -> Iterator[VerdictLine]:
     """The lines of a paper that have a printed and a measured figure; each row once."""
     seen = set()
     content = results.read(FOLDER / f"{paper}.json")

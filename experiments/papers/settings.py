@@ -2,7 +2,7 @@
 
 `python -m experiments.papers.settings [--rows GLOB] [--changes GLOB] [--data-dir DIR]` runs what is
 missing of `CHANGES` and writes settings.json; with `--out DIR` it runs them again. `--show` prints
-what is there as Markdown. Several processes share the work, as with `python -m covey.papers`. Every
+what is there as Markdown. Several processes share the work, as with `covey reproduce`. Every
 result has the accuracy after each scored round, so that fewer rounds can be read from it.
 """
 
@@ -20,7 +20,7 @@ from covey.errors import ConfigError
 from covey.papers import report, tables
 from covey.papers.measure import Options
 from covey.papers.printed import cell
-from covey.papers.results import Results, Store, read
+from covey.papers.results import Results, ResultStore, read
 from covey.papers.tables import Row
 from experiments.papers import curves
 from experiments.papers.variants import (
@@ -292,7 +292,7 @@ def run(wanted: Sequence[tuple[Change, Row]], asked: argparse.Namespace) -> None
     if not wanted:
         text = f"no row matches --rows {asked.rows!r} and --changes {asked.changes!r}"
         raise ConfigError(f"{text}; a row is PAPER/TABLE/SETTING/METHOD, --show lists changes.")
-    with Store(asked.out, NAME) as store:
+    with ResultStore(asked.out, NAME) as store:
         for change, row in wanted:
             options = Options(change.seeds, device=asked.device, data_dir=asked.data_dir)
             curves.run(store, row, options, change.kind)

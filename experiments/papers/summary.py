@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.papers import report, reproduce, results, tables, verdicts
-from covey.papers.verdicts import Claim, Line, Verdict
+from covey.papers.verdicts import Claim, Verdict, VerdictLine
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[1] / "docs"
@@ -72,19 +72,19 @@ class Tally:
         return Tally(self.run + other.run, self.mean + other.mean, self.hold + other.hold)
 
 
-def tables_of(paper: str) -> list[tables.Table]:
+def tables_of(paper: str) -> list[tables.PaperTable]:
     """The tables of a paper, without those of its figures."""
     return [tables.read(name) for name in tables.names() if name.startswith(f"{paper}/table")]
 
 
-def lines_of(paper: str, *, reading: bool = False) -> list[Line]:
+def lines_of(paper: str, *, reading: bool = False) -> list[VerdictLine]:
     """The lines of a paper's tables, or those of one reading."""
     content = results.read(FOLDER / f"{paper}.json")
     lines = [line for table in tables_of(paper) for line in verdicts.lines(table, content)]
     return [line for line in lines if not reading or is_in_reading(line)]
 
 
-def is_in_reading(line: Line) -> bool:
+def is_in_reading(line: VerdictLine) -> bool:
     """Whether a line is of the reading whose count stands first."""
     patterns = READING.get(line.row.paper, ("*",))
     return any(fnmatch.fnmatchcase(line.row.name, pattern) for pattern in patterns)
@@ -156,7 +156,7 @@ def top() -> str:
     )
 
 
-def _near(lines: Sequence[Line]) -> int:
+def _near(lines: Sequence[VerdictLine]) -> int:
     return sum(line.verdict is Verdict.POINT for line in lines)
 
 

@@ -14,7 +14,7 @@ from covey import Algorithm, Nodes, Rows
 from covey.algorithms.fedmac import FedMac
 from covey.algorithms.pfedbayes import by_local, by_personal, sigmoid, softplus
 from covey.engine.descend import Stepper, descend
-from covey.kernel.fields import Count, NonNegative, Positive, Probability
+from covey.fields import Count, NonNegative, Positive, Probability
 from covey.kernel.replies import Exact, exact
 
 

@@ -24,6 +24,7 @@ import torch
 from scipy.optimize import brentq, minimize
 from torch import Tensor
 
+from covey.radio.solve import admit, best
 from covey.wireless import (
     POLICIES,
     Cells,
@@ -38,7 +39,6 @@ from covey.wireless import (
     fixed,
     plan,
 )
-from covey.wireless.solve import admit, best
 
 DEVICES = 10
 POWER = 10 ** ((28 - 30) / 10)

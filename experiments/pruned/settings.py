@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import covey
 from covey.algorithms import FedAlt, Pruned
+from covey.radio.solve import best
 from covey.wireless import (
     Allocation,
     Cells,
@@ -35,7 +36,6 @@ from covey.wireless import (
     personal_fastest,
     personal_only,
 )
-from covey.wireless.solve import best
 
 DEVICES, LABELS, DEADLINE = 10, 2, 0.025
 POWER = 10 ** ((28 - 30) / 10)

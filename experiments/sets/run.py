@@ -14,8 +14,9 @@ import sys
 import time
 from typing import Any
 
-from covey.data import PARTITIONS, deal, load, overlaps, sets
-from covey.data.inventory import present
+from covey.data import PARTITIONS, deal, load, overlaps
+from covey.data.published import sets
+from covey.data.published.inventory import present
 
 DEALS: tuple[tuple[str, dict[str, float]], ...] = (
     ("iid", {}),

@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from covey.cli.config import load
 from covey.errors import CoveyError
+from covey.files.config import load
 
 HERE = Path(__file__).parent
 CHANGES = {

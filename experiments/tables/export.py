@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.cli.config import load
+from covey.files.config import load
 
 HERE = Path(__file__).parent
 

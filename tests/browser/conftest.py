@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covey.report.page import build
+from covey.report.page.page import build
 from tests.report.made_facts import Facts
 
 WANTED = "COVEY_TEST_BROWSER"

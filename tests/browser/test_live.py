@@ -8,7 +8,7 @@ from queue import Queue
 
 import pytest
 
-from covey.report.page import build
+from covey.report.page.page import build
 from tests.browser.conftest import Visitor
 from tests.report.made_facts import Facts, Shape, facts
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covey.report.page import build
+from covey.report.page.page import build
 from tests.browser.conftest import Visitor
 from tests.report.made_facts import FLAT, LOCAL, Facts, Shape, facts
 

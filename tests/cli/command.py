@@ -23,7 +23,7 @@ EXAMPLES = sorted(
     - set((ROOT / "examples" / "deploy").rglob("*.toml"))  # tests/deployed
     - {FASHION, SPEECH}
 )
-DEMO = ROOT / "covey" / "cli" / "demo.toml"
+DEMO = ROOT / "covey" / "files" / "demo.toml"
 BASE = (
     ROOT / "tests" / "base.toml"
 )  # the demo of every test in this process; another process has to name it

@@ -13,9 +13,9 @@ import pytest
 import tomli_w
 
 from covey import Experiment, run
-from covey.cli.config import load
-from covey.cli.edit import edited
+from covey.advice.edit import edited
 from covey.errors import ConfigError
+from covey.files.config import load
 from experiments.defaults.law import WORLDS, YARDSTICKS, Scores, limits, scores
 from tests.cli.command import DEMO, SMALL, covey
 
@@ -199,7 +199,7 @@ def test_a_file_that_may_not_be_replaced_is_reported(
     def full(*paths: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("covey.cli.edit.os.replace", full)
+    monkeypatch.setattr("covey.atomic.os.replace", full)
     failed = covey("advise", path, "--write")
     assert failed.code == 4
     assert "No space left" in failed.err
@@ -209,7 +209,7 @@ def test_a_file_that_may_not_be_replaced_is_reported(
 
 def test_fast_runs_nothing_and_theory_prints_the_theorems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "covey.cli.advise.advice.improve", lambda *a, **k: pytest.fail("something was run")
+        "covey.advice.command.advice.improve", lambda *a, **k: pytest.fail("something was run")
     )
     fast = covey("advise", *SMALL, "--fast")
     assert fast.code == 0

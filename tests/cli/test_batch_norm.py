@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import covey
-from covey.cli.load import Loaded
+from covey.folder.load import Loaded
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 

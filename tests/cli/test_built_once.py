@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli import modules
+from covey.files import modules
 from tests.cli.command import covey
 
 SETS = '''

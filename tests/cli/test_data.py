@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from covey.cli.data import app
-from covey.data.catalog import CATALOG
+from covey.data.published.catalog import CATALOG
 from covey.errors import DataError
-from covey.report import data_picture
+from covey.report.pictures import data_picture
 from tests.cli.command import covey
 from tests.data import tiny
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import covey
-from covey.cli.config import load
+from covey.files.config import load
 from experiments.examples.run import judge
 from experiments.kills.run import difference
 from tests.cli.command import DEMO, EXAMPLES

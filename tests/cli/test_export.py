@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import covey
-from covey.cli.load import Loaded
 from covey.errors import ConfigError, ModelError
+from covey.folder.load import Loaded
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from covey.cli.folder import unused
-from covey.runs import checkpoint
+from covey.folder.folder import unused
+from covey.runs.saved import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import SMALL, contents, covey, spawn
 
@@ -48,9 +48,9 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_empty_folder_will_do_and_so_will_one_killed_at_its_very_start(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
-    (tmp_path / ".config.toml.part").write_text("rou")
+    (tmp_path / ".config.toml.7.part").write_text("rou")
     assert covey("run", *SMALL, "rounds=1", "--out", tmp_path).code == 0
-    assert not (tmp_path / ".config.toml.part").exists()
+    assert not (tmp_path / ".config.toml.7.part").exists()
 
 
 def test_without_a_folder_the_next_free_number_is_taken(

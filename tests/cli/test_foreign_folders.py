@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import covey as package
-from covey.cli import modules, own_code
-from covey.cli.folder import Folder
 from covey.errors import ConfigError
+from covey.files import modules
+from covey.folder import own_code
+from covey.folder.folder import Folder
 from tests.cli.command import SMALL, covey
 
 NETS = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"

@@ -1,4 +1,4 @@
-"""TOML that is deep, huge or not finite ends in a message and exit code 2."""
+"""TOML with numbers that are huge or not finite, or half of it, ends in a message and exit code 2."""
 
 import warnings
 from collections.abc import Callable
@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 
-from covey.cli import config, scenario
-from covey.cli.validate import check_plain
 from covey.errors import ConfigError, CoveyError
+from covey.fields import options
+from covey.files import config
+from covey.files.validate import check_plain
+from covey.radio import scenario
 from covey.tree import Tree
 from tests.cli.command import covey
 
-DEEP = 5000
 FILES = {
-    "deep lists": "seed = " + "[" * DEEP + "]" * DEEP,
-    "deep lists of tables": "algorithm = " + "{a = [" * DEEP + "]}" * DEEP,
-    "deep tables": "algorithm = " + "{a = " * 1000 + "1" + "}" * 1000,
-    "a deep key": ".".join("a" * DEEP) + " = 1",
-    "a deep header": "[" + ".".join("a" * DEEP) + "]",
-    "lists of 100 levels": "private = " + "[" * 100 + "]" * 100,
     "a number of 5,000 digits": "rounds = " + "9" * 5000,
     "a hexadecimal number of 5,000 digits": "rounds = 0x" + "f" * 5000,
     "a number of 24 digits": "rounds = " + "9" * 24,
@@ -46,18 +41,16 @@ def test_hostile_toml_is_refused(what: str, load: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize("command", ["run", "advise", "plan"])
 def test_it_ends_with_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.toml"
-    path.write_text(FILES["deep lists"])
+    path.write_text(FILES["infinity"])
     ended = covey(command, path)
     assert ended.code == 2
-    assert "too deep" in ended.err
+    assert "seed = inf" in ended.err
     assert "Traceback" not in ended.err
 
 
 CHANGES = [
-    "rounds=" + "[" * DEEP + "]" * DEEP,
     "rounds=" + "9" * 5000,
     "rounds=" + "9" * 24,
-    ".".join("a" * DEEP) + "=1",
     "algorithm.lam1=inf",
     "data.split=[nan, 0.5, 0.5]",
     "holdout_devices=1" + "0" * 23,
@@ -129,11 +122,9 @@ def walked(places: list[str], values: list[str], make: Callable[[str], Any]) -> 
 
 def test_every_key_of_an_experiment_takes_or_refuses_any_value() -> None:
     places = [
-        key
-        for key in config.Config.model_fields
-        if key not in ("device", "algorithm", "data", "model")
+        key for key in options(config.Config) if key not in ("device", "algorithm", "data", "model")
     ]
-    places += [f"tree.{key}" for key in config.TreeConfig.model_fields]
+    places += [f"tree.{key}" for key in options(config.TreeConfig)]
     walked(places, HOSTILE, experiment)
 
 
@@ -155,15 +146,15 @@ SPREADS = [
 
 def test_every_key_of_a_radio_takes_or_refuses_any_value() -> None:
     kinds: dict[str, Any] = {
-        "radio.": scenario.RadioFile, "radio.cells.": scenario.BandsFile,
-        "radio.devices.": scenario.ColumnsFile, "radio.channel.": scenario.ChannelFile,
+        "radio.": scenario.RadioSettings, "radio.cells.": scenario.BandSettings,
+        "radio.devices.": scenario.ColumnSettings, "radio.channel.": scenario.ChannelSettings,
     }  # fmt: skip
-    places = [f"{place}{key}" for place, kind in kinds.items() for key in kind.model_fields]
+    places = [f"{place}{key}" for place, kind in kinds.items() for key in options(kind)]
 
     def radio(change: str) -> None:
         made = config.load(None, [*SMALL, 'radio.deadline="25 ms"', change])
         assert made.radio is not None
-        scenario.radio(made.radio, Tree.flat(3))
+        scenario.radio(scenario.RadioSettings.read(made.radio), Tree.flat(3))
 
     walked(places, [*HOSTILE, *SPREADS], radio)
 
@@ -172,10 +163,10 @@ def test_every_key_of_a_scenario_takes_or_refuses_any_value(tmp_path: Path) -> N
     path = tmp_path / "plan.toml"
     path.write_text("")
     kinds: dict[str, Any] = {
-        "": scenario.ScenarioFile, "cells.": scenario.CellsFile, "devices.": scenario.DevicesFile,
-        "channel.": scenario.ChannelFile, "model.": scenario.ModelFile,
+        "": scenario.ScenarioSettings, "cells.": scenario.CellSettings, "devices.": scenario.DeviceSettings,
+        "channel.": scenario.ChannelSettings, "model.": scenario.WorkSettings,
     }  # fmt: skip
-    places = [f"{place}{key}" for place, kind in kinds.items() for key in kind.model_fields]
+    places = [f"{place}{key}" for place, kind in kinds.items() for key in options(kind)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         walked(places, [*HOSTILE, *SPREADS], lambda change: scenario.load(path, [change]))

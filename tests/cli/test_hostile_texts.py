@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli import ctl
 from covey.cli.main import app, main
-from covey.cli.terminal import Console
+from covey.deployed.commands import ctl
 from covey.errors import ConfigError
-from covey.runs import devices
+from covey.folder.terminal import Console
 from covey.runs.csv_text import csv_text
+from covey.runs.scores import devices
 from tests.cli.command import SMALL, Result, covey
 
 ESCAPE = "\x1b[31mred"

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from covey.cli import modules
-from covey.cli.config import defaults, load
 from covey.errors import ConfigError
+from covey.files import modules
+from covey.files.config import defaults, load
 from experiments.kills.run import difference
 from tests.cli.command import ROOT, SMALL, covey
 
@@ -226,7 +226,7 @@ def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
         (["data.name=nets:number"], ["returned 5 of type int", "must return covey.data.Shards"]),
         (["model.name=nets:Net", "model.wdth=5"], ["unknown key model.wdth", "did you mean model.width?", "known are inputs"]),
         (["model.name=nets:Net", "model.activation=relu"], ["unknown key model.activation"]),
-        (["model.name=nets:Net", "model.width=wide"], ['model.width = "wide"', "must be a valid integer", "the default is 5"]),
+        (["model.name=nets:Net", "model.width=wide"], ['model.width = "wide"', "must be a whole number", "the default is 5"]),
         (["model.name=nets:narrow"], ["model.width is missing", "add it to the file"]),
         (["model.name=nets:Net", "model.width=-2"], ["Net(inputs=64, outputs=10, width=-2", "Error: ", "(nets.py, line 10)"]),
         (["algorithm.name=mine:Meen"], ["algorithm.name = 'mine:Meen'", "mine has no Meen", "it has Mean."]),
@@ -380,7 +380,10 @@ def _other_width(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("file", "change", "what"),
-    [("mine.py", _other_steps, "its code is"), ("nets.py", _other_width, "its model is")],
+    [
+        ("mine.py", _other_steps, "the algorithm code changed"),
+        ("nets.py", _other_width, "its model is"),
+    ],
 )
 def test_code_that_changed_is_another_experiment(
     folder: Path, file: str, change: Callable[[str], str], what: str
@@ -392,6 +395,20 @@ def test_code_that_changed_is_another_experiment(
     assert ended.code == 4
     assert "is of another experiment" in ended.err
     assert what in ended.err
+
+
+def test_a_changed_module_goes_on_anyway(folder: Path) -> None:
+    """An edit of other lines of the module is refused too, and then the user decides."""
+    assert covey("run", *OWN, "rounds=2", "--out", "half").code == 0
+    with open(folder / "mine.py", "a") as file:
+        file.write("\n\ndef unrelated():\n    return 1\n")
+    forget(folder)
+    ended = covey("run", "--resume", "half", "rounds=3")
+    assert (ended.code, "--anyway" in ended.err) == (4, True)
+    assert covey("run", "--resume", "half", "rounds=3", "--anyway").code == 0
+    assert covey("run", *OWN, "rounds=3", "--out", "whole").code == 0
+    assert difference(folder / "whole", folder / "half") is None
+    assert "give --resume" in covey("run", *OWN, "--anyway").err
 
 
 FAULTY = """

@@ -14,9 +14,9 @@ import torch
 
 from covey import Algorithm, Nodes, Rows, descend, laws
 from covey.algorithms import FedAvg
-from covey.cli.config import load
-from covey.cli.new import Names
+from covey.cli.new import AlgorithmNames
 from covey.errors import ProgramError
+from covey.files.config import load
 from tests.cli.command import ROOT, covey
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -104,8 +104,8 @@ def test_a_package_declares_the_algorithm(tmp_path: Path) -> None:
     ],
 )
 def test_names(text: str, name: str, stem: str) -> None:
-    assert Names.of(text, package=False) == Names(name, stem, stem)
-    assert Names.of(text, package=True).module == f"covey_{stem}"
+    assert AlgorithmNames.of(text, package=False) == AlgorithmNames(name, stem, stem)
+    assert AlgorithmNames.of(text, package=True).module == f"covey_{stem}"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.cli import modules
-from covey.cli.config import load
 from covey.errors import ConfigError
+from covey.files import modules
+from covey.files.config import load
 from tests.cli.command import covey
 
 NETS = """

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from covey.cli.config import load
+from covey.files.config import load
 from tests.cli.command import ROOT, Result, covey
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"

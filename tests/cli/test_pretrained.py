@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import covey
-from covey.cli.config import load
 from covey.errors import CheckpointError, ConfigError, CoveyError
+from covey.files.config import load
 from covey.models import mlp
 from tests.cli.command import covey as command
 
@@ -90,7 +90,7 @@ def test_the_resolved_file_means_the_same(tmp_path: Path) -> None:
         (("model.hidden=[]",), ["it has 3.bias, 3.weight, which the module has not"]),
         (("start=seed",), ['start = "seed"', 'set start = "module"', "model.frozen"]),
         (("model.lora={rang=2}",), ["model.lora.rang"]),
-        (("model.lora={rank=0}",), ["model.lora.rank", "greater than or equal to 1"]),
+        (("model.lora={rank=0}",), ["model.lora.rank", "a whole number between 1"]),
         (("model.frozen=['7']",), ["frozen pattern '7' matches no parameter"]),
         (("model.weight=x",), ["unknown key model.weight", "did you mean model.weights?"]),
     ],

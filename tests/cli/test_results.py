@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import covey
-from covey.runs.devices import from_csv
+from covey.runs.scores.devices import from_csv
 from tests.cli.command import ROOT, Result, contents
 from tests.cli.command import covey as command
 

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 import covey as package
 from covey import history
 from covey.cli import main as main_module
-from covey.cli.folder import Folder
 from covey.cli.main import app
 from covey.cli.overview import EXIT_CODES
-from covey.runs import checkpoint
+from covey.folder.folder import Folder
+from covey.runs.saved import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import BASE, ROOT, SMALL, Result, contents, covey, spawn
 
@@ -278,7 +278,7 @@ def test_more_rounds(undisturbed: Path, tmp_path: Path) -> None:
             ["rounds=3"],
             "rounds = 3, but {}/checkpoint.safetensors has run 4 already; give more rounds",
         ),
-        (["rounds=x"], 'rounds = "x" must be a valid integer'),
+        (["rounds=x"], 'rounds = "x" must be a whole number'),
         (["other.toml"], "--resume {} brings its own file; leave out other.toml"),
     ],
 )
@@ -544,7 +544,8 @@ def test_list_without_a_kind_counts_and_names_all() -> None:
     plain = covey("list")
     assert plain.code == 0
     names = json.loads(covey("list", "--json").out)
-    assert set(names) == {"algorithms", "data", "models", "partitions", "codecs", "policies"}
+    kinds = {"algorithms", "data", "models", "partitions", "codecs", "policies", "settings"}
+    assert set(names) == kinds
     for kind, known_names in names.items():
         assert f"{kind} ({len(known_names)}): {', '.join(known_names)}" in plain.out
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import covey
-from covey.cli.config import load
-from covey.data.windows import UNKNOWN
+from covey.data.arrays.windows import UNKNOWN
 from covey.errors import ConfigError, DataError
+from covey.files.config import load
 from tests.cli.command import BASE, SPEECH
 from tests.cli.command import covey as command
 

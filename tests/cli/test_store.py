@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import covey as package
-from covey.cli import folder as run_folder
-from covey.cli import seeds
-from covey.kernel import segments
-from covey.runs import checkpoint
+from covey.folder import folder as run_folder
+from covey.folder import recording
+from covey.kernel.store import segments
+from covey.runs.saved import checkpoint
 from tests.cli.command import SMALL, covey
 
 PERMFL = (
@@ -78,7 +78,7 @@ def test_large_models_stay_in_the_checkpoint(
 ) -> None:
     """They are read there, node by node."""
     monkeypatch.setattr(run_folder, "MODEL", 5000)
-    monkeypatch.setattr(seeds, "DEVICES", 3)
+    monkeypatch.setattr(recording, "DEVICES", 3)
     out = tmp_path / "run"
     ended = covey("run", *PERMFL, "--store", tmp_path / "rows", "--out", out)
     assert "the rows of 'personal' are in checkpoint.rows alone" in ended.out

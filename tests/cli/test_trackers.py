@@ -13,12 +13,12 @@ import pytest
 
 import covey
 from covey.algorithms import FedAvg
-from covey.cli import trackers
-from covey.cli.terminal import Console
-from covey.cli.tracked import Tracked
-from covey.cli.trackers import Maker
 from covey.errors import ConfigError
-from covey.runs.record import Round
+from covey.folder import trackers
+from covey.folder.terminal import Console
+from covey.folder.tracked import Tracked
+from covey.folder.trackers import Maker
+from covey.runs.scores.record import Round
 from covey.runs.tracker import to_csv
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command

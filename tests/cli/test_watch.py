@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 import pytest
 
 import covey as package
-from covey.cli.folder import Folder
-from covey.cli.recording import Recorder
 from covey.errors import ConfigError
-from covey.report import live
+from covey.folder.folder import Folder
+from covey.folder.recording import Recorder
 from covey.report.facts import Facts
-from covey.report.page import build
-from covey.runs import status
+from covey.report.page import live
+from covey.report.page.page import build
+from covey.runs.saved import status
 from tests.cli.command import BASE, covey, spawn
 from tests.report.folders import run_into
 
@@ -92,9 +92,9 @@ def test_a_run_under_way(folder: Path, tmp_path: Path) -> None:
     place.make()
     place.write("config.toml", (folder / "config.toml").read_text())
     run = package.run(package.load(folder).experiment)
-    recorder = Recorder(place)
+    recorder = Recorder(place, run, "SFedHP")
     with place.lock(), place.status():
-        recorder.begin(run, "SFedHP")
+        recorder.begin()
         with ended(spawn("watch", place.path, "--json")) as server:
             assert server.stdout is not None
             browser = Browser(json.loads(server.stdout.readline())["address"])
@@ -102,8 +102,7 @@ def test_a_run_under_way(folder: Path, tmp_path: Path) -> None:
             assert first["live"] == {"running": True}
             assert (first["runs"][0]["state"], first["runs"][0]["done"]) == ("running", 0)
             with browser.events() as lines:
-                place.append(next(run))
-                recorder.add(run)
+                recorder.log([next(run)])
                 until(lambda: next(lines) == "event: facts" and first_seed(browser)["rounds"])
                 seed = first_seed(browser)
                 assert (seed["rounds"], seed["node_rounds"]) == ([1], [1])

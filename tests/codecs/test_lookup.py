@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """Codecs are found by name, take options, and refuse what they cannot carry."""
 
 from typing import Any
@@ -35,23 +36,23 @@ def test_codecs_take_options() -> None:
         (
             "bitmpa",
             {},
-            r"'bitmpa' \(did you mean 'bitmap'\?\); known codecs are dense, bitmap, coo, auto, int8",
+            r"'bitmpa' \(did you mean 'bitmap'\?\); known codecs are dense, .*int8",
         ),
         ("zzz", {}, "'zzz'; known codecs"),
         (
             "int8",
             {"blocks": 3},
-            r"'int8' has no option 'blocks' \(did you mean 'block'\?\); its options are block, rounding",
+            r"unknown key codec int8.blocks \(did you mean .*block\?\); known are block, rounding",
         ),
-        ("int8", {"bits": 4}, "'int8' has no option 'bits'"),
-        ("auto", {"values": "f16"}, "'auto' has no option 'values'; it has none"),
-        ("dense_f16", {"values": "bf16"}, "'dense_f16' has no option 'values'; it has none"),
-        ("dense", {"values": "f8"}, "'own', 'f16' or 'bf16', not 'f8'"),
-        ("int8", {"block": 0}, "1 to 65535 values, not 0"),
-        ("int8", {"block": 65536}, "1 to 65535 values, not 65536"),
-        ("int8", {"block": True}, "1 to 65535 values, not True"),
-        ("int8", {"block": 2.5}, "1 to 65535 values, not 2.5"),
-        ("int4", {"rounding": "up"}, "'nearest' or 'stochastic', not 'up'"),
+        ("int8", {"bits": 4}, "unknown key codec int8.bits"),
+        ("auto", {"values": "f16"}, "unknown key codec auto.values; known are none"),
+        ("dense_f16", {"values": "bf16"}, "unknown key codec dense_f16.values; known are none"),
+        ("dense", {"values": "f8"}, 'values = "f8" must be "own" or "f16" or "bf16"'),
+        ("int8", {"block": 0}, "block = 0 must be a whole number between 1 and 65,535"),
+        ("int8", {"block": 65536}, "block = 65536 must be"),
+        ("int8", {"block": True}, "block = true must be"),
+        ("int8", {"block": 2.5}, "block = 2.5 must be"),
+        ("int4", {"rounding": "up"}, 'rounding = "up" must be "nearest" or "stochastic"'),
     ],
 )
 def test_what_is_not_there_is_refused(name: str, options: dict[str, Any], says: str) -> None:
@@ -60,7 +61,7 @@ def test_what_is_not_there_is_refused(name: str, options: dict[str, Any], says: 
 
 
 def test_there_are_two_numbers_of_bits() -> None:
-    with pytest.raises(ConfigError, match="bits=4 or 8, not 2"):
+    with pytest.raises(ConfigError, match="bits = 2 must be 4 or 8"):
         Quantised(2)
 
 

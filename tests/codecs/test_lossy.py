@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """What lossy codecs lose: as much as they say, and no bit more."""
 
 import numpy as np

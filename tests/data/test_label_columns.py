@@ -12,13 +12,13 @@ from torch import nn
 
 import covey
 from covey.algorithms import FedAvg
-from covey.cli.data_form import DataForm
 from covey.data import Names, Part, Shards, files
-from covey.data.encoding import MOST_WORDS
-from covey.data.files import device_file
-from covey.engine.losses import resolved_loss
-from covey.engine.named_losses import BinaryCrossEntropy
+from covey.data.tables.encoding import MOST_WORDS
+from covey.data.tables.files import device_file
+from covey.engine.measures.losses import resolved_loss
+from covey.engine.measures.named_losses import BinaryCrossEntropy
 from covey.errors import DataError
+from covey.files.data_form import DataForm
 from tests.data.test_frames import Plain
 
 HEADER = "device,x,hot,wet,heat,flow"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.data import Part, Shards, partition
-from covey.data.leaks import Copies, Overlaps, copies, overlaps
+from covey.data.partitions.leaks import Copies, Overlaps, copies, overlaps
 
 EXAMPLES = 8
 pieces = st.lists(st.integers(0, EXAMPLES - 1), max_size=6)

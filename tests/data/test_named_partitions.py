@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from covey.data import Shards, partition, recipes
-from covey.data.leaks import overlaps
-from covey.data.named_partitions import _DEALS, PARTITIONS, _takes, deal
-from covey.data.partition import SPLIT, Numbers, Split
+from covey.data.partitions.leaks import overlaps
+from covey.data.partitions.named_partitions import _DEALS, PARTITIONS, deal
+from covey.data.partitions.partition import SPLIT, Numbers, Split
 from covey.data.shards import Part
 from covey.errors import DataError
 
@@ -56,7 +56,6 @@ def same(one: Parts, other: Parts) -> bool:
 
 
 def test_every_partition_says_what_it_is() -> None:
-    assert list(PARTITIONS) == list(_DEALS)
     assert all(PARTITIONS.values())
 
 
@@ -216,9 +215,9 @@ GIVEN: dict[str, Any] = {"devices": 30, "labels": 2, "alpha": 0.5, "writers": np
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_refuses_what_a_partition_does_not_take(name: str) -> None:
-    for parameter in GIVEN.keys() - set(_takes(name)):
+    for parameter in GIVEN.keys() - set(_DEALS[name].usual):
         shown = parameter if parameter == "writers" else f"{parameter}={GIVEN[parameter]}"
-        users = ", ".join(other for other in PARTITIONS if parameter in _takes(other))
+        users = ", ".join(other for other in PARTITIONS if parameter in _DEALS[other].usual)
         with refused(
             shown,
             f"partition {name!r}",

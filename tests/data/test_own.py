@@ -184,7 +184,7 @@ def test_other_labels_are_as_they_are(
 def test_labels_from_one_with_a_gap_are_explained() -> None:
     with pytest.raises(
         DataError,
-        match=r"3 classes 0 to 2, .* count from 1: give y - 1, or classes=4 if no example",
+        match=r"3 classes 0 to 2 .* count from 1: give y - 1, or classes=4 if no example",
     ):
         named(1, 3, 3, classes=3)
 

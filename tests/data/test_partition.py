@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.data import partition
-from covey.data.partition import Numbers
+from covey.data.partitions.partition import Numbers
 from covey.errors import DataError
 
 seeds = st.integers(0, 2**32)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.data import recipes
-from covey.data.partition import Numbers
-from covey.data.recipes import Dealt
+from covey.data.partitions.partition import Numbers
+from covey.data.partitions.recipes import Dealt
 from covey.errors import DataError
 
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]

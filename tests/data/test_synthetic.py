@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from covey.data import synthetic
+from covey.data.published.synthetic import _sizes
 from covey.data.shards import SPLITS, Shards
-from covey.data.synthetic import _sizes
 from covey.errors import DataError
 
 

@@ -16,10 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.data.files import device_file, files
-from covey.data.scaling import Scaling
 from covey.data.shards import SPLITS, Shards
-from covey.data.tables import Columns, Faults
+from covey.data.tables.files import device_file, files
+from covey.data.tables.options import TableOptions
+from covey.data.tables.scaling import Scaling
+from covey.data.tables.tables import Faults
 from covey.errors import DataError
 
 HEADER = "device,edge,heat,flow,label"
@@ -277,7 +278,7 @@ def test_parquet_names_bad_rows(tmp_path: Path) -> None:
     with refused("row 3: column 'word' is 'x', which is not a number"):
         files(str(tmp_path / "pumps.parquet"), features=["word"])
     (tmp_path / "pumps.parquet").write_bytes(b"no parquet at all")
-    with refused("pumps.parquet cannot be read as .parquet"):
+    with refused("pumps.parquet cannot be read"):
         files(str(tmp_path / "pumps.parquet"))
 
 
@@ -619,7 +620,7 @@ def test_refuses_several_devices_in_a_file_of_a_folder(tmp_path: Path) -> None:
         ({"x": [["a"]], "y": [1]}, ["x in", "<U1", "astype('float32')"]),
         (
             {"x": [[1.0]], "y": np.array([None])},
-            ["cannot be read as .npz", "Object arrays", "astype(str)"],
+            ["cannot be read", "Object arrays", "astype(str)"],
         ),
         ({"x": np.zeros((0, 2)), "y": []}, ["d.npz has no rows"]),
     ],
@@ -639,11 +640,11 @@ def test_refuses_arrays_that_are_damaged_or_lack_a_device(tmp_path: Path) -> Non
         files(str(tmp_path), features=["heat"])
     for content in (b"not a zip", path.read_bytes()[:-30]):
         path.write_bytes(content)
-        with refused("d.npz cannot be read as .npz", "numpy.savez"):
+        with refused("d.npz cannot be read", "numpy.savez"):
             files(str(path))
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", b"no array")
-    with refused("d.npz cannot be read as .npz"):
+    with refused("d.npz cannot be read"):
         files(str(path))
 
 
@@ -653,7 +654,7 @@ def test_arrays_of_objects_are_not_unpickled(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "sprung",))
 
     arrays(tmp_path / "d.npz", x=np.zeros((1, 1)), y=np.array([Trap()]))
-    with refused("cannot be read as .npz"):
+    with refused("cannot be read"):
         files(str(tmp_path / "d.npz"))
     assert not (tmp_path / "sprung").exists()
 
@@ -675,7 +676,7 @@ def test_a_row_counts_once_and_its_first_fault_is_told() -> None:
 
 
 def test_columns_know_what_is_left_for_features() -> None:
-    assert Columns().chosen(["a", "label", "b", "split"]) == ("a", "b")
+    assert TableOptions().chosen(["a", "label", "b", "split"]) == ("a", "b")
 
 
 def trained(folder: Path) -> Shards:

@@ -11,10 +11,9 @@ import pytest
 
 import covey
 from covey.algorithms import FedAvg
-from covey.cli.config import load
-from covey.data import Shards, files
-from covey.data.frames import frame
+from covey.data import Shards, files, frame
 from covey.errors import DataError
+from covey.files.config import load
 from tests.cli.command import Result
 from tests.cli.command import covey as command
 from tests.data.test_frames import Plain

@@ -6,15 +6,13 @@ import json
 import pickle
 import struct
 import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.io import savemat
 
-from covey.data import catalog
+from covey.data.published import catalog
 
 Bytes = npt.NDArray[np.uint8]
 Parts = list[tuple[Bytes, Bytes]]
@@ -60,26 +58,6 @@ def write_idx(
 def idx_files(parts: Parts, names: tuple[str, ...], *, turned: bool = False) -> dict[str, bytes]:
     arrays = [array for x, y in parts for array in (x.transpose(0, 2, 1) if turned else x, y)]
     return {name: gzip.compress(idx(array)) for name, array in zip(names, arrays, strict=True)}
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(f"gzip/{name}", data)
-
-
-def write_mat(path: Path, parts: Parts, writers: list[list[int]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    structs = {
-        part: {
-            "images": x.transpose(0, 2, 1).reshape(len(x), -1),
-            "labels": y[:, None],
-            "writers": np.array(who, dtype=np.uint16)[:, None],
-        }
-        for part, (x, y), who in zip(("train", "test"), parts, writers, strict=True)
-    }
-    savemat(path, {"dataset": {**structs, "mapping": np.zeros((1, 2))}}, do_compression=True)
 
 
 def cifar_binary(x: Bytes, *labels: Bytes) -> bytes:

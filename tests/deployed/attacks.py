@@ -26,13 +26,14 @@ import torch
 
 import covey
 from covey.codecs import CODECS
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.frames import Assembler
-from covey.deployed.grpc_options import LOG
-from covey.deployed.transport import AskKey, Handler
-from covey.deployed.wire import Key, Reply, Request
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.frames import Assembler
+from covey.deployed.transport.grpc_options import LOG
+from covey.deployed.transport.transport import AskKey, Handler
+from covey.deployed.transport.wire import Reply, Request, key_asked, key_sent
 from covey.links.packed import Packed, Schema
-from covey.runtimes.envelope import open_sealed, seal
+from covey.runtimes.alone.envelope import open_sealed, seal
 from tests.deployed.hostile import Peer, by_hand, frame, hello, reply
 from tests.deployed.socket_tree import FINGERPRINT, SocketTree
 from tests.deployed.tree import FAST, until
@@ -186,7 +187,7 @@ class Intruder:
             message = self._assembler.take(self.peer.read())
         assert isinstance(message.head, Request)
         common, own = message.blobs
-        return message.head.key.asked(), common, own
+        return key_asked(message.head.key), common, own
 
     def truth(self) -> bytes:
         """What the honest node answers."""
@@ -337,7 +338,7 @@ OUTSIDE = [
     Attack(
         "a truncated hello",
         COVEY,
-        "are left",
+        "a Frame that cannot be read",
         stranger(GREETING[:-3], identity=own),
     ),
     Attack("a stream without a word", COVEY, "no hello in 1 s", stranger(identity=own)),
@@ -497,7 +498,9 @@ def sends(make: Callable[[Intruder], bytes]) -> Callable[[Siege], None]:
 
 
 def half(intruder: Intruder) -> bytes:
-    return frame(2, Reply(Key.of(intruder.key), SEAT, 2**18))  # no bytes of the answer follow
+    return frame(
+        2, Reply(key=key_sent(intruder.key), seat=SEAT, size=2**18)
+    )  # no bytes of the answer follow
 
 
 def behind(siege: Siege) -> None:
@@ -561,7 +564,9 @@ INSIDE = [
     in_facts("facts of another's subtree", "a fact of node 2, which is not", of_another),
     in_facts("facts that are no numbers", "gradients = nan", not_a_number),
     in_facts("an error without a kind", "an error that is not a kind and a text", false_error),
-    on_the_wire("garbage as a frame", "more than ten bytes", sends(lambda _: b"\xff" * 100)),
+    on_the_wire(
+        "garbage as a frame", "a Frame that cannot be read", sends(lambda _: b"\xff" * 100)
+    ),
     on_the_wire(
         "an oversized message",
         "more than 8388608",

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.cli.config import load
-from covey.cli.deploy_config import deployable
-from covey.cli.folder import Folder
-from covey.deployed.control import call
-from covey.deployed.disk import Disk
-from covey.deployed.replay import replay
-from covey.deployed.server_run import captured_in, missing_of
+from covey.deployed.files.deployment import deployable
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import captured_in, missing_of
+from covey.deployed.operate.control import call
+from covey.files.config import load
+from covey.folder.folder import Folder
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.runs.seed import Seed

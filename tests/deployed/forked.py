@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from covey.deployed.disk import FAULT_VARIABLE
-from covey.deployed.local import LOG, LocalProcesses
-from covey.deployed.plan_files import NODE
+from covey.deployed.node.disk import FAULT_VARIABLE
+from covey.deployed.plan.local import LOG, LocalProcesses
+from covey.deployed.plan.plan_files import NODE
 
 _SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
     "covey.cli.main",
-    "covey.deployed.grpc_network",
+    "covey.deployed.transport.grpc_network",
     "cryptography.x509",
     "grpc.aio",
     "tests.deployed.forked",

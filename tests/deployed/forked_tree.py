@@ -19,18 +19,20 @@ from typing import Any
 
 import torch
 
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.disk import set_fault
-from covey.deployed.events import EventLog
-from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.local import last_words, on_this_machine
-from covey.deployed.node import Node
-from covey.deployed.plan import Durability, Process, Settings, processes_of
-from covey.deployed.process import Member, parts_of
-from covey.deployed.progress import Progress
-from covey.deployed.transport import AskKey
-from covey.runs.build import Parts
+from covey.deployed.node.disk import set_fault
+from covey.deployed.node.node import Node
+from covey.deployed.node.process import Member, parts_of
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.plan.local import last_words, on_this_machine
+from covey.deployed.plan.plan import DeploySettings, processes_of
+from covey.deployed.plan.process import Durability, Process
+from covey.deployed.transport.grpc_network import GrpcNetwork
+from covey.deployed.transport.transport import AskKey
 from covey.runs.experiment import Experiment
+from covey.runs.parts import Parts
 from tests.laws.cases import state
 
 Hook = Callable[[str], None]
@@ -76,7 +78,7 @@ class ForkedTree:
     secure: bool = False
     next_life: Callable[[Process], Life] = lambda process: Life("")
     died: Callable[[Process, Life], None] = lambda process, life: None
-    settings: Settings = field(default_factory=Settings)
+    settings: DeploySettings = field(default_factory=DeploySettings)
     _running: dict[int, tuple[Process, Life]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -7,14 +7,25 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import covey
 from covey import draws
-from covey.deployed.certificates import Identity
-from covey.deployed.frames import Message, cut
-from covey.deployed.transport import AskKey
-from covey.deployed.wire import PROTOCOL, Frame, Head, Hello, Key, Reply, Taken, write, write_head
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.frames import Message, cut
+from covey.deployed.transport.transport import AskKey
+from covey.deployed.transport.wire import (
+    PROTOCOL,
+    Frame,
+    Head,
+    Hello,
+    Reply,
+    Taken,
+    key_sent,
+    write,
+    write_head,
+)
 from tests.deployed.tree import FINGERPRINT
 
 JOIN = "/covey.Tree/Join"
@@ -29,16 +40,28 @@ def hello(
     version: str = covey.__version__,
 ) -> bytes:
     """The frame of a hello; `last_key` is what the disks have written last."""
-    seats = tuple(Taken(name, last_key or "") for name in names)
-    return frame(1, Hello(protocol, fingerprint, b"i" * 16, b"n" * 32, seats, draws, version))
+    seats = [Taken(name=name, last_key=last_key or "") for name in names]
+    said = Hello(
+        protocol=protocol,
+        fingerprint=fingerprint,
+        instance=b"i" * 16,
+        nonce=b"n" * 32,
+        seats=seats,
+        draws=draws,
+        covey=version,
+    )
+    return frame(1, said)
 
 
 def frame(number: int, head: Head | None, *pieces: bytes) -> bytes:
-    return write(Frame(number, b"" if head is None else write_head(head), pieces))
+    return write(
+        Frame(number=number, head=b"" if head is None else write_head(head), pieces=pieces)
+    )
 
 
 def reply(number: int, asked: AskKey, seat: int, data: bytes) -> list[bytes]:
-    return list(cut(number, Message(Reply(Key.of(asked), seat, len(data)), (data,))))
+    head = Reply(key=key_sent(asked), seat=seat, size=len(data))
+    return list(cut(number, Message(head, (data,))))
 
 
 @dataclass
@@ -90,12 +113,15 @@ class Peer:
         return out
 
     def end(self) -> tuple[str, str]:
-        """Read until the parent ends the stream; the status and its text."""
+        """Read until the parent ends the stream, a minute at most; the status and its text."""
+        patience = Timer(60, self.call.cancel)
+        patience.start()
         try:
             for _ in self.call:
                 pass
         except self._error:
             pass
+        patience.cancel()
         self.frames.put(None)
         status = (self.call.code().name, self.call.details())
         self.channel.close()

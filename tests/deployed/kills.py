@@ -33,8 +33,8 @@ import torch
 
 import covey
 from covey.data import Shards, own
-from covey.deployed.disk import kill_at
-from covey.deployed.plan import Durability, Process
+from covey.deployed.node.disk import kill_at
+from covey.deployed.plan.process import Durability, Process
 from covey.runs.experiment import Experiment
 from covey.tree import Tree
 from tests.deployed.forked_tree import Ended, ForkedTree, Hook, Life

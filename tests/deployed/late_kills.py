@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.disk import Disk
-from covey.deployed.node import Node
-from covey.deployed.plan import Process, Settings
-from covey.deployed.replay import replay
-from covey.deployed.server_run import missing_of
-from covey.deployed.transport import AskKey
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.node import Node
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import missing_of
+from covey.deployed.plan.plan import DeploySettings
+from covey.deployed.plan.process import Process
+from covey.deployed.transport.transport import AskKey
 from covey.tree import Tree
 from tests.deployed.forked_tree import ForkedTree, Hook, Life
 from tests.deployed.kills import FEEDBACK, memory_folder, three_devices
@@ -78,7 +79,7 @@ def main() -> None:
     def died(process: Process, life: Life) -> None:
         deaths.append(process.name)
 
-    settings = Settings(quorum={"server": 1}, deadline={"server": DEADLINE})
+    settings = DeploySettings(quorum={"server": 1}, deadline={"server": DEADLINE})
     with tempfile.TemporaryDirectory(dir=memory_folder()) as path:
         forked = ForkedTree(one, Path(path), "process", False, next_life, died, settings)
         ended = forked.run()

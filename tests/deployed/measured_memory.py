@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from covey import models
-from covey.deployed.assemble import Told, node_of, told
-from covey.deployed.disk import Disk
-from covey.deployed.memory import give_back_free, give_back_large
-from covey.deployed.node import Epoch, Node
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.parked import parked, parked_parts, share
-from covey.deployed.process import parts_of
-from covey.deployed.transport import Answer, AskKey, Blob, Seat
-from covey.runs.build import Parts
-from covey.runtimes.envelope import Pieces
+from covey.deployed.node.assemble import Told, node_of, told
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.memory import give_back_free, give_back_large
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.parked import parked, parked_parts, share
+from covey.deployed.node.process import parts_of
+from covey.deployed.transport.transport import Answer, AskKey, Blob, Seat
+from covey.runs.parts import Parts
+from covey.runtimes.alone.envelope import Pieces
 from covey.tree import Tree
 from tests.laws.cases import CASES, CLASSES, INPUTS, experiment, with_fields
 

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from covey.data import Shards
-from covey.deployed.events import EventLog
-from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.local import on_this_machine
-from covey.deployed.plan import Process, Settings, processes_of
-from covey.deployed.process import Member, parts_of
-from covey.deployed.progress import Progress
+from covey.deployed.node.process import Member, parts_of
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.plan.local import on_this_machine
+from covey.deployed.plan.plan import DeploySettings, processes_of
+from covey.deployed.plan.process import Process
+from covey.deployed.transport.grpc_network import GrpcNetwork
 from covey.runs.experiment import Experiment
 
 ADDRESS = {"server": "s", "edge": "{seat}"}
@@ -27,7 +28,7 @@ def member(
     return Member(described, parts, GrpcNetwork(None), log, progress, own or {})
 
 
-def planned(experiment: Experiment, folder: Path, settings: Settings) -> list[Process]:
+def planned(experiment: Experiment, folder: Path, settings: DeploySettings) -> list[Process]:
     return on_this_machine(processes_of(experiment.tree, settings), folder)
 
 

@@ -5,17 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.assemble import Told, check, node_of, told
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.disk import Disk
-from covey.deployed.grpc_options import Limits
-from covey.deployed.grpc_port import GrpcPort
-from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.node import Node
-from covey.deployed.transport import Handler, Patience, Seat
-from covey.deployed.tree_runtime import TreeRuntime
-from covey.runs.build import Parts
+from covey.deployed.node.assemble import Told, check, node_of, told
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.node import Node
+from covey.deployed.node.tree_runtime import TreeRuntime
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.grpc_options import Limits
+from covey.deployed.transport.grpc_port import GrpcPort
+from covey.deployed.transport.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport.transport import Handler, Patience, Seat
 from covey.runs.experiment import Experiment
+from covey.runs.parts import Parts
 
 FINGERPRINT = "fingerprint"
 

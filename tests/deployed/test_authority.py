@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
-from covey.cli import certs
-from covey.cli.config import load
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.extras import cryptography
-from covey.deployed.local import free_ports
+from covey.deployed.commands import certs
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.plan.local import free_ports
+from covey.deployed.transport.extras import cryptography
 from covey.errors import ConfigError
+from covey.files.config import load
 from tests.cli.command import BASE, SMALL, Result, covey
 
 

@@ -15,19 +15,19 @@ import torch
 
 pytest.importorskip("grpc")
 
-from covey.deployed import grpc_transport, parcel
-from covey.deployed.disk import Disk
-from covey.deployed.local_transport import LocalTransport, SeatLost
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.owed import REMEMBERED, Owed
-from covey.deployed.owed_orders import FollowedOrders, OwedOrders
-from covey.deployed.progress import Progress
-from covey.deployed.replay import replay
-from covey.deployed.server_run import missing_of, server_run
-from covey.deployed.stored import Stored
-from covey.deployed.transport import Answer, AskKey, Blob, Handler, Patience
-from covey.deployed.wire import Key, Reply, Welcome
-from covey.runtimes.envelope import Pieces
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.owed_orders import FollowedOrders, OwedOrders
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import missing_of, server_run
+from covey.deployed.operate.progress import Progress
+from covey.deployed.transport import grpc_transport, parcel
+from covey.deployed.transport.local_transport import LocalTransport, SeatLost
+from covey.deployed.transport.owed import REMEMBERED, Owed
+from covey.deployed.transport.stored import Stored
+from covey.deployed.transport.transport import Answer, AskKey, Blob, Handler, Patience
+from covey.deployed.transport.wire import Reply, Welcome, key_sent
+from covey.runtimes.alone.envelope import Pieces
 from tests.deployed.tree import Family, echo, family, key, until
 from tests.laws.cases import CASES, differences, experiment, state
 from tests.laws.test_deployed import slow
@@ -65,7 +65,7 @@ def dying(killed: threading.Event) -> Handler:
 
 
 def reply(asked: AskKey) -> Reply:
-    return Reply(Key.of(asked), 0, 0)
+    return Reply(key=key_sent(asked))
 
 
 def test_a_request_that_is_sent_twice_may_be_answered_twice() -> None:

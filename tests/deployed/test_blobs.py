@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from covey.deployed import blobs
-from covey.deployed.disk import Disk, Durability
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.server_run import server_run
-from covey.deployed.transport import Answer, AskKey
+from covey.deployed.node import blobs
+from covey.deployed.node.disk import Disk, Durability
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.server_run import server_run
+from covey.deployed.transport.transport import Answer, AskKey
 from tests.laws.cases import CASES, experiment, with_fields
 
 KEY = AskKey("run", 0, "train", 7, "algorithm.device", "ab")

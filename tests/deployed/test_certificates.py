@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from covey.deployed import certificates, extras
-from covey.deployed.admit import Doorkeeper, Refusal
-from covey.deployed.certificates import Authority, Certificate, Identity, request
-from covey.deployed.grpc_options import TLS
+from covey.deployed.operate import certificates
+from covey.deployed.operate.authority import Authority, request
+from covey.deployed.operate.certificates import Identity, SeatCertificate
+from covey.deployed.transport import extras
+from covey.deployed.transport.admit import Doorkeeper, Refusal
+from covey.deployed.transport.grpc_options import TLS
 from covey.errors import ConfigError, TransportError
 from tests.cli.command import contents, covey
 
@@ -135,7 +137,7 @@ def test_bad_names_are_refused(authority: Authority, name: str) -> None:
 
 def test_bytes_that_are_no_certificate_are_an_error() -> None:
     with pytest.raises(ConfigError, match="is no certificate"):
-        Certificate.of(b"-----BEGIN CERTIFICATE-----\nabc\n")
+        SeatCertificate.of(b"-----BEGIN CERTIFICATE-----\nabc\n")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -192,7 +194,8 @@ def test_no_file_is_open_to_others_for_a_moment(
     opened = os.open
 
     def watched(path: Path, flags: int, mode: int = 0o777) -> int:
-        modes[Path(path).name.split(".")[1]] = mode
+        if flags & os.O_CREAT:
+            modes[Path(path).name.split(".")[1]] = mode
         return opened(path, flags, mode)
 
     monkeypatch.setattr(os, "open", watched)
@@ -338,7 +341,7 @@ def test_a_request_is_signed_once(authority: Authority, tmp_path: Path) -> None:
     for _ in range(2):
         folder = authority.issue("gate", seats=seats, request=signed, holders="revoke")
         assert [entry.revoked for entry in authority.issued()] == [True, False]
-    certificate = Certificate.of((folder / "certificate.pem").read_bytes())
+    certificate = SeatCertificate.of((folder / "certificate.pem").read_bytes())
     assert certificate.refusal(Identity(folder).revoked(), NOW) is None
     other = request(tmp_path / "other", "gate")
     with pytest.raises(ConfigError, match="gate has a certificate until"):
@@ -361,7 +364,7 @@ def test_no_certificate_outlives_its_authority(
     short = Authority.create(tmp_path / "short", days=0.5)
     with pytest.raises(ConfigError, match=r"give --days 0.499, or make"):
         short.issue("device0")
-    monkeypatch.setattr("covey.deployed.certificates._now", lambda: NOW + timedelta(days=11))
+    monkeypatch.setattr(certificates, "now", lambda: NOW + timedelta(days=11))
     with pytest.raises(ConfigError, match="; make another authority with covey certs init"):
         authority.issue("device1")
     assert "the authority ended at" in str(identity.refusal())

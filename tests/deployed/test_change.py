@@ -16,24 +16,26 @@ import torch
 import covey
 from covey import Experiment, Tree, laws, models
 from covey.algorithms import FedAvg, PerMFL, SFedHP
-from covey.cli import deploy_change, node_config
-from covey.cli.config import load
-from covey.cli.deployment import Deployment
 from covey.data import census
-from covey.deployed import plan_files, plan_scripts
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.change import TreeChange, changed, check_followed, disk_change, moved
-from covey.deployed.disk import Disk
-from covey.deployed.door import Door
-from covey.deployed.local import free_ports
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.owed_orders import OwedOrders
-from covey.deployed.seats import names_of, seats_of
-from covey.deployed.server_run import captured_in, finish, server_run
-from covey.deployed.transport import AskKey
+from covey.deployed.commands import deploy_change
+from covey.deployed.files.deployment import Deployment
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.owed_orders import OwedOrders
+from covey.deployed.node.server_run import captured_in, finish, server_run
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.plan import plan_files
+from covey.deployed.plan.change import Seats, TreeChange, changed, check_followed, disk_change
+from covey.deployed.plan.local import free_ports
+from covey.deployed.plan.process import Process
+from covey.deployed.plan.seats import names_by_tier, names_of, seats_of
+from covey.deployed.transport.door import Door
+from covey.deployed.transport.transport import AskKey
 from covey.errors import CheckpointError, ConfigError
-from covey.kernel.store import Entry, Frozen
-from covey.runs.fingerprint import of as fingerprint_of
+from covey.files.config import load
+from covey.kernel.store.store import Entry, Frozen
+from covey.runs.saved.fingerprint import of as fingerprint_of
 from tests.cli.command import SMALL, spawn
 from tests.cli.command import covey as command
 from tests.deployed.scripts import Tools
@@ -56,12 +58,10 @@ def names(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {"server": ["server"], "edge": list(edges), "device": devices}
 
 
-def parents(edges: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """The parent of every seat."""
-    out: dict[str, str | None] = {"server": None} | dict.fromkeys(edges, "server")
-    for edge, group in edges.items():
-        out |= dict.fromkeys(group, edge)
-    return out
+def seats(edges: Mapping[str, Sequence[str]], tree: Tree | None = None) -> Seats:
+    """The seats of a tree, or of one of its tiers alone."""
+    tree = tree or Tree.grouped([len(group) for group in edges.values()])
+    return seats_of(tree, {tier: names(edges)[tier] for tier in tree.tiers[1:]})
 
 
 def examples(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,10 +84,10 @@ def experiment(edges: Mapping[str, Sequence[str]], algorithm: str, rounds: int) 
     )
 
 
-def tree_names(edges: Mapping[str, Sequence[str]], one: Experiment) -> dict[str, list[str]]:
-    """The names of the tiers that the algorithm uses."""
+def seats_used(edges: Mapping[str, Sequence[str]], one: Experiment) -> Seats:
+    """The seats of the tiers that the algorithm uses."""
     tree, _ = one.algorithm.fit(one.tree)
-    return {tier: names(edges)[tier] for tier in tree.tiers}
+    return seats(edges, tree)
 
 
 def moved_rows(frozen: Frozen, places: Sequence[int]) -> Frozen:
@@ -110,7 +110,7 @@ def simulated(algorithm: str, *, before: int, rounds: int, planned: int) -> cove
         next(old)
     old.runtime.commit()
     new = covey.run(experiment(NEW, algorithm, rounds))
-    change = TreeChange(tree_names(OLD, old.experiment), tree_names(NEW, new.experiment))
+    change = TreeChange(seats_used(OLD, old.experiment), seats_used(NEW, new.experiment))
     captured = changed(old.captured(), change, fingerprint_of(new.experiment))
     for frozen in old.runtime.freeze(0):
         new.runtime.thaw(moved_rows(frozen, change.places(frozen.tier)), 0)
@@ -123,11 +123,11 @@ def simulated(algorithm: str, *, before: int, rounds: int, planned: int) -> cove
 
 def move_disks(folder: Path, change: TreeChange) -> None:
     """What an operator does: every seat keeps its disk, whatever its number is."""
-    for tier in list(change.new)[1:]:
+    for tier in list(names_by_tier(change.new))[1:]:
         for number, place in enumerate(change.places(tier)):
             if place >= 0:
                 shutil.move(folder / "old" / f"{tier}{place}", folder / "new" / f"{tier}{number}")
-    top = next(iter(change.new))
+    top = next(iter(change.new.values())).tier
     shutil.move(folder / "old" / f"{top}0", folder / "new" / f"{top}0")
 
 
@@ -141,7 +141,7 @@ def deployed(folder: Path, algorithm: str, *, before: int, rounds: int, planned:
     run.runtime.commit()
     first.close()
     new = experiment(NEW, algorithm, rounds)
-    change = TreeChange(tree_names(OLD, old), tree_names(NEW, new))
+    change = TreeChange(seats_used(OLD, old), seats_used(NEW, new))
     path = folder / "old" / "server0" / "node.sqlite"
     disk = Disk(path)
     prepared = disk_change(disk, change, fingerprint_of(new))
@@ -180,12 +180,12 @@ def test_sums_and_scores_follow_their_nodes() -> None:
     old = covey.run(experiment(OLD, "PerMFL", 3))
     next(old)
     new = experiment(NEW, "PerMFL", 3)
-    change = TreeChange(names(OLD), names(NEW))
+    change = TreeChange(seats(OLD), seats(NEW))
     before = old.captured()
     after = changed(before, change, fingerprint_of(new))
     assert change.places("device") == [1, 2, 0, -1]
-    assert change.added() == ["west", "e"]
-    assert change.removed() == ["d"]
+    assert change.added == ["west", "e"]
+    assert change.removed == ["d"]
     for number, (tier, _) in enumerate(before.facts["totals"]):
         was = before.tensors[f"totals.{number}"].tolist()
         now = after.tensors[f"totals.{number}"].tolist()
@@ -202,14 +202,14 @@ def test_what_else_changes_is_refused() -> None:
     next(old)
     other = replace(experiment(NEW, "PerMFL", 3), seed=7)
     with pytest.raises(ConfigError, match=r"the run's seed is 0, the new file's is 7"):
-        changed(old.captured(), TreeChange(names(OLD), names(NEW)), fingerprint_of(other))
+        changed(old.captured(), TreeChange(seats(OLD), seats(NEW)), fingerprint_of(other))
     with pytest.raises(ConfigError, match="keeps the tiers"):
-        TreeChange(names(OLD), {"server": ["server"], "device": ["a"]})
+        TreeChange(seats(OLD), seats_of(Tree.flat(1), {"device": ["a"]}))
 
 
 def test_a_disk_without_a_round_has_nothing_to_keep(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
-    change = TreeChange(names(OLD), names(NEW))
+    change = TreeChange(seats(OLD), seats(NEW))
     with pytest.raises(CheckpointError, match="covey deploy plan"):
         disk_change(disk, change, {})
     assert captured_in(disk) is None
@@ -223,9 +223,9 @@ def test_a_tree_does_not_change_twice(tmp_path: Path) -> None:
     next(run)
     run.runtime.commit()
     tree.close()
-    old = tree_names(OLD, one)
-    first, second, *others = old["device"]
-    change = TreeChange(old, old | {"device": [second, first, *others]})
+    old = seats_used(OLD, one)
+    first, second, *others = names(OLD)["device"]
+    change = TreeChange(old, seats_of(Tree.flat(4), {"device": [second, first, *others]}))
     disk = Disk(tmp_path / "server0" / "node.sqlite")
     disk_change(disk, change, fingerprint_of(one)).write(disk, tmp_path / "backup")
     with pytest.raises(ConfigError, match=r"another order; give --server"):
@@ -237,20 +237,19 @@ def test_a_tree_does_not_change_twice(tmp_path: Path) -> None:
 def test_a_seat_does_not_move_from_an_edge_that_owes_an_order(tmp_path: Path) -> None:
     """The device would never hold the rows that were chosen while its edge was away."""
     disk = Disk(tmp_path / "node.sqlite")
-    change = TreeChange(names(OLD), names(NEW))
-    both = [parents(OLD), parents(NEW)]
+    change = TreeChange(seats(OLD), seats(NEW))
     north, south = (names(OLD)["edge"].index(name) for name in ("north", "south"))
-    check_followed(disk, change, *both)
+    check_followed(disk, change)
     owed = OwedOrders(disk)
     owed.add(ORDER, "best", {south: b""}, before=1)
-    check_followed(disk, change, *both)  # nobody moves away from it
+    check_followed(disk, change)  # nobody moves away from it
     owed.add(ORDER, "best", {north: b""}, before=1)
     text = r"north was away .* and a, which moves away .*; start the tree as it was until north"
     with pytest.raises(ConfigError, match=text):
-        check_followed(disk, change, *both)
+        check_followed(disk, change)
     owed.settle(north)
     disk.note(**owed.facts())
-    check_followed(disk, change, *both)
+    check_followed(disk, change)
     disk.close()
 
 
@@ -291,13 +290,12 @@ def test_the_backup_is_the_disk_as_it_was(tmp_path: Path) -> None:
 def test_seats_have_the_names_of_the_file() -> None:
     tree = Tree.grouped([2, 1])
     given = {"device": ["pump-a", "pump-b", "pump-c"]}
-    seats = seats_of(tree, given)
-    assert list(seats) == ["server", "edge0", "edge1", "pump-a", "pump-b", "pump-c"]
-    assert seats["edge0"].children == ("pump-a", "pump-b")
-    assert seats["pump-c"].parent == "edge1"
-    other = {name: seat.parent for name, seat in seats.items()} | {"pump-b": "edge1"}
-    parents = {name: seat.parent for name, seat in seats.items()}
-    assert moved(parents, other) == {"pump-b": ("edge0", "edge1")}
+    named = seats_of(tree, given)
+    assert list(named) == ["server", "edge0", "edge1", "pump-a", "pump-b", "pump-c"]
+    assert named["edge0"].children == ("pump-a", "pump-b")
+    assert named["pump-c"].parent == "edge1"
+    other = seats_of(Tree.grouped([1, 2]), given)
+    assert TreeChange(named, other).moved == {"pump-b": ("edge0", "edge1")}
 
 
 @pytest.mark.parametrize(
@@ -416,7 +414,7 @@ def run_tree(plan: Path) -> None:
     running = {}
     for folder, control in zip(folders, free_ports(len(folders)), strict=True):
         words = ["node", folder / "node.toml", "--insecure", "--control-port", control]
-        listen = node_config.load(folder / "node.toml").listen
+        listen = Process.load(folder / "node.toml").listen
         if listen is not None:
             words += ["--listen", listen.replace("0.0.0.0", "127.0.0.1")]
         running[folder.name] = spawn(*words)
@@ -546,9 +544,9 @@ def test_the_scripts_of_a_change_can_be_started_again(pumps: Pumps, tmp_path: Pa
     authority = tmp_path / "certs"
     old = planned(tmp_path / "old.toml", 'deploy.processes.gate=["c", "d"]')
     plan = tmp_path / "old plan"
-    old.write(plan, old.processes)
+    plan_files.write(old.processes, old.files(), plan, old.deploy.image)
     plan_files.add_requests(old.processes, plan)
-    plan_scripts.write_signing(old.processes, plan, authority)
+    plan_files.write_signing(old.processes, plan, authority)
     assert tools.run(plan / "sign.sh") == 0, tools.said
     new_file = pumps.file("new.toml", NEW, 4)
     new = planned(new_file, 'deploy.processes.gate=["c", "a"]')
@@ -648,7 +646,7 @@ def test_the_authority_is_beside_the_new_plan(tmp_path: Path) -> None:
     """The plan is copied to the operator's machine, where no other folder of this one is."""
     authority = deploy_change._authority(tmp_path / "old" / "server", tmp_path / "x" / "new")
     (tmp_path / "x" / "new").mkdir(parents=True)
-    plan_scripts.write_signing([], tmp_path / "x" / "new", authority, change=True)
+    plan_files.write_signing([], tmp_path / "x" / "new", authority, change=True)
     text = (tmp_path / "x" / "new" / "sign.sh").read_text(encoding="utf-8")
     assert 'authority=${1:-"$folder"/../certs}' in text
 

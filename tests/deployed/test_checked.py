@@ -20,9 +20,9 @@ from torch import nn
 import covey
 from covey import Algorithm, Nodes, Rows
 from covey.codecs import CODECS
-from covey.deployed import local_transport, node_rows, parcel
-from covey.deployed.checked import OrderCheck, child_error
-from covey.deployed.checked_facts import (
+from covey.deployed.node import node_rows
+from covey.deployed.node.checked import ChildCheck, OrderCheck, child_error
+from covey.deployed.node.checked_facts import (
     Rehearsed,
     check,
     header_limit,
@@ -30,20 +30,21 @@ from covey.deployed.checked_facts import (
     rows_limit,
     subtrees,
 )
-from covey.deployed.events import EventLog
-from covey.deployed.local_transport import LocalTransport
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.missed import remembered
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.progress import Progress
-from covey.deployed.replay import replay
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Diverged, Handler, Patience
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.missed import remembered
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.transport import local_transport, parcel
+from covey.deployed.transport.local_transport import LocalTransport
+from covey.deployed.transport.transport import AskKey, Diverged, Handler, Patience
+from covey.engine.measures.metrics import COUNT, HOLDS, LOSS, SQUARED
 from covey.errors import DecodeError, DivergedError, ProgramError, TransportError
 from covey.links.packed import Packed
-from covey.runs.devices import COUNT, HOLDS, LOSS, SQUARED
-from covey.runtimes.envelope import open_sealed, seal
-from covey.runtimes.facts import Facts
+from covey.runtimes.alone.envelope import open_sealed, seal
+from covey.runtimes.facts import SubtreeFacts
 from covey.tree import Tree
 from tests.deployed.attacks import with_value
 from tests.deployed.socket_tree import SocketTree
@@ -383,6 +384,52 @@ def test_devices_that_diverge_are_not_evicted_and_end_the_ask_without_a_quorum(
         answers = transport.ask(key(5), b"", own, None, diverged)
         assert {answer.status for answer in answers.values()} == {"answered"}
         assert max(asked.values()) <= 6
+
+
+class SameError(ChildCheck):
+    """A check that takes every answer for the same error."""
+
+    most = None
+
+    def _check(self, seat: int, data: bytes) -> bool:
+        return self._ends_round(seat, ("ProgramError", "a fault"))
+
+
+@pytest.mark.parametrize("sockets", [True, False])
+def test_an_error_of_most_ends_an_ask_though_the_others_were_evicted_for_it(
+    folder: Path, sockets: bool
+) -> None:
+    """Seat 0 is evicted for it before seat 1 answers: nobody waits for a quorum of both."""
+    answers: list[Any] = []
+    with ExitStack() as stack:
+        transport: Any = LocalTransport()
+        if sockets:
+            pytest.importorskip("grpc")
+            tree = stack.enter_context(family(folder, count=2, secure=False))
+            transport = tree.parent
+
+        def late(*_: Any) -> bytes:
+            until(lambda: len(transport.members()) == 1)
+            return b"error"
+
+        if sockets:
+            tree.dial(0, handler=lambda *_: b"error")
+            tree.dial(1, handler=late)
+            tree.wait(0, 1)
+        else:
+            transport.take(0, lambda *_: b"error")
+            transport.take(1, late)
+            stack.callback(transport.close)
+        check = SameError()
+        check.asked = 2
+
+        def ask() -> None:
+            answers.append(transport.ask(key(), b"", {0: b"", 1: b""}, Patience(20, 2), check))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert [answers[0][seat].status == "answered" for seat in (0, 1)] == [False, True]
 
 
 def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
@@ -893,7 +940,7 @@ def test_what_passes_can_be_added_up() -> None:
     facts["notes"] = [["device", "loss", [1e290] * 64, 1e290, 1e290, 64]]
     facts["gradients"] = float(2**53)
     check(GOOD | {"facts": facts}, SUBTREE, rehearsed())
-    both = Facts(Tree.grouped([2, 3]))
+    both = SubtreeFacts(Tree.grouped([2, 3]))
     for _ in range(100):
         both.merge(facts)
     played = both.played(None, None, {}, {})
@@ -942,7 +989,7 @@ def test_the_longest_facts_of_children_fit_into_the_header_of_their_parent() -> 
     parent = {"region": range(0, 1), "edge": range(0, 2), "device": range(0, 5)}
     children = [{"edge": range(0, 1), "device": range(0, 2)},
                 {"edge": range(1, 2), "device": range(2, 5)}]  # fmt: skip
-    facts = Facts(tree)
+    facts = SubtreeFacts(tree)
     missing = [[2**53, "train", 2**64 - 1, "edge", number, "absent"] for number in range(2)] * 256
     for child in children:
         header = longest_facts(child, rehearsal)

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from covey.cli import ctl
-from covey.cli.ctl_screen import merged, waiting
-from covey.deployed import control as control_module
-from covey.deployed.certificates import KEY, Authority, Identity
-from covey.deployed.control import AnotherProcess, Control, NotListening, call, drained
-from covey.deployed.events import HIDDEN, EventLog
-from covey.deployed.progress import Progress, SeatProgress
-from covey.deployed.transport import Answer, AskKey, Blob, Check, Patience
+from covey.deployed.commands import ctl
+from covey.deployed.commands.ctl_screen import merged, waiting
+from covey.deployed.operate import control as control_module
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import KEY, Identity
+from covey.deployed.operate.control import AnotherProcess, Control, NotListening, call, drained
+from covey.deployed.operate.events import HIDDEN, EventLog
+from covey.deployed.operate.progress import Progress, SeatProgress
+from covey.deployed.transport.transport import Answer, AskKey, Blob, Check, Patience
 from covey.errors import ConfigError, TransportError
 from tests.cli.command import covey
 

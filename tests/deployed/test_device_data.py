@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,15 +12,15 @@ import pytest
 import torch
 
 import covey
-from covey.cli import node
-from covey.cli.config import Config, load
-from covey.cli.deployment import Deployment
-from covey.cli.device_data import described, own_data, own_examples, with_whole_paths
 from covey.data import Shards, census, files
-from covey.data.census import read
 from covey.data.shards import SPLITS
-from covey.deployed.plan import Settings
+from covey.data.tables.census import read
+from covey.deployed.commands import node
+from covey.deployed.files.deployment import Deployment
+from covey.deployed.files.device_data import described, own_data, own_examples, with_whole_paths
+from covey.deployed.plan.plan import DeploySettings
 from covey.errors import ConfigError, DataError, ProgramError
+from covey.files.config import Config, load
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned, serving
 from tests.deployed.test_process import facts
@@ -90,7 +91,7 @@ def test_a_tree_trains_on_files_that_stay_with_their_devices(
     config: Config, tmp_path: Path
 ) -> None:
     experiment = config.experiment(0)
-    settings = Settings(address=ADDRESS, data={"device": f"{tmp_path}/{{seat}}.csv"})
+    settings = DeploySettings(address=ADDRESS, data={"device": f"{tmp_path}/{{seat}}.csv"})
     members = {}
     for process in planned(experiment, tmp_path / "local", settings):
         own = own_data(config, process, experiment.data)
@@ -413,14 +414,14 @@ def test_a_description_has_no_example(config: Config, tmp_path: Path) -> None:
 
 def test_the_place_of_a_file_depends_on_no_folder(config: Config, tmp_path: Path) -> None:
     deploy = (config.deploy or {}) | {"data": {"device": "{seat}.csv"}}
-    here = config.model_copy(update={"deploy": deploy})
+    here = replace(config, deploy=deploy)
     with pytest.raises(ConfigError, match=r'device0 has "device0.csv"; .* whole path'):
         Deployment.of(here)
     local = Deployment.of(with_whole_paths(here, tmp_path), local=True)
     assert local.processes[-1].data == {"device2": str(tmp_path / "device2.csv")}
     deploy["data"] = {"device": "~no-such-user/{seat}.csv"}
     with pytest.raises(ConfigError, match=r"deploy.data.device = .* no such user"):
-        with_whole_paths(config.model_copy(update={"deploy": deploy}), tmp_path)
+        with_whole_paths(replace(config, deploy=deploy), tmp_path)
 
 
 def test_a_device_by_hand_has_its_file_beside_the_experiment(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.deployed.disk import (
+from covey.deployed.node.disk import (
     Disk,
     Durability,
     arm_fault,
@@ -18,10 +18,10 @@ from covey.deployed.disk import (
     number_in,
     set_fault,
 )
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.server_run import server_run
-from covey.deployed.transport import Answer, AskKey
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.server_run import server_run
+from covey.deployed.transport.transport import Answer, AskKey
 from covey.errors import CheckpointError, ConfigError, CoveyError, TransportError
 from tests.laws.cases import CASES, experiment
 
@@ -46,6 +46,13 @@ def test_durability(tmp_path: Path, durability: Durability, synchronous: int) ->
     disk = Disk(tmp_path / "node.sqlite", durability)
     assert disk._query("PRAGMA synchronous") == [(synchronous,)]
     assert disk._query("PRAGMA journal_mode") == [("wal",)]
+    disk.close()
+
+
+def test_a_disk_in_memory_has_no_log_to_move() -> None:
+    disk = Disk(":memory:")
+    for number in range(50):
+        disk.end_ask(replace(KEY, path=number), [], bytes(2**21), {})
     disk.close()
 
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.deployed.blobs import Connection
-from covey.deployed.disk import Disk, Durability
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.plan import Settings
-from covey.deployed.server_run import server_run
-from covey.deployed.transport import Answer, AskKey
+from covey.deployed.node.blobs import Connection
+from covey.deployed.node.disk import Disk, Durability
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.server_run import server_run
+from covey.deployed.plan.plan import DeploySettings
+from covey.deployed.transport.transport import Answer, AskKey
 from covey.errors import CheckpointError, ConfigError, TransportError
-from covey.runs.live_folder import LiveFolder
-from covey.runs.lock import is_locked, locked
-from covey.runs.record import Round
+from covey.runs.saved.live_folder import LiveFolder
+from covey.runs.saved.lock import is_locked, locked
+from covey.runs.scores.record import Round
 from tests.deployed.members import member, planned
 from tests.laws.cases import CASES, experiment
 
@@ -32,7 +32,7 @@ KEY = AskKey("run", 3, "train", 7, "algorithm.device", "ab")
 def test_a_second_process_on_the_disks_is_told_who_has_them(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     case = experiment(CASES["FedAvg"])
-    process = planned(case, tmp_path, Settings(address={"server": "s"}))[1]
+    process = planned(case, tmp_path, DeploySettings(address={"server": "s"}))[1]
     first = member(process, case)
     twin = member(replace(process, control_port=process.control_port + 1), case)
     with first.running(None):

@@ -15,16 +15,17 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
-from covey.cli import node
-from covey.cli.config import load
-from covey.deployed import parcel
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node import Epoch, Node
-from covey.deployed.server_run import server_run
-from covey.deployed.transport import AskKey
+from covey.deployed.commands import node
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.server_run import server_run
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport import parcel
+from covey.deployed.transport.transport import AskKey
 from covey.errors import ConfigError, CoveyError, TransportError
-from covey.runtimes.envelope import header_of, open_sealed, seal
+from covey.files.config import load
+from covey.runtimes.alone.envelope import header_of, open_sealed, seal
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state, whole

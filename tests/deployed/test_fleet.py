@@ -19,17 +19,18 @@ import pytest
 
 import covey
 from covey import Algorithm, Nodes, Rows
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.control import Control, call
-from covey.deployed.events import EventLog
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.progress import Progress, SeatProgress
-from covey.deployed.replay import replay
-from covey.deployed.seats import check_name
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Patience
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.control import Control, call
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress, SeatProgress
+from covey.deployed.plan.seats import check_name
+from covey.deployed.transport.transport import AskKey, Patience
 from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, ProgramError
-from covey.runtimes.envelope import seal
+from covey.runtimes.alone.envelope import seal
 from tests.deployed.tree import until
 from tests.laws.cases import CASES, PLAIN, Case, differences, experiment
 from tests.laws.test_deployed import rows_of
@@ -165,8 +166,9 @@ def test_a_device_that_could_not_follow_an_order_trains_only_after_it(
 FLOOD = """
 import socket, sys, time
 from pathlib import Path
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.grpc_transport import GrpcTransport
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.grpc_transport import GrpcTransport
 
 identity = Identity(Authority.create(Path(sys.argv[1])).issue("edge0"))
 parent = GrpcTransport("127.0.0.1:0", {"device0": 0}, fingerprint="f", identity=identity)

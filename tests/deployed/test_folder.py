@@ -21,29 +21,30 @@ import pytest
 import torch
 
 import covey
-from covey.cli import deploy_config, deploy_local, outcome, server_folder
-from covey.cli.config import Config, load
-from covey.cli.deployment import Deployment
-from covey.cli.folder import Folder
-from covey.cli.node import _rounds
-from covey.cli.replay import run_folder
-from covey.cli.server_folder import REPLAY, ServerFolder
-from covey.cli.terminal import Console
-from covey.deployed import node, own_models
-from covey.deployed.disk import Disk, set_fault
-from covey.deployed.events import EventLog
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.plan import processes_of
-from covey.deployed.process import Member
-from covey.deployed.progress import Progress
-from covey.deployed.server_run import finish, server_run
-from covey.deployed.transport import Patience
+from covey.deployed.commands.node import _rounds
+from covey.deployed.commands.replay import run_folder
+from covey.deployed.files import deploy_local, server_folder
+from covey.deployed.files.deployment import Deployment
+from covey.deployed.files.server_folder import REPLAY, ServerFolder
+from covey.deployed.node import node, own_models
+from covey.deployed.node.disk import Disk, set_fault
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.process import Member
+from covey.deployed.node.server_run import finish, server_run
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.plan.plan import DeploySettings, processes_of
+from covey.deployed.transport.transport import Patience
 from covey.errors import CheckpointError, ConfigError, DivergedError
-from covey.runs import checkpoint, status
-from covey.runs.record import Round
+from covey.files.config import Config, load
+from covey.folder import outcome
+from covey.folder.folder import Folder
+from covey.folder.terminal import Console
 from covey.runs.run import Run
-from covey.runs.same_state import record_differences, state_differences
+from covey.runs.saved import checkpoint, status
+from covey.runs.saved.same_state import record_differences, state_differences
+from covey.runs.scores.record import Round
 from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 
@@ -273,7 +274,7 @@ def test_a_run_ends_without_nodes_that_are_away(
     monkeypatch.setattr(node, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
-    local = deploy_local.LocalTree(
+    local = deploy_local.LocalDeployment(
         Deployment.of(config, local=True), tmp_path, insecure=True, command=""
     )
     for away in (True, False):
@@ -363,7 +364,7 @@ def test_nodes_get_their_models_though_the_run_diverged(
 def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
     """The server's folder has the global model alone, and says why it has no other."""
     config = load(BASE, [*SMALL[1:], "rounds=2", "deploy.share_rows=false"])
-    settings = replace(deploy_config.read(config.deploy or {}).settings(), address=ADDRESS)
+    settings = replace(DeploySettings.read(config.deploy or {}), address=ADDRESS)
     experiment = config.experiment(config.seed)
     planned = processes_of(experiment.tree, settings)
     assert all(process.as_dict()["share_rows"] is False for process in planned)

@@ -20,16 +20,17 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from covey.deployed import grpc_transport
-from covey.deployed.certificates import REVOKED, Authority, Identity
-from covey.deployed.frames import CHUNK, Assembler, Message
-from covey.deployed.grpc_options import check_plain, server_credentials, waits
-from covey.deployed.grpc_port import GrpcPort, _Session
-from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.progress import Progress
-from covey.deployed.stored import AnswerFile, Arrival, NamelessFile, Stored
-from covey.deployed.transport import Answer, AskKey, Diverged, Patience, Seat
-from covey.deployed.wire import Key, Reply
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import REVOKED, Identity
+from covey.deployed.operate.progress import Progress
+from covey.deployed.transport import grpc_transport
+from covey.deployed.transport.frames import Assembler, Message
+from covey.deployed.transport.grpc_options import check_plain, server_credentials, waits
+from covey.deployed.transport.grpc_port import GrpcPort, _Session
+from covey.deployed.transport.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport.stored import AnswerFile, Arrival, NamelessFile, Stored
+from covey.deployed.transport.transport import CHUNK, Answer, AskKey, Diverged, Patience, Seat
+from covey.deployed.transport.wire import Reply, key_sent
 from covey.errors import ConfigError, CoveyError, EvictedError, TransportError
 from tests.deployed.hostile import Peer, frame, hello
 from tests.deployed.proxy import Proxy
@@ -181,7 +182,7 @@ def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> 
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(tree.parent.ask, key(), b"", own, Patience(1.0, 2))
             slow.read()
-            slow.send(frame(2, Reply(Key.of(key()), 0, 3 * CHUNK), bytes(CHUNK)))
+            slow.send(frame(2, Reply(key=key_sent(key()), size=3 * CHUNK), bytes(CHUNK)))
             ask = tree.parent._asks[key()]
             until(lambda: ask.held == 3 * CHUNK)
             begun.set()
@@ -218,7 +219,7 @@ def test_a_slow_disk_does_not_stop_the_event_loop(
         tree.wait(0)
         asked = threads.submit(tree.parent.ask, key(), b"", {0: b"", 1: b""}, Patience(0.1, 1))
         slow.read()
-        slow.send(frame(2, Reply(Key.of(key()), 0, 3 * CHUNK), bytes(CHUNK)))
+        slow.send(frame(2, Reply(key=key_sent(key()), size=3 * CHUNK), bytes(CHUNK)))
         try:
             assert writes.wait(10)
             slow.close()
@@ -299,7 +300,7 @@ def test_an_answer_that_no_file_takes_counts_as_held_while_it_arrives(tmp_path: 
         tree.wait(0)
         asked = threads.submit(tree.parent.ask, key(), b"", {0: b""})
         peer.read()
-        peer.send(frame(2, Reply(Key.of(key()), 0, 2 * CHUNK), bytes(CHUNK)))
+        peer.send(frame(2, Reply(key=key_sent(key()), size=2 * CHUNK), bytes(CHUNK)))
         ask = tree.parent._asks[key()]
         until(lambda: ask.held == 2 * CHUNK)
         peer.close()
@@ -538,8 +539,8 @@ def test_a_process_that_returns_gets_the_open_ask(plain: Family) -> None:
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from covey.deployed.certificates import Identity
-from covey.deployed.grpc_port import GrpcPort
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.grpc_port import GrpcPort
 from tests.deployed.tree import FAST, FINGERPRINT, echo
 
 def handler(key, common, own):
@@ -800,7 +801,7 @@ def test_a_certificate_of_other_seats_is_refused_before_dialling(tmp_path: Path)
             tree.dial(1, identity=tree.identity("device0"))
         with pytest.raises(TransportError, match="asks the seat 7, which is not listed"):
             tree.parent.ask(key(), b"", {7: b""})
-        with pytest.raises(TransportError, match="does not fit into 64 bits"):
+        with pytest.raises(TransportError, match="cannot be sent: Value out of range"):
             tree.parent.ask(key(2**64), b"", {0: b""})
 
 

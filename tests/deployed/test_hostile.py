@@ -20,12 +20,12 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from covey.deployed import grpc_transport
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.frames import CHUNK, MAX_FRAME
-from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.transport import Answer, Patience
-from covey.deployed.wire import Key, Reply, Welcome
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport import grpc_transport
+from covey.deployed.transport.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport.transport import CHUNK, MAX_FRAME, Answer, Patience
+from covey.deployed.transport.wire import Key, Reply, Welcome, key_sent
 from tests.deployed.hostile import Peer, by_hand, deaf, frame, hello, reply
 from tests.deployed.tree import FAST, FINGERPRINT, Family, family, key, until
 
@@ -183,15 +183,15 @@ def test_a_second_process_on_a_seat(tree: Family, caplog: pytest.LogCaptureFixtu
     ("first", "code", "text"),
     [
         (hello("device5", fingerprint="f" * 16), "FAILED_PRECONDITION", "'ffffffffffffffff'"),
-        (hello("device5", protocol=2), "FAILED_PRECONDITION", "it speaks protocol 2"),
+        (hello("device5", protocol=9), "FAILED_PRECONDITION", "it speaks protocol 9"),
         (hello("device5", draws=1), "FAILED_PRECONDITION", "with draws = 1, this parent covey"),
         (hello("device5", version="9"), "FAILED_PRECONDITION", "it is covey '9' with draws = 2"),
         (hello(), "INVALID_ARGUMENT", "it asks for no seat"),
         (hello("device5", "device5"), "INVALID_ARGUMENT", "for one twice"),
         (frame(1, Reply(size=3)), "INVALID_ARGUMENT", "a message of 3 bytes, more than 0"),
         (frame(1, Welcome()), "INVALID_ARGUMENT", "its first message is no hello"),
-        (hello("device5")[:-3], "INVALID_ARGUMENT", "are left"),
-        (b"GET / HTTP/1.1", "INVALID_ARGUMENT", "a field 8 of wire type 7"),
+        (hello("device5")[:-3], "INVALID_ARGUMENT", "a Frame that cannot be read"),
+        (b"GET / HTTP/1.1", "INVALID_ARGUMENT", "a Frame that cannot be read"),
         (b"", "INVALID_ARGUMENT", "without a head"),
     ],
     ids=[
@@ -300,12 +300,12 @@ def test_many_silent_streams(tree: Family, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("seat", "data", "text"),
     [
-        (7, b"\xff" * 100, "more than ten bytes"),
+        (7, b"\xff" * 100, "a Frame that cannot be read"),
         (8, frame(2, Reply(size=2**40)), "more than 8388608"),
         (9, frame(3, Reply()), "message 3 after message 1"),
         (10, hello("device10"), "message 1 after message 1"),
         (12, frame(2, Welcome()), "a Welcome where a Reply should come"),
-        (13, frame(2, Reply(Key(lane="x"))), "a key of an ask in the lane 'x'"),
+        (13, frame(2, Reply(key=Key(lane="x"))), "a key of an ask in the lane 'x'"),
     ],
     ids=["garbage", "oversized", "number", "hello again", "kind", "key"],
 )
@@ -340,7 +340,7 @@ def test_a_message_that_stops_in_the_middle(tree: Family, caplog: pytest.LogCapt
     slow = joined(tree, 15)
     name, out = asked(tree, 15, patience=0.1)
     slow.read()
-    slow.send(frame(2, Reply(Key.of(name), 15, 3 * CHUNK), bytes(CHUNK)))
+    slow.send(frame(2, Reply(key=key_sent(name), seat=15, size=3 * CHUNK), bytes(CHUNK)))
     refused(caplog, slow.end(), "DEADLINE_EXCEEDED", "a message stalls")
     until(lambda: out == [Answer("late")])
 

@@ -19,14 +19,15 @@ pytest.importorskip("cryptography")
 
 import covey
 from covey.codecs import CODECS
-from covey.deployed import node_rows, parcel
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.node import Epoch, Node
-from covey.deployed.node_rows import NodeRow
-from covey.deployed.server_run import finish, server_run
-from covey.deployed.transport import AskKey
+from covey.deployed.node import node_rows
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.server_run import finish, server_run
+from covey.deployed.transport import parcel
+from covey.deployed.transport.transport import AskKey
 from covey.links.packed import Packed, Schema
-from covey.runtimes.envelope import seal
+from covey.runtimes.alone.envelope import seal
 from fuzz import parent
 from tests.laws.cases import differences, state
 from tests.laws.test_loopback import nodes
@@ -38,13 +39,9 @@ SCORES = {
     "names": [["edge", "edge"], ["device", "personal"]],
     "parts": ["validation"],
     "top": "server",
-    "classifies": True,
-    "targets": 0,
     "slots": [],
     "bins": 10,
     "sample": None,
-    "perplexity": False,
-    "metrics": 0,
     "select": "",
 }
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import covey
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.replay import replay
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Handler, Patience
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.transport.transport import AskKey, Handler, Patience
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,6 @@ def slow_tree(local: LocalTree, shares: dict[str, float]) -> None:
 
 def figures(run: covey.Run) -> dict[str, Any]:
     """Everything a run holds: rows, records, meter, notes, and the bytes of every node."""
-    assert run.totals is not None
     totals = {f"bytes {tier} {name}": values for (tier, name), values in run.totals.items()}
     return state(run) | totals
 

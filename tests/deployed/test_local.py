@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import pytest
 
-from covey.deployed import local, plan_files
-from covey.deployed.local import LocalProcesses, ProcessFailed, free_ports, last_words
+from covey.deployed.plan import local, plan_files
+from covey.deployed.plan.local import LocalProcesses, ProcessFailed, free_ports, last_words
 from covey.errors import CoveyError, TransportError
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="processes are not forked")

@@ -12,11 +12,11 @@ import pytest
 
 import covey
 from covey.algorithms.hierfavg import HierFAVG
-from covey.deployed import disk_store
-from covey.deployed.local_tree import LocalTree
+from covey.deployed.node import disk_store
+from covey.deployed.node.local_tree import LocalTree
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Weighted
-from covey.runtimes.loopback import HeldReply
+from covey.runtimes.alone.loopback import HeldReply
 from covey.types import Rows
 from tests import peek
 from tests.deployed import measured_memory

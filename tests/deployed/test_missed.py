@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import covey
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.missed import ENDED, MissedAsks, Missing, remembered
-from covey.deployed.replay import replay
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Handler, Patience, Status
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.missed import ENDED, MissedAsks, Missing, remembered
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.transport.transport import AskKey, Handler, Patience, Status
 from tests.deployed.tree import key
 from tests.laws.cases import CASES, differences, experiment, state
 

@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 import covey
-from covey.cli.config import Config, load
-from covey.cli.node_folder import LoadedNode, write_form
-from covey.deployed import own_models
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.server_run import finish, server_run
+from covey.deployed.files.node_folder import LoadedNode, write_form
+from covey.deployed.node import own_models
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.server_run import finish, server_run
 from covey.errors import CheckpointError, ConfigError
-from covey.runs import checkpoint
+from covey.files.config import Config, load
+from covey.folder.folder import NODE_FACTS
+from covey.runs.saved import checkpoint
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 
@@ -180,7 +181,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     folder = nodes.folder / "device3"
     before = {path: path.read_bytes() for path in (folder / "models").iterdir()}
     assert before
-    facts = (folder / own_models.FACTS).read_bytes()
+    facts = (folder / NODE_FACTS).read_bytes()
 
     def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         save_file(tensors, path, metadata)
@@ -192,7 +193,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(CheckpointError, match="No space left on device"):
         own_models.write(node, own_models.as_arguments([model]), [])
     assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
-    assert (folder / own_models.FACTS).read_bytes() == facts
+    assert (folder / NODE_FACTS).read_bytes() == facts
 
 
 OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]

@@ -9,18 +9,19 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from covey.cli import node
-from covey.cli.config import load
-from covey.cli.folder import Folder
-from covey.cli.server_folder import ServerFolder
-from covey.deployed.local import free_ports
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.plan import Process, Settings
-from covey.deployed.process import Member
-from covey.deployed.server_run import server_run
-from covey.deployed.transport import Patience
+from covey.deployed.commands import node
+from covey.deployed.files.server_folder import ServerFolder
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.process import Member
+from covey.deployed.node.server_run import server_run
+from covey.deployed.plan.local import free_ports
+from covey.deployed.plan.plan import DeploySettings
+from covey.deployed.plan.process import Process
+from covey.deployed.transport.transport import Patience
 from covey.errors import CoveyError
-from covey.runs import status
+from covey.files.config import load
+from covey.folder.folder import Folder
+from covey.runs.saved import status
 from tests.cli.command import BASE, SMALL, contents
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned
@@ -117,7 +118,7 @@ def test_a_server_with_another_experiment_changes_nothing(served: Path, tmp_path
 def test_a_device_that_is_refused_keeps_its_files(tmp_path: Path) -> None:
     """Its models are those of the experiment before."""
     experiment = load(BASE, [*LOCAL]).experiment(0)
-    processes = planned(experiment, tmp_path, Settings(address=ADDRESS))
+    processes = planned(experiment, tmp_path, DeploySettings(address=ADDRESS))
     parent = member(next(one for one in processes if one.name == "edge0"), experiment)
     file = written(tmp_path / "experiment.toml", "algorithm.edge_rounds=5")
     own = tmp_path / "own" / "device0" / "config.toml"
@@ -126,7 +127,7 @@ def test_a_device_that_is_refused_keeps_its_files(tmp_path: Path) -> None:
     words: list[object] = ["--name", "device0", "--parent", parent.process.listen]
     words += ["--experiment", file, "--state", tmp_path / "own", "--control-port", free_ports(1)[0]]
     with parent.running(None):
-        parent.node(parent.process.seats[0])
+        parent.node(parent.process.nodes[0])
         result = command("node", "--insecure", *words)
     assert result.code == 6, result.err
     assert own.read_text(encoding="utf-8") == "before"

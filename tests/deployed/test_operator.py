@@ -12,14 +12,15 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from covey.cli.config import load
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.control import call
-from covey.deployed.grpc_network import GrpcNetwork
-from covey.deployed.grpc_port import GrpcPort
-from covey.deployed.plan import Settings
-from covey.deployed.process import Member, fingerprint_of
+from covey.deployed.node.process import Member, fingerprint_of
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.control import call
+from covey.deployed.plan.plan import DeploySettings
+from covey.deployed.transport.grpc_network import GrpcNetwork
+from covey.deployed.transport.grpc_port import GrpcPort
 from covey.errors import EvictedError
+from covey.files.config import load
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned
@@ -35,7 +36,7 @@ class Edge:
         self.member = one
         process = one.process
         self.control = f"127.0.0.1:{process.control_port}"
-        one.node(process.seats[0])
+        one.node(process.nodes[0])
 
     def child(self, seat: int) -> GrpcPort:
         parts = self.member.parts
@@ -59,7 +60,7 @@ class Edge:
 @contextmanager
 def edge(folder: Path, identity: Identity | None = None, **changes: Any) -> Iterator[Edge]:
     experiment = load(BASE, [*LOCAL]).experiment(0)
-    processes = planned(experiment, folder, Settings(address=ADDRESS))
+    processes = planned(experiment, folder, DeploySettings(address=ADDRESS))
     process = replace(next(one for one in processes if one.name == "edge0"), **changes)
     one = member(process, experiment)
     one.network = GrpcNetwork(identity)

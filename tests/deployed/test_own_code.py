@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.cli.config import load
-from covey.cli.own_code import own_modules
+from covey.files.config import load
+from covey.folder.own_code import own_modules
 from tests.cli.command import BASE
 from tests.cli.command import covey as command
 

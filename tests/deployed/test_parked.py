@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from covey.deployed.disk_store import LARGE
-from covey.deployed.parked import parked
-from covey.deployed.stored import AnswerFile
+from covey.deployed.node.disk_store import LARGE
+from covey.deployed.node.parked import parked
+from covey.deployed.transport.stored import AnswerFile
 
 ROW = torch.arange(LARGE, dtype=torch.float32)
 

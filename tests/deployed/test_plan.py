@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from covey.cli import deploy, node_config
-from covey.cli.config import load
-from covey.cli.deploy_config import deployable, read
-from covey.cli.deployment import Deployment
-from covey.cli.terminal import Console
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.plan import Process, Settings, processes_of, split_address
-from covey.deployed.plan_files import compose, node_file, unit, unit_name
-from covey.deployed.plan_scripts import write_start
-from covey.deployed.seats import seats_of
+from covey.deployed.commands import deploy
+from covey.deployed.files.deployment import Deployment, deployable
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.plan.plan import DeploySettings, processes_of
+from covey.deployed.plan.plan_files import compose, node_file, unit, unit_name, write_start
+from covey.deployed.plan.process import Process, split_address
+from covey.deployed.plan.seats import seats_of
 from covey.errors import ConfigError
+from covey.files.config import load
 from covey.tree import Tree
 from tests.cli.command import BASE, Result, covey
 from tests.deployed.scripts import Tools
@@ -40,7 +39,7 @@ SMALL_TREE = ("data.devices=6", "tree.edges=2", "model.name=linear")
 
 
 def plan(**settings: Any) -> dict[str, Process]:
-    processes = processes_of(TREE, Settings(address=ADDRESS, **settings))
+    processes = processes_of(TREE, DeploySettings(address=ADDRESS, **settings))
     return {process.name: process for process in processes}
 
 
@@ -86,8 +85,8 @@ def test_devices_of_one_parent_share_a_process() -> None:
     processes = plan(devices_per_process=2)
     assert list(processes) == ["server", "edge0", "edge1", "device0-1", "device2", "device3-4"]
     chosen = plan(processes={"gateway": ["device2", "device0"]})
-    assert [seat.name for seat in chosen["gateway"].seats] == ["device0", "device2"]
-    hosted = [seat.name for process in chosen.values() for seat in process.seats]
+    assert chosen["gateway"].seats == ["device0", "device2"]
+    hosted = [seat for process in chosen.values() for seat in process.seats]
     assert sorted(hosted) == sorted(seats_of(TREE))
 
 
@@ -107,17 +106,17 @@ def test_a_setting_of_a_seat_comes_before_that_of_its_tier() -> None:
 
 def test_processes_of_one_machine_have_control_ports_of_their_own() -> None:
     address = {"server": "here:1001", "edge0": "here:1002", "edge1": "there:1001"}
-    processes = processes_of(TREE, Settings(address=address, control_port=9000))
+    processes = processes_of(TREE, DeploySettings(address=address, control_port=9000))
     ports = {process.name: process.control_port for process in processes}
     assert (ports["server"], ports["edge0"], ports["edge1"]) == (9000, 9001, 9000)
-    processes = processes_of(TREE, Settings(address=address, control_port=1001))
+    processes = processes_of(TREE, DeploySettings(address=address, control_port=1001))
     ports = {process.name: process.control_port for process in processes}
     assert (ports["server"], ports["edge0"], ports["edge1"]) == (1003, 1004, 1002)
 
 
 def test_who_dials_loopback_is_on_the_machine_of_its_parent(tmp_path: Path) -> None:
     address = {"server": "localhost:1001", "edge0": "127.0.0.1:1002", "edge1": "there:1001"}
-    processes = processes_of(TREE, Settings(address=address, control_port=9000))
+    processes = processes_of(TREE, DeploySettings(address=address, control_port=9000))
     ports = {process.name: process.control_port for process in processes}
     on_this = [ports[name] for name in ("server", "edge0", "device0", "device1", "device2")]
     assert on_this == [9000, 9001, 9002, 9003, 9004]
@@ -126,13 +125,15 @@ def test_who_dials_loopback_is_on_the_machine_of_its_parent(tmp_path: Path) -> N
     assert "\ntry device0 copy device0 127.0.0.1\n" in text
     assert "localhost" not in text
     with pytest.raises(ConfigError, match=r"server and edge0 have the address 127.0.0.1:1"):
-        processes_of(TREE, Settings(address={"server": "localhost:1", "edge0": "127.0.0.1:1"}))
+        processes_of(
+            TREE, DeploySettings(address={"server": "localhost:1", "edge0": "127.0.0.1:1"})
+        )
 
 
 def test_commands_go_to_the_addresses_of_the_file(tmp_path: Path) -> None:
     address = {"server": "10.0.0.7:8443", "edge0": "[fe80::1]:8443", "edge1": "there"}
     machine = {"device": "{process}.far", "device1": "[fe80::2]"}
-    write_start(processes_of(TREE, Settings(address=address, machine=machine)), tmp_path)
+    write_start(processes_of(TREE, DeploySettings(address=address, machine=machine)), tmp_path)
     tools = Tools(tmp_path / "bin")
     assert tools.run(tmp_path / "start.sh") == 0, tools.said
     copies = [line for line in tools.log() if line.startswith("rsync")]
@@ -187,7 +188,9 @@ def test_a_machine_that_is_off_holds_up_no_other(tmp_path: Path) -> None:
 
 def test_a_copy_that_fails_here_starts_nothing(tmp_path: Path) -> None:
     """A folder that is not there as it should be must not be run."""
-    write_start(processes_of(Tree.flat(1), Settings(address={"server": "localhost"})), tmp_path)
+    write_start(
+        processes_of(Tree.flat(1), DeploySettings(address={"server": "localhost"})), tmp_path
+    )
     tools = Tools(tmp_path / "bin")
     (tools.folder / "mkdir").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     assert tools.run(tmp_path / "start.sh") == 1
@@ -225,18 +228,18 @@ def test_an_address_is_named_as_a_machine_is(host: str) -> None:
     """It stands in the commands of ssh that a plan writes."""
     for address in (host, f"{host}:8443", f"[{host}]:8443"):
         with pytest.raises(ConfigError, match=r"deploy\.address\.edge1 = .*give a host and a port"):
-            processes_of(TREE, Settings(address=ADDRESS | {"edge1": address}))
+            processes_of(TREE, DeploySettings(address=ADDRESS | {"edge1": address}))
 
 
 def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
-    settings = Settings(address={"server": "localhost"}, machine={"device": "m"})
+    settings = DeploySettings(address={"server": "localhost"}, machine={"device": "m"})
     with pytest.raises(ConfigError, match="it is on the machine of server"):
         processes_of(Tree.flat(1), settings)
 
 
 def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
     address = {"server": "127.0.0.1:1", "edge0": "localhost:2", "edge1": "[::1]:3"}
-    processes = processes_of(TREE, Settings(address=address))
+    processes = processes_of(TREE, DeploySettings(address=address))
     assert [process.listen for process in processes[:3]] == [
         "127.0.0.1:1",
         "localhost:2",
@@ -250,7 +253,7 @@ def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
 def test_containers_dial_the_service_of_their_parent() -> None:
     """Addresses may be numbers, or of one host: neither names one container."""
     address = {"server": "10.0.0.7:8443", "edge0": "10.0.0.7:8444", "edge1": "[fe80::1]:7"}
-    text = compose(processes_of(TREE, Settings(address=address)), "covey")
+    text = compose(processes_of(TREE, DeploySettings(address=address)), "covey")
     words = {}
     for name in ("server", "edge0", "edge1", "device0", "device4"):
         command = text.partition(f'"/etc/covey/{name}/node.toml"\n')[2].partition('"restart":')[0]
@@ -296,7 +299,7 @@ def test_what_cannot_be_planned_is_refused_by_its_key(
     settings: dict[str, Any], key: str, fix: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        processes_of(TREE, Settings(**{"address": ADDRESS, **settings}))
+        processes_of(TREE, DeploySettings(**{"address": ADDRESS, **settings}))
     assert key in str(error.value)
     assert fix in str(error.value)
 
@@ -305,7 +308,7 @@ def test_addresses_of_ipv6_have_brackets() -> None:
     assert split_address("[fe80::1]:7", 1, "k") == ("fe80::1", 7)
     assert split_address("fe80::1", 9, "k") == ("fe80::1", 9)
     assert split_address("[fe80::1]", 9, "k") == ("fe80::1", 9)
-    settings = Settings(address={"server": "[fe80::1]:7", "edge": "{seat}"})
+    settings = DeploySettings(address={"server": "[fe80::1]:7", "edge": "{seat}"})
     listen = processes_of(TREE, settings)[0].listen
     assert listen == "[::]:7"
 
@@ -489,7 +492,7 @@ def test_commands_take_any_state_folder(address: str, tmp_path: Path) -> None:
     machine = {}
     if address != "localhost":
         machine = {"device": "far"}
-    settings = Settings(
+    settings = DeploySettings(
         address={"server": address}, machine=machine, state=f"/srv/{ODD}", port=7000
     )
     processes = processes_of(Tree.flat(1), settings)
@@ -514,7 +517,7 @@ def test_commands_take_any_state_folder(address: str, tmp_path: Path) -> None:
 def test_a_unit_takes_any_state_folder(root: str, words: str, tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
-    settings = Settings(address={"server": "a"}, state=f"{root}{ODD}")
+    settings = DeploySettings(address={"server": "a"}, state=f"{root}{ODD}")
     server = processes_of(Tree.flat(1), settings)[0]
     file = tmp_path / unit_name(server)
     file.write_text(unit(server), encoding="utf-8")
@@ -531,7 +534,7 @@ def test_compose_takes_any_path() -> None:
     """It puts variables in for "$", and splits short mounts at ":"."""
     yaml = pytest.importorskip("yaml")
     data = "/data/$HOME/12:30 \U0001f600/\x7f/{seat}.csv"
-    settings = Settings(address={"server": "a"}, state=f"/srv/{ODD}", data={"device": data})
+    settings = DeploySettings(address={"server": "a"}, state=f"/srv/{ODD}", data={"device": data})
     text = compose(processes_of(Tree.flat(1), settings), "covey")
     services = yaml.safe_load(text)["services"]
     mounts = services["device0"]["volumes"]
@@ -544,7 +547,7 @@ def test_compose_takes_any_path() -> None:
 @pytest.mark.parametrize("name", ["17", "true", "null", "1e3"])
 def test_a_service_may_be_called_like_a_value_of_yaml(name: str) -> None:
     yaml = pytest.importorskip("yaml")
-    settings = Settings(address={"server": "a"}, names={"device": [name]})
+    settings = DeploySettings(address={"server": "a"}, names={"device": [name]})
     read = yaml.safe_load(compose(processes_of(Tree.flat(1), settings), "covey"))
     assert list(read["services"]) == ["server", name]
     assert list(read["volumes"]) == ["server-state", f"{name}-state"]
@@ -557,24 +560,19 @@ def test_the_command_names_a_set_that_it_found(
     pytest.importorskip("cryptography")
     home = tmp_path / "our sets"
     monkeypatch.setenv("COVEY_DATA", str(home))
-    folder = str(home)
     deployment = Deployment.of(load(file, [*SMALL_TREE]))
-    assert deployment.found_set() is None
+    assert "here in" not in str(deploy.notes(deployment))
     data: dict[str, Any] = {"name": "mnist", "devices": 6}
-    for named, found in ((None, ("mnist", home)), ("/srv/sets", None)):
+    for named in (None, "/srv/sets"):
         table = data if named is None else data | {"data_dir": named}
-        config = deployment.config.model_copy(update={"data": table})
-        other = replace(deployment, config=config)
-        assert other.found_set() == found
-        console = Console(record=True, soft_wrap=True)
-        deploy._note_needs(console, other)
-        text = console.export_text()
-        assert (f"every machine needs mnist, here in {folder};" in text) == (named is None)
+        other = replace(deployment, config=replace(deployment.config, data=table))
+        text = str(deploy.notes(other))
+        assert (f"every machine needs mnist, here in {home};" in text) == (named is None)
 
 
 def test_a_node_file_takes_any_path() -> None:
     data = {"device0": '/data/\x7f\t\u2028\U0001f600"\\.csv'}
-    settings = Settings(address={"server": "a"}, data=data)
+    settings = DeploySettings(address={"server": "a"}, data=data)
     device = processes_of(Tree.flat(1), settings)[-1]
     assert tomllib.loads(node_file(device))["node"]["data"] == data
 
@@ -594,9 +592,9 @@ def test_nothing_is_overwritten(file: Path, tmp_path: Path) -> None:
         ("holdout_devices=1", "holdout_devices"),
         ('compare=["local"]', "compare"),
         ("deploy.adress.edge=a", "did you mean deploy.address"),
-        ("deploy.durability=disk", "'process' or 'power'"),
+        ("deploy.durability=disk", '"process" or "power"'),
         ("deploy.state=/var/lib/../../etc", "without .. in it"),
-        ("deploy.state=state", "give a whole path"),
+        ("deploy.state=state", "a whole path without"),
         ("deploy.quorum.edge=1.5", "deploy.quorum.edge = 1.5"),
         ("deploy.state=here", "deploy.state"),
     ],
@@ -630,27 +628,27 @@ def test_bounds_and_strikes_are_those_of_children() -> None:
     tree = Tree.grouped([2, 1])
     address = {"server": "s", "edge": "{seat}"}
     bounds: dict[str, float] = {"device": 5.0, "device1": 2.0}
-    settings = Settings(address=address, norm_bound=bounds, strikes=7)
+    settings = DeploySettings(address=address, norm_bound=bounds, strikes=7)
     planned = {one.name: one for one in processes_of(tree, settings)}
     assert planned["edge0"].norm_bounds == {"device0": 5.0, "device1": 2.0}
     assert planned["server"].norm_bounds == {}
     table = planned["edge0"].as_dict()
-    assert node_config.read(table).process(tree) == planned["edge0"]
+    assert Process.read(table).placed(tree) == planned["edge0"]
     assert (table["strikes"], "strikes" in planned["device0"].as_dict()) == (7, False)
     for key, text in (("server", "it answers nobody"), ("device9", "device0 to device2")):
         with pytest.raises(ConfigError, match=f"deploy.norm_bound.{key}: .*{text}"):
-            processes_of(tree, Settings(address=address, norm_bound={key: 1.0}))
+            processes_of(tree, DeploySettings(address=address, norm_bound={key: 1.0}))
     with pytest.raises(
         ConfigError, match=r"node.norm_bounds.device2: the children are device0, device1"
     ):
-        node_config.read(table | {"norm_bounds": {"device2": 1.0}}).process(tree)
+        Process.read(table | {"norm_bounds": {"device2": 1.0}}).placed(tree)
 
 
 @pytest.mark.parametrize(
     ("fraction", "needed"), [(0.07, 7), (0.29, 29), (0.55, 55), (0.555, 56), (1.0, 100), (1e-9, 1)]
 )
 def test_a_fraction_of_the_children_is_not_one_too_many(fraction: float, needed: int) -> None:
-    settings = Settings(
+    settings = DeploySettings(
         address={"server": "server.example"},
         deadline={"server": 1.0},
         quorum={"server": fraction},
@@ -664,8 +662,10 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
     tree = Tree.grouped([2, 1])
     address = {"server": "s", "edge": "{seat}"}
     with pytest.raises(ConfigError, match=r'"drop": edge0 waits for all; give deploy.quorum.edge'):
-        processes_of(tree, Settings(address=address, diverged="drop"))
-    settings = Settings(address=address, diverged="drop", quorum={"edge": 1}, deadline={"edge": 9})
+        processes_of(tree, DeploySettings(address=address, diverged="drop"))
+    settings = DeploySettings(
+        address=address, diverged="drop", quorum={"edge": 1}, deadline={"edge": 9}
+    )
     planned = {one.name: one for one in processes_of(tree, settings)}
     assert {name: one.diverged for name, one in planned.items() if one.listen} == {
         "server": "end",
@@ -673,11 +673,11 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
         "edge1": "drop",
     }
     table = planned["edge0"].as_dict()
-    assert node_config.read(table).process(tree) == planned["edge0"]
+    assert Process.read(table).placed(tree) == planned["edge0"]
     top = planned["server"].as_dict()
     for changed in ({**table, "quorum": None, "deadline": None}, {**top, "diverged": "drop"}):
         with pytest.raises(ConfigError, match="is for a parent of devices with a quorum"):
-            node_config.read({**changed, "diverged": "drop"}).process(tree)
+            Process.read({**changed, "diverged": "drop"}).placed(tree)
 
 
 @pytest.mark.parametrize(
@@ -699,8 +699,9 @@ def test_a_plan_keeps_few_examples_and_private_layers(
     config = load(file, [*SMALL_TREE, "data.labels=5", *changes])
     planned = deployable(config, local=local)
     assert planned.least == least
-    assert read(planned.deploy or {}).share_rows is shares
-    assert deployable(planned) == deployable(planned, local=True)  # the file says it from then on
+    assert DeploySettings.read(planned.deploy or {}).share_rows is shares
+    there, here = deployable(planned), deployable(planned, local=True)
+    assert vars(there) == vars(here)  # the file says it from then on
     assert load(BASE).least == 1
 
 

@@ -16,22 +16,25 @@ from unittest.mock import patch
 import pytest
 
 import covey
-from covey.cli import deploy_local, node_config
-from covey.cli.config import load
-from covey.cli.deploy_local import StartProgress
-from covey.cli.terminal import Console
-from covey.deployed import assemble, parcel
-from covey.deployed import process as process_module
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.events import EventLog
-from covey.deployed.local import LOG, LocalProcesses, free_ports, last_words
-from covey.deployed.plan import Settings, processes_of
-from covey.deployed.plan_files import complete_certificates, write
-from covey.deployed.process import Member
+from covey.deployed.files import deploy_local
+from covey.deployed.files.deploy_local import StartProgress
+from covey.deployed.node import assemble
+from covey.deployed.node import process as process_module
+from covey.deployed.node.process import Member
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.events import EventLog
+from covey.deployed.plan.local import LOG, LocalProcesses, free_ports, last_words
+from covey.deployed.plan.plan import DeploySettings, processes_of
+from covey.deployed.plan.plan_files import complete_certificates, write
+from covey.deployed.plan.process import Process
+from covey.deployed.transport import parcel
 from covey.errors import ConfigError
+from covey.files.config import load
+from covey.folder.terminal import Console
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
-from covey.runtimes.envelope import open_sealed
+from covey.runtimes.alone.envelope import open_sealed
 from covey.tree import Tree
 from tests.cli.command import BASE, SMALL, Result, contents, spawn
 from tests.cli.command import covey as command
@@ -53,7 +56,7 @@ def experiment() -> Experiment:
 @contextmanager
 def tree(experiment: Experiment, folder: Path) -> Iterator[dict[str, Member]]:
     """All processes of a tree as threads of this one; the server's has to be run."""
-    settings = Settings(address=ADDRESS, devices_per_process=2)
+    settings = DeploySettings(address=ADDRESS, devices_per_process=2)
     members = {
         described.name: member(described, experiment)
         for described in planned(experiment, folder, settings)
@@ -92,14 +95,14 @@ def test_processes_over_sockets_are_the_simulator(experiment: Experiment, tmp_pa
 
 
 def test_a_local_plan_has_ports_of_its_own(experiment: Experiment, tmp_path: Path) -> None:
-    processes = planned(experiment, tmp_path, Settings(address=ADDRESS))
+    processes = planned(experiment, tmp_path, DeploySettings(address=ADDRESS))
     ports = [one.control_port for one in processes]
     ports += [int(one.listen.rpartition(":")[2]) for one in processes if one.listen]
     assert len(set(ports)) == len(ports)
     listening = {one.name: one.listen for one in processes}
     for one in processes:
         if one.parent is not None:
-            assert one.parent == listening[str(one.seats[0].parent)]
+            assert one.parent == listening[str(one.nodes[0].parent)]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_a_state_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_node_file_with_half_a_quorum_is_refused(settings: dict[str, Any], error: str) -> None:
     table = {"name": "edge0", "seats": ["edge0"], "state": "s", "parent": "a:1", "listen": "b:1"}
     with pytest.raises(ConfigError, match=error):
-        node_config.read(table | settings).process(Tree.grouped([2, 1]))
+        Process.read(table | settings).placed(Tree.grouped([2, 1]))
 
 
 def test_a_model_above_the_limit_of_a_message_is_refused_before_work(
@@ -181,13 +184,15 @@ def test_a_model_above_the_limit_of_a_message_is_refused_before_work(
     beside = assemble._BESIDE
     with patch.object(assemble, "MAX_VALUE", beside + 3 * size - 1):
         with pytest.raises(ConfigError, match=r"a model of 0 MB is above 0 MB: 3 of them .*"):
-            member(planned(experiment, tmp_path, Settings(address=ADDRESS))[0], experiment)
+            member(planned(experiment, tmp_path, DeploySettings(address=ADDRESS))[0], experiment)
         result = command("deploy", "local", BASE, *LOCAL[1:], "--out", tmp_path / "out")
         assert result.code == 2
         assert "lie in one message or value on a disk" in result.err
         assert not (tmp_path / "out").exists()
     with patch.object(assemble, "MAX_VALUE", beside + 3 * size):
-        server = member(planned(experiment, tmp_path, Settings(address=ADDRESS))[0], experiment)
+        server = member(
+            planned(experiment, tmp_path, DeploySettings(address=ADDRESS))[0], experiment
+        )
         with pytest.raises(ConfigError, match="9 of them lie in one message"):
             server.run()
         server.close()
@@ -214,7 +219,7 @@ def test_the_last_words_of_a_process(tmp_path: Path) -> None:
 
 def test_a_killed_command_leaves_no_half_set_of_certificates(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    processes = processes_of(Tree.grouped([2]), Settings(address=ADDRESS))
+    processes = processes_of(Tree.grouped([2]), DeploySettings(address=ADDRESS))
     write(processes, {}, tmp_path / "local", "covey")
     for gone in ("server/certificate.pem", "device1/certificate.pem", "issued.json", "ca.pem"):
         complete_certificates(processes, tmp_path / "local")
@@ -243,7 +248,7 @@ def test_a_system_that_does_not_tell_its_memory_refuses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "sysconf_names")
-    deploy_local._check_memory(processes_of(Tree.grouped([2]), Settings(address=ADDRESS)))
+    deploy_local._check_memory(processes_of(Tree.grouped([2]), DeploySettings(address=ADDRESS)))
 
 
 def test_free_ports_differ() -> None:
@@ -424,7 +429,7 @@ def test_the_screen_says_how_many_processes_have_started(tmp_path: Path) -> None
     for started in names:
         with (tmp_path / started / LOG).open("w", encoding="utf-8") as file:
             EventLog(started, file).info("started", seats=[started])
-        with patch("covey.cli.deploy_local._START_WORDS", 0.0):
+        with patch("covey.deployed.files.deploy_local._START_WORDS", 0.0):
             words = StartProgress(Console(file=said), LocalProcesses(tmp_path, names))
             words.report_if_due()
             words.report_if_due()

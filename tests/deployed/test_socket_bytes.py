@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.ctl_screen import on_sockets
-from covey.deployed import socket_bytes
-from covey.deployed.progress import Progress
-from covey.deployed.socket_bytes import SocketBytes, SocketCounts, counted
+from covey.deployed.commands.ctl_screen import on_sockets
+from covey.deployed.operate.progress import Progress
+from covey.deployed.transport import socket_bytes
+from covey.deployed.transport.socket_bytes import SocketBytes, SocketCounts, counted
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the counts")
 

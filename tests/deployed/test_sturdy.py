@@ -18,21 +18,21 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from covey.cli.config import load
-from covey.deployed import grpc_options
-from covey.deployed.control import Control
-from covey.deployed.events import EventLog
-from covey.deployed.frames import Message
-from covey.deployed.grpc_options import Failures, Limits, outcome
-from covey.deployed.grpc_port import GrpcPort
-from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.local import free_ports
-from covey.deployed.local_transport import LocalTransport
-from covey.deployed.plan import Settings
-from covey.deployed.progress import Progress
-from covey.deployed.transport import Answer, AskKey, Patience
-from covey.deployed.wire import Hello, Reply
+from covey.deployed.operate.control import Control
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.plan.local import free_ports
+from covey.deployed.plan.plan import DeploySettings
+from covey.deployed.transport import grpc_options
+from covey.deployed.transport.frames import Message
+from covey.deployed.transport.grpc_options import Failures, Limits, outcome
+from covey.deployed.transport.grpc_port import GrpcPort
+from covey.deployed.transport.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport.local_transport import LocalTransport
+from covey.deployed.transport.transport import Answer, AskKey, Patience
+from covey.deployed.transport.wire import Hello, Reply
 from covey.errors import TransportError
+from covey.files.config import load
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned, serving
@@ -393,7 +393,7 @@ def test_an_error_that_nobody_sees_is_logged(events: Any) -> None:
 def test_a_member_that_dies_fails_the_test(tmp_path: Path) -> None:
     """The server would wait for edge1 without end."""
     experiment = load(BASE, [*LOCAL]).experiment(0)
-    processes = planned(experiment, tmp_path, Settings(address=ADDRESS))
+    processes = planned(experiment, tmp_path, DeploySettings(address=ADDRESS))
     members = {described.name: member(described, experiment) for described in processes}
     began = time.monotonic()
     address = str(members["edge1"].process.listen)

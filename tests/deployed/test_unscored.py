@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.replay import replay
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import Patience
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.transport.transport import Patience
 from covey.errors import TransportError
 from covey.kernel.nodes import Drawn
-from covey.runs import node_round
+from covey.runs.scores import node_round
 from tests.deployed.test_checked import lying, without_reports
 from tests.laws.cases import CASES, differences, experiment, state
 

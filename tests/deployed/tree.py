@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.certificates import Authority, Identity
-from covey.deployed.grpc_options import Limits
-from covey.deployed.grpc_port import GrpcPort
-from covey.deployed.grpc_transport import GrpcTransport, listed
-from covey.deployed.transport import AskKey, Handler, Seat
+from covey.deployed.operate.authority import Authority
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.transport.grpc_options import Limits
+from covey.deployed.transport.grpc_port import GrpcPort
+from covey.deployed.transport.grpc_transport import GrpcTransport, listed
+from covey.deployed.transport.transport import AskKey, Handler, Seat
 
 FINGERPRINT = "0123456789abcdef"
 FAST = Limits(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import covey
 from covey import Run
-from covey.cli.config import load
+from covey.files.config import load
 from tests import peek
 from tests.cli.command import DEMO, EXAMPLES
 from tests.laws.cases import CASES, state, whole

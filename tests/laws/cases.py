@@ -474,7 +474,6 @@ def whole(name: str, dtype: torch.dtype = torch.float32) -> Run:
 
 def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:
     """What all nodes of a tier received and sent, by tier and direction."""
-    assert run.totals is not None
     sums = {
         key: int(values.sum()) for key, values in run.totals.items() if key[1] in ("down", "up")
     }

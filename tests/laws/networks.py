@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from covey import Algorithm, Experiment, Tree, data, models
 from covey.algorithms import FedAvg, FedBN, FedPer, PerMFL, PFedMe
 from covey.engine.augment import RandomNumbers
-from covey.engine.precision import multiplies_bf16
+from covey.engine.solvers.precision import multiplies_bf16
 from covey.models import lora
 
 CLASSES = 3

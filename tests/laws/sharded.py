@@ -19,9 +19,9 @@ import torch
 import covey
 from covey import Algorithm, Nodes, Rows, Tree
 from covey.errors import CheckpointError, CoveyError
-from covey.runs import checkpoint
-from covey.runtimes import ranks as processes
-from covey.runtimes.sharded import Sharded
+from covey.runs.saved import checkpoint
+from covey.runtimes.ranks import ranks as processes
+from covey.runtimes.ranks.sharded import Sharded
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state
 from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
 from tests.laws.test_receivers import among

@@ -19,16 +19,16 @@ import pytest
 import torch
 
 import covey
-from covey.deployed import tree_runtime
-from covey.deployed.disk import set_fault
-from covey.deployed.local_transport import SeatLost
-from covey.deployed.local_tree import LocalTree
-from covey.deployed.replay import replay
-from covey.deployed.server_run import finish, missing_of, server_run
-from covey.deployed.transport import AskKey, Handler, Patience
+from covey.deployed.node import tree_runtime
+from covey.deployed.node.disk import set_fault
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.transport.local_transport import SeatLost
+from covey.deployed.transport.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
-from covey.runs import snapshot
-from covey.runtimes.envelope import header_of
+from covey.runs.saved import snapshot
+from covey.runtimes.alone.envelope import header_of
 from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 

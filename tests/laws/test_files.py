@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor
 
 import covey
-from covey.kernel import segments
-from covey.kernel.segments import RowForm
-from covey.kernel.store import Store
+from covey.kernel.store import segments
+from covey.kernel.store.segments import RowForm
+from covey.kernel.store.store import Store
 from tests.laws.cases import CASES, Case, differences, every, experiment, finished, state, whole
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))

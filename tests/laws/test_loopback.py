@@ -22,9 +22,9 @@ from covey.errors import ConfigError, CoveyError, DivergedError, ProgramError
 from covey.links.link import Ledger, Link
 from covey.links.packed import Packed
 from covey.links.spec import LinkSpec
-from covey.runtimes.envelope import seal
-from covey.runtimes.facts import Facts
-from covey.runtimes.loopback import Loopback
+from covey.runtimes.alone.envelope import seal
+from covey.runtimes.alone.loopback import Loopback
+from covey.runtimes.facts import SubtreeFacts
 from tests import peek
 from tests.laws.cases import (
     AIR,
@@ -79,7 +79,6 @@ def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
 
 def nodes(run: covey.Run) -> dict[str, Any]:
     """The bytes of every node in all rounds, and its share of non-zeros in the last."""
-    assert run.totals is not None
     assert run.observed is not None
     totals = {f"{tier} {name}": values for (tier, name), values in run.totals.items()}
     shares = run.observed.nonzeros
@@ -156,9 +155,9 @@ def test_a_node_has_only_its_own_shard(tree: Loopback) -> None:
     task.full_gradient(rows, torch.tensor([3]))
     for reading in (
         lambda: task.full_gradient(rows, torch.tensor([2])),
-        lambda: task.draw(0, torch.tensor([2]), 4),
+        lambda: task.examples.draw(0, torch.tensor([2]), 4),
         lambda: task.evaluate(rows, "test", torch.tensor([2])),
-        lambda: task.counts("train", torch.tensor([2])),
+        lambda: task.examples.counts("train", torch.tensor([2])),
         lambda: task.shards.train.held(2),
     ):
         with pytest.raises(ProgramError, match="the examples of device 2 are not on this node"):
@@ -184,7 +183,7 @@ def test_a_node_has_only_its_own_place(tree: Loopback) -> None:
     edge = peek.station(tree, "edge", 1)
     ids = torch.tensor([1])
     assert edge.tree.counts("edge", ids).tolist() == [1]
-    assert edge.examples("edge", ids).tolist() == [edge.under]
+    assert edge.examples("edge", ids).tolist() == [edge.member.under]
     for asked in (
         lambda: edge.tree.counts("edge", torch.tensor([0])),
         lambda: edge.tree.first("server", torch.tensor([0])),
@@ -271,9 +270,13 @@ def test_a_hostile_answer_is_refused(tree: Loopback) -> None:
     next(run)
     server = peek.server(run)
     honest = server.children[4]
-    wide = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [packed(torch.zeros(1, 3))])
-    double = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [packed(run.w.double())])
-    none = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [])
+    wide = seal(
+        {"error": None, "facts": SubtreeFacts(server.tree).as_dict()}, [packed(torch.zeros(1, 3))]
+    )
+    double = seal(
+        {"error": None, "facts": SubtreeFacts(server.tree).as_dict()}, [packed(run.w.double())]
+    )
+    none = seal({"error": None, "facts": SubtreeFacts(server.tree).as_dict()}, [])
     for answer in (b"", b"\xff" * 40, wide, double, none, honest_cut(honest)):
         server.children[4] = lambda request, answer=answer: (
             answer(request) if callable(answer) else answer

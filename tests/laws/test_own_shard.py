@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Names, Part, Shards, own_parts
-from covey.engine.objective import Objective
 from covey.engine.population import Population
+from covey.engine.solvers.objective import Objective
 from covey.engine.task import Batch, Task
 from covey.errors import ConfigError, DataError, ProgramError
 from covey.models import mlp
@@ -95,18 +95,18 @@ def both(batch: Batch) -> list[Tensor]:
 
 
 def drawn(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
-    batches = made.draw(draws.key(3, "law"), ids, 5, range(2, 4))
+    batches = made.examples.draw(draws.key(3, "law"), ids, 5, range(2, 4))
     gradients = [made.gradient(x, batch) for batch in batches]
     return [*both(batches[0]), *both(batches[1]), *gradients, made.loss(x, batches[0])]
 
 
 def cyclic(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
-    batch = made.cyclic(ids, 7, ids + 3)
+    batch = made.examples.cyclic(ids, 7, ids + 3)
     return [*both(batch), made.gradient(x, batch)]
 
 
 def spread(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
-    batch = made.spread(ids, 30)
+    batch = made.examples.spread(ids, 30)
     return [*both(batch), made.hessian_product(x, batch, x.flip(1))]
 
 
@@ -115,7 +115,7 @@ def full(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
 
 
 def descended(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
-    batches = made.draw(draws.key(4, "law"), ids, 5, range(3))
+    batches = made.examples.draw(draws.key(4, "law"), ids, 5, range(3))
     terms = Objective(lr=0.1, steps=3)
     return [given.descended(made, x, lambda step: batches[step], terms)]
 
@@ -124,14 +124,13 @@ def tallies(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     out: list[Tensor] = []
     for split in SPLITS:
         for bins in (0, 5) if made.classifies else (0,):
-            tally = made.evaluate(x, split, ids, bins=bins, errors=True)
-            found = (tally.right, tally.loss, tally.count, tally.calibration, tally.errors)
-            out += [values for values in found if values is not None]
+            tally = made.evaluate(x, split, ids, bins=bins, metrics=True)
+            out += [values for values in (tally.sums, tally.calibration) if values is not None]
     return out
 
 
 def labels(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
-    return [made.labels(ids)] if made.classifies else []
+    return [made.examples.labels(ids)] if made.classifies else []
 
 
 WORK: dict[str, Callable[[Task, Tensor, Tensor], list[Tensor]]] = {
@@ -181,21 +180,25 @@ def test_what_all_devices_share_is_told(name: str) -> None:
     first, stop = torch.tensor([0, 1, 0]), torch.tensor([2, 4, 4])
     for held in (everything.only([0]), Shards.none(everything)):
         made = task(name, held, torch.float32, Population.of(everything))
-        assert made.most_labels == whole.most_labels
-        assert [made.block(split) for split in SPLITS] == [whole.block(split) for split in SPLITS]
+        assert made.examples.most_labels == whole.examples.most_labels
+        assert [made.examples.block(split) for split in SPLITS] == [
+            whole.examples.block(split) for split in SPLITS
+        ]
         assert made.targets == whole.targets
         assert made.row_bytes() == whole.row_bytes()
         assert made.no_hessian == whole.no_hessian
         for split in SPLITS:
-            assert torch.equal(made.total(split, first, stop), whole.total(split, first, stop))
+            assert torch.equal(
+                made.examples.total(split, first, stop), whole.examples.total(split, first, stop)
+            )
 
 
 def test_without_being_told_a_device_would_choose_other_blocks() -> None:
     """So the law above can fail."""
     everything = MODELS["fused"][1]
-    assert task("fused", everything.only([0]), torch.float32).block("train") == 32
-    assert task("fused", everything, torch.float32).block("train") == 256
-    assert task("fused", everything.only([0]), torch.float32).most_labels == 1
+    assert task("fused", everything.only([0]), torch.float32).examples.block("train") == 32
+    assert task("fused", everything, torch.float32).examples.block("train") == 256
+    assert task("fused", everything.only([0]), torch.float32).examples.most_labels == 1
 
 
 @pytest.mark.parametrize("work", WORK)

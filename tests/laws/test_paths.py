@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine import single
-from covey.engine.forward import Forward, _vmapped, forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.passing import Pass
+from covey.engine.modules import single
+from covey.engine.modules.forward import Forward, _vmapped, forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
 from covey.models import cnn
 
 N, B = 4, 3

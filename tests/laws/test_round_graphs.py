@@ -15,7 +15,7 @@ from torch import Tensor
 import covey
 from covey.errors import DivergedError
 from covey.kernel.moved import on_device
-from covey.runtimes.round_graphs import Rounds
+from covey.runtimes.cuda.round_graphs import Rounds
 from tests import peek
 from tests.laws.cases import CASES, Case, differences, every, experiment, state
 from tests.laws.test_graphs import CAPTURED, Odd, Rerun

@@ -22,9 +22,9 @@ import torch
 
 import covey
 from covey.errors import ConfigError
-from covey.runtimes import launch, ranks
-from covey.runtimes.launch import Launch
-from covey.runtimes.shares import Shares, deal
+from covey.runtimes.ranks import launch, ranks
+from covey.runtimes.ranks.launch import Launch
+from covey.runtimes.ranks.shares import Shares, deal
 from tests.laws.cases import CASES, PLAIN, TREES, differences, every, experiment, state, whole
 from tests.laws.test_loopback import WIRED
 

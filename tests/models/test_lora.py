@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.layout import ParameterLayout
+from covey.engine.modules.layout import ParameterLayout
 from covey.errors import ModelError
 from covey.models import lora, merge, mlp
 

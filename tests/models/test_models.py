@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import own
-from covey.engine.forward import forward
-from covey.engine.layout import ParameterLayout
-from covey.engine.passing import Pass
+from covey.engine.modules.forward import forward
+from covey.engine.modules.layout import ParameterLayout
+from covey.engine.modules.passing import Pass
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.models import cnn, lenet, linear, mlp, permfl_cnn, vgg

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from covey.cli.assemble import Experiments
-from covey.cli.config import Config, load
-from covey.cli.folder import Folder
-from covey.cli.seeds import Seeds, folders_of
-from covey.cli.stop import stoppable
-from covey.cli.terminal import Console
+from covey.files.assemble import Experiments
+from covey.files.config import Config, load
+from covey.folder.folder import Folder
+from covey.folder.seeds import Seeds, folders_of
+from covey.folder.stop import stoppable
+from covey.folder.terminal import Console
 from tests.cli.command import BASE, SMALL
 
 FLAT = (*SMALL[1:-1], "algorithm.name=fedavg", "codec=dense")

@@ -2,7 +2,18 @@
 
 from covey.links.meter import Traffic
 from covey.runs.run import Round
-from covey.runs.scoring import Model, Score
+from covey.runs.scores.scoring import Model, Score
+
+KEYS = (
+    *("accuracy", "accuracy_uniform", "worst_decile", "loss", "devices"),
+    *("accuracy_fallback", "loss_fallback"),
+)
+
+
+def score(*figures: float | None) -> Score:
+    """A score by its first keys in a record, in their order."""
+    return Score.read(dict(zip(KEYS, figures, strict=True)))
+
 
 Links = dict[tuple[str, str, str], Traffic]
 
@@ -23,7 +34,7 @@ def record(
     for part, accuracy in (("validation", validation), ("test", test)):
         worst = accuracy / 2 if accuracy is not None else None
         missed = 1 - accuracy if accuracy is not None else loss
-        scores[part] = Score(accuracy, accuracy, worst, missed, 4, accuracy, missed)
+        scores[part] = score(accuracy, accuracy, worst, missed, 4, accuracy, missed)
     return Round(
         number, {}, traffic or {}, {"global": Model("server", 1, 0.0, nonzeros, 0.0, scores)}, 0.5
     )

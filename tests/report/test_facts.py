@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import covey
-from covey.cli import recording
-from covey.cli.folder import Folder
-from covey.engine import smooth_l1
+from covey.engine.solvers import smooth_l1
 from covey.errors import CheckpointError, ConfigError, CoveyError
+from covey.folder import recording
+from covey.folder.folder import Folder
 from covey.report.facts import Facts, as_json, facts
 from covey.report.summary import summarise
-from covey.runs import checkpoint
-from covey.runs.headline import named
-from covey.runs.packing import unpack
-from covey.runs.record import Round
+from covey.runs.saved import checkpoint
+from covey.runs.scores.headline import named
+from covey.runs.scores.packing import unpack
+from covey.runs.scores.record import Round
 from tests.cli.command import ROOT
 from tests.laws.cases import PLAIN, experiment
 from tests.report.folders import FLAT, run_into
@@ -202,12 +202,12 @@ def test_loopback_records_the_same(tmp_path: Path) -> None:
 
 def recorded(folder: Path, run: covey.Run) -> Path:
     """The folder into which the nodes of a run are recorded, and in the end its checkpoint."""
-    recorder = recording.Recorder(Folder(folder))
+    recorder = recording.Recorder(Folder(folder), run, "method")
     recorder.folder.make()
-    recorder.begin(run, "method")
-    for _ in run:
-        recorder.add(run)
-    recorder.sync(run)
+    recorder.begin()
+    for record in run:
+        recorder.log([record])
+    recorder.sync()
     run.save(recorder.folder.checkpoint)
     return folder
 
@@ -305,9 +305,9 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
             facts([path])
 
 
-def test_a_run_of_an_older_version(copied: Path) -> None:
+def test_a_run_without_its_nodes(copied: Path) -> None:
     (copied / "seed-0" / "nodes.json").unlink()
-    with pytest.raises(ConfigError, match=r"older version.*covey run \S*copy/config.toml"):
+    with pytest.raises(ConfigError, match=r"no nodes.json.*covey run \S*copy/config.toml"):
         facts([copied])
 
 
@@ -337,23 +337,6 @@ def test_of_a_long_run_some_rounds_have_a_line(
     assert len(rounds) < 10
     chosen = {choice.round for choice in run.chosen.values()}
     assert chosen <= set(best)
-
-
-def test_a_run_that_began_without_bytes_per_node_goes_on(tmp_path: Path) -> None:
-    """A checkpoint of an earlier version: everything but the bytes is recorded."""
-    short = experiment(PLAIN["FedAvg"], rounds=2, score_every=1)
-    folder = recorded(tmp_path / "run", covey.run(short))
-    (folder / "totals.json").unlink()
-    path = folder / "checkpoint.safetensors"
-    saved = checkpoint.read(path)
-    del saved.facts["totals"]
-    checkpoint.write(path, saved)
-    longer = experiment(PLAIN["FedAvg"], rounds=3, score_every=1)
-    run = covey.run(longer, resume=path)
-    recorded(folder, run)
-    assert run.totals is None
-    assert [line["round"] for line in lines(folder)] == [0, 1, 2]
-    assert not (folder / "totals.json").exists()
 
 
 @pytest.mark.parametrize("keys", [[["device", "down"]], [["edge", "up"]], [["device"]], 3])

@@ -9,7 +9,7 @@ from importlib import resources
 
 import pytest
 
-from covey.report.page import SCRIPTS, build
+from covey.report.page.page import SCRIPTS, build
 from tests.report.made_facts import FLAT, LOCAL, Facts, Shape, facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028'\"&"
@@ -98,7 +98,9 @@ def test_a_live_page_asks_its_own_server_only() -> None:
 
 
 def test_every_script_is_part_of_the_page() -> None:
-    files = [file.name for file in resources.files("covey.report").joinpath("page").iterdir()]
+    files = [
+        file.name for file in resources.files("covey.report").joinpath("page", "assets").iterdir()
+    ]
     scripts = {name.removesuffix(".js") for name in files if name.endswith(".js")}
     assert scripts == {*SCRIPTS, "live", "theme"}
 
@@ -106,13 +108,13 @@ def test_every_script_is_part_of_the_page() -> None:
 def test_names_never_become_markup() -> None:
     """The scripts set text alone; none writes HTML."""
     for name in (*SCRIPTS, "live", "theme"):
-        text = resources.files("covey.report").joinpath("page", f"{name}.js").read_text()
+        text = resources.files("covey.report").joinpath("page", "assets", f"{name}.js").read_text()
         words = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
         assert not [word for word in words if word in text], name
 
 
 def test_lines_of_the_page_are_short() -> None:
-    for file in resources.files("covey.report").joinpath("page").iterdir():
+    for file in resources.files("covey.report").joinpath("page", "assets").iterdir():
         if not file.name.endswith(".html"):
             lines = file.read_text().splitlines()
             assert [line for line in lines if len(line) > 100] == [], file.name

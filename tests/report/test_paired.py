@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from covey.report.paired import holm, interval, student, t_test, wilcoxon
-from covey.runs.headline import named
+from covey.runs.scores.headline import named
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 30, 50])

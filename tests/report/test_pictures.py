@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 import covey
 from covey.algorithms import PerMFL
-from covey.report import compare, data_picture, plot
+from covey.report.pictures import compare, data_picture, plot
 from tests.report.picture import assert_drawn, hues, ink, share
 from tests.report.test_plot import CLASSES, OTHER, SCORES
 

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 import covey
 from covey.algorithms import FedAvg, HierFAVG, Local
 from covey.links.meter import Traffic
-from covey.report.compare import lines
-from covey.report.plot import (
+from covey.report.pictures.compare import lines
+from covey.report.pictures.plot import (
     COLOURS,
     _spent,
     compare,
@@ -26,9 +26,9 @@ from covey.report.plot import (
     draw_devices,
     run_figure,
 )
-from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
-from covey.runs.scoring import Model
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.scoring import Model
 from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
@@ -61,7 +61,8 @@ def device(
     name: object, model: str, accuracy: float | None, loss: float = 1.0, part: str = "test"
 ) -> DeviceScore:
     """One line of a device's table."""
-    return DeviceScore(str(name), None, model, part, 10, 1, accuracy, loss, 1, accuracy, loss, True)
+    figures = {"accuracy": accuracy, "loss": loss}
+    return DeviceScore(str(name), None, model, part, 10, 1, 1, True, figures, figures)
 
 
 SCORES = [
@@ -251,7 +252,9 @@ def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -
     assert pairs.metric.name == "loss"
     assert pairs.names == ["b", "b", "a", "a"]  # worst first
     assert pairs.gain.tolist() == [-1, -1, 3, 3]
-    errors = [replace(line, rmse=2 * (line.loss or 0.0)) for line in seed]
+    errors = [
+        replace(line, figures=line.figures | {"rmse": 2 * (line.loss or 0.0)}) for line in seed
+    ]
     pairs = compare([errors])
     assert pairs is not None
     assert (pairs.metric.name, pairs.names, pairs.gain.tolist()) == ("rmse", ["b", "a"], [-2, 6])

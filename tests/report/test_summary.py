@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.cli import show
-from covey.cli.terminal import Console
+from covey.folder import show
+from covey.folder.terminal import Console
 from covey.links.meter import Traffic
 from covey.report.paired import interval
-from covey.report.summary import Figure, gains_over, summarise
-from covey.runs.devices import DeviceScore
-from covey.runs.headline import named
+from covey.report.summary import OverSeeds, gains_over, summarise
 from covey.runs.run import Round
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.headline import named
 from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
@@ -37,12 +37,12 @@ def test_one_seed() -> None:
     (model,) = summary.models
     assert (summary.rounds, summary.seeds, summary.seconds) == (3, 1, 1.5)
     assert (model.model, model.tier, model.chosen_round) == ("global", "server", [1])
-    assert model.accuracy == Figure(0.6, None)
-    assert model.last == Figure(0.9, None)
-    assert model.best_on_test == Figure(0.9, None)
-    assert model.worst_decile == Figure(0.3, None)
-    assert model.loss == Figure(0.4, None)
-    assert model.nonzeros == Figure(0.5, None)
+    assert model.accuracy == OverSeeds(0.6, None)
+    assert model.last == OverSeeds(0.9, None)
+    assert model.best_on_test == OverSeeds(0.9, None)
+    assert model.worst_decile == OverSeeds(0.3, None)
+    assert model.loss == OverSeeds(0.4, None)
+    assert model.nonzeros == OverSeeds(0.5, None)
 
 
 def test_two_seeds() -> None:
@@ -104,13 +104,13 @@ def test_regression_has_a_loss_and_no_accuracy() -> None:
     assert model.chosen_round == [1]
     assert model.accuracy is None
     assert model.worst_decile is None
-    assert model.loss == Figure(1.0, None)
+    assert model.loss == OverSeeds(1.0, None)
 
 
 def test_figures_as_text() -> None:
-    assert Figure(0.98404, 0.0031).percent() == "98.40 ± 0.31"
-    assert Figure(0.98404, None).percent() == "98.40"
-    assert str(Figure(0.98404, 0.0031)) == "0.984 ± 0.0031"
+    assert OverSeeds(0.98404, 0.0031).percent() == "98.40 ± 0.31"
+    assert OverSeeds(0.98404, None).percent() == "98.40"
+    assert str(OverSeeds(0.98404, 0.0031)) == "0.984 ± 0.0031"
 
 
 def test_the_table_has_a_row_for_every_model_and_link() -> None:
@@ -178,17 +178,18 @@ def test_the_virtual_clock_of_two_seeds() -> None:
     plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
     figures: Any = summarise([first]).radio
     assert summarise([plain]).radio == replace(
-        figures, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
+        figures, formula_seconds=None, formula_bytes=None, left_out=OverSeeds(0, None)
     )
     assert summarise([[record(0, validation=0.5, test=0.5)]]).radio is None
 
 
 def scores(model: str, shares: list[float], examples: list[int]) -> list[DeviceScore]:
     """Devices with these accuracies, which are their losses and errors too."""
-    return [
-        DeviceScore(str(k), None, model, "test", n, 1, share, share, 1, share, share, True, share)
-        for k, (share, n) in enumerate(zip(shares, examples, strict=True))
-    ]
+    out = []
+    for k, (share, n) in enumerate(zip(shares, examples, strict=True)):
+        figures: dict[str, float | None] = {"accuracy": share, "loss": share, "rmse": share}
+        out.append(DeviceScore(str(k), None, model, "test", n, 1, 1, True, figures, figures))
+    return out
 
 
 OWN, BASE, EXAMPLES = [0.9, 0.5, 0.8, 1.0], [0.5, 0.75, 0.8, 0.75], [10, 4, 5, 8]

@@ -8,7 +8,7 @@ from typing import Any
 
 import covey
 from covey import algorithms, data, models, wireless
-from covey.cli.config import defaults, explain
+from covey.files.config import defaults, explain
 
 MODULES: dict[str, ModuleType] = {
     "covey": covey,

@@ -1,6 +1,0 @@
-"""Grids of runs: `covey compare` and `covey sweep`.
-
-A grid is a list of cells, each a short run of one setting. Cells run in processes of their own and
-are saved one by one, so that a grid can be killed at any time and resumed. Nothing here imports
-typer, rich or matplotlib: `python -m covey.cli.grid` runs a grid without them.
-"""

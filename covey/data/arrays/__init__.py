@@ -1,0 +1,1 @@
+"""Arrays, images and texts of the user's own."""

@@ -1,0 +1,277 @@
+"""The formats in which data sets are published, read into arrays.
+
+An error names the damaged file. Every reader of FORMATS takes the files of one form of a set and
+returns all its examples, the official training part first.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import struct
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.atomic import replacing
+from covey.data.published import catalog, pickles
+from covey.data.published.catalog import KnownSet
+from covey.data.published.locations import Located
+from covey.errors import DataError, reading
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+Pair = tuple[Bytes, npt.NDArray[Any]]
+"""Images [n, height, width] or [n, channels, height, width], and labels [n]."""
+Files = Sequence[Path]
+
+_SIDE = 28
+
+
+class Arrays(NamedTuple):
+    """A data set as it was published."""
+
+    x: Bytes  # [n, channels, height, width]
+    y: Numbers  # [n]
+    train: int  # the first so many are the official training part
+    writers: Numbers | None = None  # [n], positions in writer_names
+    writer_names: tuple[str, ...] = ()
+
+    def written_by(self, names: Sequence[str]) -> Arrays:
+        """The same, with the name of the writer of every example."""
+        number = {name: index for index, name in enumerate(dict.fromkeys(names))}
+        writers = np.array([number[name] for name in names], dtype=np.int64)
+        return self._replace(writers=writers, writer_names=tuple(number))
+
+
+def read(entry: KnownSet, located: Located) -> Arrays:
+    """All examples of a set in the files that were found, which must be as this set's are."""
+    arrays = FORMATS[located.way.format](located.files)
+    if arrays.x.shape[1:] != entry.shape:
+        have = tuple(arrays.x.shape[1:])
+        raise DataError(
+            f"{located.folder} has images of shape {have}, "
+            f"but those of {entry.name} have {entry.shape}; download its own files."
+        )
+    wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(entry.classes)))
+    if len(wrong):
+        raise DataError(
+            f"{located.folder}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, "
+            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}; "
+            "download its own files."
+        )
+    return arrays
+
+
+def keep(path: Path, arrays: Arrays, source: str) -> None:
+    """Keep these examples as one .npz file for the next time, with where they came from."""
+    columns = arrays._asdict() | {"writer_names": np.array(arrays.writer_names, dtype=str)}
+    if arrays.writers is None:
+        columns["writers"] = np.empty(0, dtype=np.int64)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part, open(part, "xb") as file:
+            np.savez(file, **columns, source=source)
+    except OSError as error:
+        raise DataError(
+            f"cannot keep the data in {path}: {error}; "
+            "choose a writable folder with data_dir or COVEY_DATA."
+        ) from error
+
+
+def kept(path: Path, source: str | None = None) -> Arrays | None:
+    """The examples that `keep` wrote.
+
+    None where the file is missing, or its examples came from another source.
+    """
+    if not path.is_file():
+        return None
+    with (
+        reading(path, "delete it"),
+        open(path, "rb") as stream,
+        np.load(stream, allow_pickle=False) as file,
+    ):
+        if source is not None and str(file["source"]) != source:
+            return None
+        arrays = Arrays(file["x"], file["y"], int(file["train"]))
+        if not len(file["writers"]):
+            return arrays
+        names = tuple(file["writer_names"].tolist())
+        return arrays._replace(writers=file["writers"], writer_names=names)
+
+
+def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
+    """The array of bytes in an idx file.
+
+    The file has two zeros, 8 for bytes, the number of axes, their lengths, and the values.
+
+    >>> import io
+    >>> idx(io.BytesIO(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])), "labels", 1)
+    array([7, 9], dtype=uint8)
+    """
+    with reading(name):
+        magic = stream.read(4)
+        if magic != bytes([0, 0, 8, axes]):
+            raise DataError(
+                f"{name} begins with {magic!r}, "
+                f"so it is not an idx file of bytes with {axes} axes; download it again."
+            )
+        shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
+        values = np.frombuffer(stream.read(), dtype=np.uint8)
+        if len(values) != math.prod(shape):
+            raise DataError(
+                f"{name} does not have the {math.prod(shape)} values that its header declares; "
+                "download it again."
+            )
+        return values.reshape(shape)
+
+
+def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
+    """Images and labels of the training part, then of the test part."""
+    arrays = []
+    for path, axes in zip(files, (3, 1, 3, 1), strict=True):
+        with reading(path), open(path, "rb") as stream:
+            arrays.append(idx(_unpacked(stream), str(path), axes))
+    train_x, train_y, test_x, test_y = arrays
+    if turned:  # EMNIST keeps its images column by column
+        train_x = train_x.transpose(0, 2, 1)
+        test_x = test_x.transpose(0, 2, 1)
+    return _joined([(train_x, train_y), (test_x, test_y)], [files[1], files[3]])
+
+
+def _unpacked(stream: IO[bytes]) -> IO[bytes]:
+    """By what it holds, not by its name: some programs unpack a .gz file and leave it its name."""
+    packed = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    if packed:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    return stream
+
+
+def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Arrays:
+    """Records of one image each.
+
+    A record has the labels, one byte each with the finest last, then the red, green and blue plane.
+    """
+    pairs = []
+    names = []
+    for name, data in _contents(files, members):
+        size = labels + 3 * 32 * 32
+        if not data or len(data) % size:
+            raise DataError(
+                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
+                "download it again."
+            )
+        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
+        pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
+        names.append(name)
+    return _joined(pairs, names)
+
+
+def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Arrays:
+    """Pickled dictionaries with the images as rows of 3072 bytes."""
+    pairs = []
+    names = []
+    for name, data in _contents(files, members):
+        content = pickles.batch(data, name)
+        if lacking := {"data", labels} - content.keys():
+            raise DataError(
+                f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
+                "download the official file again."
+            )
+        with reading(name):
+            pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
+        names.append(name)
+    return _joined(pairs, names)
+
+
+def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
+    """The name and the bytes of every file, or of the members of the one archive that is there."""
+    if len(files) == len(members):
+        for path in files:
+            with reading(path):
+                yield str(path), path.read_bytes()
+        return
+    (path,) = files
+    contents = {}
+    with reading(path), tarfile.open(path) as archive:
+        # In its own order: going back would mean unpacking again from the start.
+        for entry in archive:
+            stream = archive.extractfile(entry)
+            if Path(entry.name).name in members and stream is not None:
+                contents[Path(entry.name).name] = stream.read()
+    if lacking := [name for name in members if name not in contents]:
+        raise DataError(f"{path} lacks {', '.join(lacking)}; download it again.")
+    yield from ((f"{path} ({name})", contents[name]) for name in members)
+
+
+def _leaf(files: Files) -> Arrays:
+    """LEAF's files: writer by writer, pixels as fractions of 255."""
+    pairs = []
+    owners = []
+    names = []
+    for path in files:
+        with reading(path):
+            for writer, examples in json.loads(path.read_bytes())["user_data"].items():
+                values = np.asarray(examples["x"], dtype=np.float64).reshape(-1, _SIDE, _SIDE)
+                if not ((values >= 0) & (values <= 1)).all():
+                    have = f"{values.min()} or {values.max()}"
+                    raise ValueError(f"a pixel is {have}, not between 0 and 1")
+                pairs.append((np.rint(values * 255).astype(np.uint8), _labels(examples["y"])))
+                owners += [writer] * len(values)
+                names.append(f"{path} ({writer})")
+    arrays = _joined(pairs, names)
+    return arrays._replace(train=len(arrays.y)).written_by(owners)
+
+
+def _labels(values: Any) -> Numbers:
+    """Labels as int64; a ValueError if they are not integers on one axis."""
+    nested = (list, tuple, dict)
+    if isinstance(values, list | tuple) and any(isinstance(value, nested) for value in values):
+        # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
+        raise ValueError("its labels are lists, not numbers")
+    array = np.asarray(values)
+    whole = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        whole = bool((array == np.rint(array)).all())
+    if array.ndim != 1 or not whole or not (np.abs(array) < 2**53).all():
+        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not integers")
+    return array.astype(np.int64)
+
+
+def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
+    """All parts in one array; the last is the test part."""
+    for (x, y), name in zip(pairs, names, strict=True):
+        if len(x) != len(y):
+            raise DataError(
+                f"{name} has {len(y)} labels for {len(x)} images; "
+                "download it again, or the images beside it."
+            )
+    if not pairs:
+        raise DataError("there is no example in any of the files; download them again.")
+    shape = pairs[0][0].shape[1:]
+    x = np.empty((sum(len(x) for x, _ in pairs), *shape), dtype=np.uint8)
+    with reading(names[0]):
+        # Into C order, which transposed parts would not give.
+        np.concatenate([x for x, _ in pairs], out=x)
+    y = np.concatenate([y for _, y in pairs]).astype(np.int64)
+    return Arrays(x if x.ndim == 4 else x[:, None], y, train=len(y) - len(pairs[-1][1]))
+
+
+FORMATS: dict[str, Callable[[Files], Arrays]] = {
+    "idx": _idx_files,
+    "turned idx": partial(_idx_files, turned=True),
+    "leaf": _leaf,
+    "cifar-10 binary": partial(_cifar_binary, members=catalog.CIFAR10_BINARY, labels=1),
+    "cifar-10 python": partial(_cifar_python, members=catalog.CIFAR10_PYTHON, labels="labels"),
+    "cifar-100 binary": partial(_cifar_binary, members=catalog.CIFAR100_BINARY, labels=2),
+    "cifar-100 python": partial(
+        _cifar_python, members=catalog.CIFAR100_PYTHON, labels="fine_labels"
+    ),
+}

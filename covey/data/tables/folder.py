@@ -1,0 +1,133 @@
+"""A folder with one file per device, read as one table.
+
+Files lie in subfolders named after edges if there are edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from covey.data.shards import some
+from covey.data.tables.options import TableOptions
+from covey.data.tables.table_readers import ENDINGS, form_of, read, stem
+from covey.data.tables.tables import Faults, Table, joined
+from covey.errors import DataError
+
+
+def folder_table(folder: Path, options: TableOptions, faults: Faults) -> Table:
+    """The table of all files under a folder, one per device."""
+    if options.renamed("part"):
+        options = replace(options, needed=[options.part])
+    tables: list[Table] = []
+    paths = _paths(folder)
+    for path, table in zip(paths, _read_all(paths, options, faults), strict=True):
+        check_alone(table, options, path)
+        edge = None if path.parent == folder else [path.parent.name] * len(table)
+        table = replace(table, device=[stem(path)] * len(table), edge=edge)
+        tables.append(_aligned(table, path, paths[0], tables[0] if tables else table))
+    with_parts = [path for path, table in zip(paths, tables, strict=True) if table.part is not None]
+    without = [path for path in paths if path not in with_parts]
+    if with_parts and without:
+        raise DataError(
+            f"{with_parts[0]} is split into parts (column {options.part!r}) and {without[0]} "
+            "is not; split all or none."
+        )
+    return joined(tables)
+
+
+def check_alone(table: Table, options: TableOptions, path: Path) -> None:
+    """That a device's file does not speak of several devices or edges."""
+    for name, cells in ((options.device, table.device), (options.edge, table.edge)):
+        values = sorted(set(cells or ()))
+        if len(values) > 1:
+            raise DataError(
+                f"{path} should hold one device, "
+                f"but its column {name!r} has {len(values)} values ({some(values)}); "
+                "give a table of several devices as the path itself, or split it into files."
+            )
+
+
+def _read_all(paths: Sequence[Path], options: TableOptions, faults: Faults) -> list[Table]:
+    """The table of every file.
+
+    Where files disagree whether a column has words or numbers, most of all its cells decide.
+    """
+    found = [Faults() for _ in paths]
+    tables = [read(path, options, own) for path, own in zip(paths, found, strict=True)]
+    agreed = _words(tables)
+    for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
+        text = {name for name in table.features if agreed.get(name, False)}
+        if text != table.words.keys():
+            found[number] = Faults()
+            tables[number] = read(path, replace(options, text=tuple(text)), found[number])
+        for (source, position), why in found[number].reasons.items():
+            faults.add(source, position, why)
+        faults.hints.update(found[number].hints)
+    return tables
+
+
+def _words(tables: Sequence[Table]) -> dict[str, bool]:
+    """Of every column that has words in some table, whether most of its cells are words.
+
+    A column without any value in a file has neither there.
+    """
+    agreed = {}
+    for name in dict.fromkeys(name for table in tables for name in table.words):
+        words = sum(len(table.words.get(name, ())) for table in tables)
+        others = [table for table in tables if name in table.features and name not in table.words]
+        columns = [table.x[:, table.features.index(name)] for table in others]
+        values = sum(int(np.isfinite(column).sum()) for column in columns)
+        agreed[name] = words > values or not any(map(len, others))
+    return agreed
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The devices' files under a folder, all in it or all one level below it."""
+    below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    visible = [path for path in below if not any(part.startswith(".") for part in path.parts)]
+    paths = [path for path in visible if form_of(path) is not None]
+    if not paths:
+        raise DataError(
+            f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."
+        )
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        if len(path.parts) > 2:
+            raise DataError(
+                f"{path} lies too deep in {folder}; "
+                "a device's file lies in the folder or in its edge's subfolder."
+            )
+        if len(path.parts) != len(paths[0].parts):
+            raise DataError(
+                f"{folder} has devices with an edge and without, such as {paths[0]} and {path}; "
+                "give every device a subfolder."
+            )
+        other = by_name.setdefault(stem(path), path)
+        if other is not path:
+            raise DataError(
+                f"{other} and {path} in {folder} are both called {stem(path)!r}; "
+                "rename one of the devices."
+            )
+    return [folder / path for path in paths]
+
+
+def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
+    """The same table with its columns in the order of another."""
+    lacks = [name for name in like.features if name not in table.features]
+    extra = [name for name in table.features if name not in like.features]
+    if lacks or extra:
+        told = [f"lacks {some(lacks)}"] * bool(lacks) + [f"has {some(extra)} besides"] * bool(extra)
+        raise DataError(
+            f"compared with {first}, {path} {' and '.join(told)}; give all files the same features."
+        )
+    if table.x.shape[1:] != like.x.shape[1:]:
+        shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
+        raise DataError(f"examples have shape {shapes}; give all files the same features.")
+    order = [table.features.index(name) for name in like.features]
+    if table.features != like.features:
+        return replace(table, x=table.x[:, order], features=like.features)
+    return table

@@ -1,0 +1,1 @@
+"""One node: its disk, its answers, its process."""

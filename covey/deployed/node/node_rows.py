@@ -1,0 +1,160 @@
+"""The rows of single nodes as bytes, for a node's disk and for messages between nodes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.codecs.numbers import borrowed
+from covey.errors import DecodeError, shown
+from covey.runtimes.alone.envelope import LIMIT, aligned, check_length
+
+_LENGTH = struct.Struct("<I")
+_TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
+
+
+@dataclass(frozen=True, eq=False)
+class NodeRow:
+    """What one node keeps under a name, now or in a held version.
+
+    `row` has no dimension for nodes. It is None where a held version was released.
+    """
+
+    tier: str
+    number: int
+    name: str
+    label: str
+    round: int
+    row: Tensor | None
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """The nodes of a tier from one number to another, whose rows fit into one message."""
+
+    tier: str
+    first: int
+    end: int
+
+    def has(self, tier: str, number: int) -> bool:
+        """Whether a node is one of them."""
+        return tier == self.tier and self.first <= number < self.end
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of a name; an unknown one is a DecodeError."""
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise DecodeError(f"a row of the type {name[:20]!r}.")
+    return dtype
+
+
+def as_bytes(row: Tensor) -> memoryview:
+    """The numbers of a row in the order of memory; they are not copied where they lie in order."""
+    flat = row.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def from_bytes(
+    data: bytes | memoryview, dtype: str, shape: Sequence[int], *, borrow: bool = False
+) -> Tensor:
+    """The inverse of `as_bytes`; bytes that do not fit are a DecodeError.
+
+    With `borrow` the row may lie in the memory of the bytes, and must not be written.
+    """
+    kind = dtype_of(dtype)
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise DecodeError(f"a row with the shape {list(shape)!r}.")
+        count *= size
+    if len(data) != count * kind.itemsize:
+        raise DecodeError(f"a row of {len(data)} bytes, expected {count * kind.itemsize}.")
+    if not data:
+        return torch.zeros(tuple(shape), dtype=kind)
+    plain = np.frombuffer(data, np.uint8)
+    if borrow and plain.ctypes.data % kind.itemsize == 0:
+        return borrowed(plain).view(kind).view(tuple(shape))
+    return torch.frombuffer(bytearray(data), dtype=kind).view(tuple(shape))
+
+
+def pack(rows: Sequence[NodeRow]) -> bytes:
+    """Rows of several nodes as one string of bytes."""
+    return b"".join(pieces(rows))
+
+
+def pieces(rows: Sequence[NodeRow], beside: int = 0) -> list[bytes | memoryview]:
+    """What `pack` joins; the numbers of rows are not copied. `beside` bytes come before them."""
+    blobs = [as_bytes(kept.row) for kept in rows if kept.row is not None]
+    heads = json.dumps([described(kept) for kept in rows]).encode()
+    head = aligned(heads, beside + _LENGTH.size)
+    return [_LENGTH.pack(len(head)), head, *blobs]
+
+
+def described(kept: NodeRow) -> list[object]:
+    """What stands in the head about a row."""
+    form = None
+    if kept.row is not None:
+        size = kept.row.numel() * kept.row.element_size()
+        form = [dtype_name(kept.row.dtype), list(kept.row.shape), size]
+    return [kept.tier, kept.number, kept.name, kept.label, kept.round, form]
+
+
+def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT) -> list[NodeRow]:
+    """The inverse of `pack`; anything else, or a head above the limit, is a DecodeError.
+
+    With `borrow` rows may lie in the memory of the data, and must not be written.
+
+    >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
+    >>> unpack(pack([row]))[0].row
+    tensor([1., 1.])
+    """
+    try:
+        return _unpack(memoryview(data), borrow=borrow, limit=limit)
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+        raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
+
+
+def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
+    (length,) = _LENGTH.unpack_from(data)
+    check_length(length, limit)
+    position = _LENGTH.size + length
+    out = []
+    for tier, number, name, label, round, form in json.loads(bytes(data[_LENGTH.size : position])):
+        row = None
+        if form is not None:
+            dtype, shape, size = form
+            left = len(data) - position
+            if type(size) is not int or not 0 <= size <= left:
+                raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
+            row = from_bytes(data[position : position + size], dtype, shape, borrow=borrow)
+            position += size
+        out.append(NodeRow(tier, number, name, label, round, row))
+    if position != len(data):
+        raise DecodeError(f"rows of nodes of {len(data)} bytes, of which {position} are used.")
+    return out

@@ -1,0 +1,171 @@
+"""The models that a node uses, written as files into its own folder.
+
+A device has its own model, and those of the nodes above it that it predicts with: its edge's and
+the global one. Each is as it was in the round that was chosen for it. The files are those of a run
+folder (covey/runs/saved/snapshot.py), with this node's entry alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from covey import atomic
+from covey.deployed.node.node_rows import NodeRow
+from covey.folder.folder import NODE_FACTS, refused
+from covey.kernel.algorithm import Algorithm
+from covey.runs.models import GLOBAL, PERSONAL
+from covey.runs.saved import snapshot
+from covey.runs.saved.snapshot import PRIVATE, Beside, Snapshot
+from covey.runs.seed import Seed
+
+if TYPE_CHECKING:
+    from covey.deployed.node.node import Node
+
+DISK = "node.sqlite"
+FOLDER = "models"
+FALLBACK = "fallback "
+"""Before the name of a model: the name of the global row of its chosen round."""
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """Which version of a model is reported, and what else its predictions need."""
+
+    model: str
+    tier: str
+    label: str
+    """Under which nodes hold it, or "present"."""
+    round: int
+    beside: tuple[str, ...]
+    """The names of other rows of devices."""
+
+
+def chosen_models(run: Seed) -> tuple[list[ChosenModel], list[NodeRow]]:
+    """The models of a run, and the global row of each one's chosen round."""
+    top = run.runtime.tree.tiers[0]
+    models = []
+    rows = []
+    for name in run.models():
+        version = run.version(name)
+        model = ChosenModel(name, version.tier, version.label, version.round, version.beside)
+        models.append(model)
+        row = version.w[0]
+        rows.append(NodeRow(top, 0, f"{FALLBACK}{name}", version.label, version.round, row))
+    return models, rows
+
+
+def as_arguments(models: Sequence[ChosenModel]) -> dict[str, Any]:
+    """An order to write these models."""
+    return {"models": [asdict(model) for model in models], "broadcast": True}
+
+
+def rows_for_below(node: Node, arguments: Any) -> list[NodeRow]:
+    """The rows of this node that those below it predict with."""
+    out = []
+    for model in _read(arguments):
+        if model.tier == node.place.tier and model.model != GLOBAL:
+            out += node.own_rows(model.model, model.label)
+    return out
+
+
+def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
+    """Write the models that a node uses; `rows` are those of the nodes above it.
+
+    A file is replaced in one step, and the one before stays where that fails.
+    """
+    device = node.place.tiers[-1]
+    folder = node.database.path.parent
+    out = []
+    rounds = {}
+    for model in _read(arguments):
+        own = model.tier == node.place.tier
+        if not own and node.place.tier != device:
+            continue
+        taken = _snapshot(node, model, rows)
+        if taken is None:
+            continue
+        path = folder / FOLDER / f"{model.model}.safetensors"
+        snapshot.write(path, taken, node.task.space, type(node.algorithm).__name__)
+        out.append(path)
+        rounds[model.model] = taken.round
+    facts = {"tier": node.place.tier, "number": node.place.number, "models": rounds}
+    with refused(folder / NODE_FACTS):
+        atomic.write(folder / NODE_FACTS, json.dumps(facts) + "\n")
+    return out
+
+
+def _read(arguments: Any) -> list[ChosenModel]:
+    models = arguments["models"]
+    return [ChosenModel(**{**values, "beside": tuple(values["beside"])}) for values in models]
+
+
+def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapshot | None:
+    """A model with this node's entry alone; None where neither it nor one above has one."""
+    fallback = None
+    versions = []
+    for kept in rows:
+        if kept.name == f"{FALLBACK}{model.model}":
+            fallback = kept.row
+        elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
+            versions.append(kept)
+    if model.tier == node.place.tier:
+        versions = node.own_rows(model.model, model.label)
+    if model.model == GLOBAL and fallback is not None:
+        versions = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
+        fallback = None
+    values = [kept.row for kept in versions if kept.row is not None]
+    if not values and fallback is None:
+        return None
+    ids = torch.tensor([kept.number for kept in versions], dtype=torch.int64)
+    width = node.task.space.width
+    stacked = torch.zeros(0, width, dtype=node.task.dtype)
+    if values:
+        stacked = torch.cat([row[None] for row in values]) if len(values) > 1 else values[0][None]
+        fallback = None
+    taken = Snapshot(model.model, model.tier, model.round, ids, stacked, fallback)
+    return _completed(node, model, taken)
+
+
+def _completed(node: Node, model: ChosenModel, taken: Snapshot) -> Snapshot:
+    """With the other rows that a device's predictions need."""
+    if node.place.tier != node.place.tiers[-1]:
+        return taken
+    beside = {}
+    number = torch.tensor([node.place.number])
+    for name in model.beside:
+        for kept in node.own_rows(name, model.label):
+            assert kept.row is not None
+            key, part = _beside(node.algorithm, name, number, kept.row, node.task.space.shared)
+            beside[key] = part
+    row = taken.fallback
+    if len(taken.rows):
+        row = taken.rows[0]
+    statistics = None
+    if node.task.space.norms and row is not None:
+        statistics = Beside(number, node.task.statistics(row[None], number))
+    return Snapshot(
+        taken.model,
+        taken.tier,
+        taken.round,
+        taken.ids,
+        taken.rows,
+        taken.fallback,
+        beside,
+        statistics,
+    )
+
+
+def _beside(
+    algorithm: Algorithm, name: str, ids: Tensor, row: Tensor, shared: int
+) -> tuple[str, Beside]:
+    """Other rows of a device, under the name that they have in the file."""
+    if name == PERSONAL and algorithm.splits:
+        return PRIVATE, Beside(ids, row[None, shared:], shared)
+    return name, Beside(ids, row[None])

@@ -1,0 +1,378 @@
+"""One process of a deployed tree: the nodes of its seats, from start to drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from covey.data import Shards
+from covey.deployed.node.assemble import MAX_VALUE, Told, check, check_size, node_of, told
+from covey.deployed.node.disk import Disk, arm_fault
+from covey.deployed.node.memory import give_back_free
+from covey.deployed.node.node import Node
+from covey.deployed.node.own_models import DISK
+from covey.deployed.node.parked import parked_parts, share
+from covey.deployed.node.server_run import finish, server_run
+from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.control import Control, drained
+from covey.deployed.operate.events import EventLog
+from covey.deployed.operate.progress import Progress
+from covey.deployed.plan.process import Process
+from covey.deployed.plan.seats import NamedSeat
+from covey.deployed.transport import parcel
+from covey.deployed.transport.door import Door
+from covey.deployed.transport.socket_bytes import counted
+from covey.deployed.transport.transport import AskKey, Handler, Port, Seat, Transport
+from covey.errors import ConfigError, TransportError
+from covey.links.spec import wires
+from covey.runs import models
+from covey.runs.experiment import Experiment
+from covey.runs.parts import Parts, module_of, training_data
+from covey.runs.run import Run
+from covey.runs.saved.fingerprint import program_fingerprint
+from covey.runs.saved.lock import locked
+from covey.runs.saved.status import LOCK
+from covey.runs.scores.record import Round
+from covey.runtimes.alone.envelope import seal
+
+
+class Parent(Transport, Protocol):
+    """A transport that can put a child out of its seat."""
+
+    def evict(self, name: str) -> None:
+        """Close the stream of a seat, and refuse it from now on."""
+        ...
+
+    def admit(self, name: str) -> None:
+        """Let an evicted seat be taken again."""
+        ...
+
+    def evicted(self) -> frozenset[Seat]:
+        """The seats that are refused."""
+        ...
+
+    def turned_away(self) -> Mapping[Seat, str]:
+        """Why processes were refused that have a certificate of an empty seat."""
+        ...
+
+    @property
+    def knocks(self) -> Counter[str]:
+        """How many handshakes began, and how many streams were opened."""
+        ...
+
+
+class Child(Port, Protocol):
+    """A port that knows whether its parent has let it in."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process has its seats now."""
+        ...
+
+
+class Network(Protocol):
+    """Makes both ends of a process: the one to its children, and the one to its parent."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """The certificate of the process; None: the tree has none."""
+        ...
+
+    def listen(
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
+    ) -> Parent:
+        """The way to the children of a process, which are by name."""
+        ...
+
+    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Child:
+        """The way to the parent; the disk of each seat tells its last written key."""
+        ...
+
+
+def parts_of(experiment: Experiment) -> Parts:
+    """What the nodes of an experiment are made of."""
+    check([experiment])
+    tree, _ = experiment.algorithm.fit(experiment.tree)
+    links = wires(experiment.codec, tree.links)
+    start = experiment.initial()[None]
+    data = training_data(experiment, ())
+    return Parts(experiment, _module_of(experiment), start, tree, data, links)
+
+
+def _module_of(experiment: Experiment) -> nn.Module:
+    """The module of a process, which is its experiment's own where its types are right.
+
+    A large module is not copied: nothing else uses it, and every node has a copy of its own.
+    """
+    module = experiment.model
+    tensors = [*module.parameters(), *module.buffers()]
+    if all(tensor.dtype == experiment.dtype for tensor in tensors):
+        return module
+    return module_of(experiment)
+
+
+def _check_values(run: Run, model: int) -> None:
+    """Refuse models of so many bytes that no checkpoint can have them, before anybody trains."""
+    best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
+    check_size(model, 1 + best)
+    for template in run.runtime.kept().values():
+        check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
+
+
+def _short(answer: Handler) -> Handler:
+    """A handler that answers with an error in place of bytes that cannot be sent."""
+
+    def answered(key: AskKey, common: bytes, own: bytes) -> bytes:
+        data = answer(key, common, own)
+        if len(data) <= MAX_VALUE:
+            return data
+        text = f"the answer to {key.program} has {len(data)} bytes, more than {MAX_VALUE}."
+        failure = {"error": [TransportError.__name__, text]}
+        if key.lane == "order":
+            return parcel.pack(failure)
+        return seal(failure, [])
+
+    return answered
+
+
+def fingerprint_of(experiment: Experiment, initial: Tensor) -> str:
+    """What all nodes of a run must have in common, as one hash; `initial` is the first row."""
+    facts = json.dumps(program_fingerprint(experiment, initial), sort_keys=True)
+    return sha256(facts.encode()).hexdigest()
+
+
+@dataclass(eq=False)
+class Member:
+    """A process that is about to run: its nodes, its progress, its log and its control port."""
+
+    process: Process
+    parts: Parts
+    network: Network
+    log: EventLog
+    progress: Progress
+    own_data: Mapping[str, Shards] = field(default_factory=dict)
+    """The data of devices that take no part of the experiment's data, by seat."""
+    before_first: Callable[[], None] | None = None
+    """Done once, before the first request. A process that its parent refuses gets none."""
+    jump: int = 0
+    """How many rounds from its disk the server may stand, once, as the operator says."""
+
+    def __post_init__(self) -> None:
+        self._stack = ExitStack()
+        self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
+        self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
+        self._parked = False
+        self._parents: dict[str, Parent] = {}
+        self._disks: dict[str, Disk] = {}
+
+    @contextmanager
+    def running(self, identity: Identity | None) -> Iterator[None]:
+        """With a control port and signals that drain; everything is closed at the end."""
+        process = self.process
+        with self._stack:
+            try:
+                self._lock_state()
+                control = Control(
+                    self.progress,
+                    host=process.control_host,
+                    port=process.control_port,
+                    identity=identity,
+                    log=self.log,
+                    state=Path(process.state),
+                    evict=self._evict,
+                    admit=self._admit,
+                )
+                self._stack.callback(control.close)
+                self._stack.enter_context(drained(self.progress, self.log))
+                if identity is not None:
+                    self.progress.certificate_left = identity.seconds_left
+                sockets = counted(process.listen, process.parent)
+                self.progress.sockets = self._stack.enter_context(sockets)
+                self.log.info("started", seats=process.seats)
+                yield
+            except Exception as error:
+                self.log.error("failed", kind=type(error).__name__, text=str(error))
+                raise
+            self.progress.end()
+            self.log.info("ended")
+
+    def _lock_state(self) -> None:
+        """Lock the folder of the disks until this process ends, and say there who it is."""
+        state = Path(self.process.state)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        busy = f"another process runs on the disks in {state}; end it, or give another state"
+        try:
+            file = self._stack.enter_context(locked(state / LOCK, busy))
+        except ConfigError as error:  # systemd tries again: the other process may end
+            raise TransportError(str(error)) from None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = f"(process {os.getpid()} on {platform.node()}, since {now})\n"
+        with suppress(OSError):  # a full disk: the first ask says so
+            file.truncate(0)
+            os.write(file.fileno(), text.encode())
+
+    def close(self) -> None:
+        """Close disks and connections."""
+        self._stack.close()
+
+    def node(self, seat: NamedSeat) -> Node:
+        """The node of a seat, with its disk, and with the way to its children."""
+        process = self.process
+        disk = Disk(Path(process.state) / seat.name / DISK, process.durability)
+        self._stack.callback(disk.close)
+        self._disks[seat.name] = disk
+        if seat.children:
+            disk.seat_children(self._children(seat))
+        door = Door(disk)
+        transport = self._transport(seat, door)
+        facts = self._told[seat.tier][seat.number]
+        parts = self.parts
+        if seat.name in self.own_data:
+            parts = replace(parts, data=self.own_data[seat.name])
+        bounds = {}
+        for name, number in self._children(seat).items():
+            if name in process.norm_bounds:
+                bounds[number] = process.norm_bounds[name]
+        node = node_of(
+            parts,
+            facts,
+            disk,
+            transport=transport,
+            patience=process.patience,
+            norm_bounds=bounds,
+            drops_diverged=process.diverged == "drop",
+            shares_rows=process.share_rows or process.parent is None,
+            identity=self.network.identity,
+            jump=self.jump,
+        )
+        door.node = node
+        if process.aggregates:
+            self._park(node)
+        return node
+
+    def _park(self, node: Node) -> None:
+        """Let a node that only aggregates hold no model in memory."""
+        if not self._parked:
+            self.parts = parked_parts(self.parts, Path(self.process.state))
+            self._parked = True
+        share(node, self.parts)
+        give_back_free()
+
+    def serve(self) -> None:
+        """Answer the parent until the process is drained."""
+        once = _Once(self.before_first)
+        nodes = {seat: self.node(seat) for seat in self.process.nodes}
+        port = self.network.dial(self.process, self._fingerprint, self._disks)
+        handlers: dict[Seat, Handler] = {}
+        for seat, node in nodes.items():
+            handlers[seat.number] = self.progress.handler(seat.name, once.then(_short(node.answer)))
+        closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
+        closer.start()
+        self.progress.dials(lambda: port.connected)
+        self.progress.start()
+        arm_fault()
+        try:
+            port.serve(handlers)
+        finally:
+            self.progress.drain()
+            closer.join()
+
+    def _close_when_drained(self, port: Port) -> None:
+        self.progress.wait_for_drain()
+        port.close()
+
+    def run(self) -> Run:
+        """The server's run; where its disk has one, the rest of it."""
+        run = server_run(self.parts.experiment, _ServerRuntime(self))
+        _check_values(run, self.parts.start.nbytes)
+        self.progress.start()
+        return run
+
+    def rounds(self, run: Run) -> Iterator[Round]:
+        """Every round that is left, or until the process is drained; the last one is good too."""
+        arm_fault()
+        for record in run:
+            self.log.info("round", round=record.round + 1, seconds=round(record.seconds, 3))
+            self.progress.ended_round(record)
+            yield record
+            if self.progress.draining:
+                break
+        finish(run)
+
+    def _transport(self, seat: NamedSeat, door: Door) -> Transport | None:
+        """The way to the children of a seat, watched."""
+        if not seat.children:
+            return None
+        ids = self._children(seat)
+        transport = self.network.listen(self.process, self._fingerprint, ids, door)
+        self._stack.callback(transport.close)
+        self._parents[seat.name] = transport
+        self.progress.knocks = transport.knocks
+        names = {number: name for name, number in ids.items()}
+        return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
+
+    def _children(self, seat: NamedSeat) -> dict[str, Seat]:
+        """The ids of the children of a seat, by name."""
+        place = self._told[seat.tier][seat.number].place
+        numbers = range(place.first_child, place.first_child + place.children)
+        return dict(zip(seat.children, numbers, strict=True))
+
+    def _evict(self, name: str) -> None:
+        for transport in self._parents.values():
+            transport.evict(name)
+        self.log.warning("evicted", seat=name)
+
+    def _admit(self, name: str) -> None:
+        for transport in self._parents.values():
+            transport.admit(name)
+        self.log.info("admitted", seat=name)
+
+
+class _Once:
+    """Does something once, before the first request of any seat is handled."""
+
+    def __init__(self, work: Callable[[], None] | None) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+
+    def then(self, handler: Handler) -> Handler:
+        """A handler that waits until it is done."""
+
+        def handle(key: AskKey, common: bytes, own: bytes) -> bytes:
+            with self._lock:
+                if self._work is not None:
+                    self._work()
+                    self._work = None
+            return handler(key, common, own)
+
+        return handle
+
+
+class _ServerRuntime:
+    """Makes the runtime of the server's process."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Refuse what a deployed tree cannot run."""
+        check(experiments)
+
+    def make(self, parts: Parts) -> TreeRuntime:
+        """The runtime, with the server's node."""
+        self._member.parts = parts
+        node = self._member.node(self._member.process.nodes[0])
+        return TreeRuntime(parts.tree, node)

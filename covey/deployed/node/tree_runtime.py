@@ -1,0 +1,404 @@
+"""The server's runtime of a deployed tree: a run uses it as it uses the simulator.
+
+Rows stay where they are kept. A commit costs no message: every later request says which rounds are
+good, so that a node which was away finds out when it is asked again.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.data.shards import some
+from covey.deployed.node.checked_orders import ENDING
+from covey.deployed.node.disk import fault
+from covey.deployed.node.missed import Missing
+from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node_rows import NodeRow, RowRange
+from covey.deployed.node.own_models import ChosenModel, as_arguments
+from covey.deployed.operate.certificates import read_again
+from covey.errors import TransportError
+from covey.kernel.algorithm import Program
+from covey.kernel.store.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
+from covey.links.meter import Key, Traffic
+from covey.runs.scores.scoring import Scorer
+from covey.runtimes.contract import Lane, Runtime
+from covey.runtimes.facts import Played
+from covey.tree import Tree
+from covey.types import Rows
+
+Capture = Callable[[], tuple[bytes, list[tuple[int, str]]]]
+"""Where the run stands, and the (round, record) that were not written yet."""
+
+
+ROWS = 2**28
+"""Bytes of the rows of many nodes that come in one message; more come in several."""
+_CHOICE = "choice"
+"""The fact that tells (round, attempt, whether there was a quorum) of the last held rows."""
+VERSIONS = 4
+"""How many versions of a row a node is taken to hold."""
+
+
+class TreeRuntime(Runtime):
+    """A tree of deployed nodes, of which this process has the server."""
+
+    def __init__(self, tree: Tree, server: Node) -> None:
+        self.tree: Tree = tree
+        self.server = server
+        self.task = server.task
+        self.start = server.start
+        self.capture: Capture | None = None
+        """Says where the run stands; the server's disk keeps it with every good round."""
+        self._played: int | None = None
+        self._missing: list[Missing] = []
+        self._ending = False
+        self._unreached: set[tuple[str, int]] = set()
+        disk = server.database
+        run = disk.fact("run") or uuid.uuid4().hex
+        rollbacks = disk.fact("rollbacks") or []
+        self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
+        disk.note(run=run)
+        if self._choice_interrupted():
+            self.rollback()
+
+    def _choice_interrupted(self) -> bool:
+        """Whether a kill has left nodes with held rows that a repeated round may not choose.
+
+        With a quorum other nodes may answer when the round is run again. Then its models and scores
+        differ. Without one, all answer as before, and the orders to hold rows are the same.
+        """
+        noted = self.server.database.fact(_CHOICE)
+        if noted is None:
+            return False
+        round, attempt, quorum = noted
+        not_good = round >= self.epoch.before and attempt == self.epoch.attempt
+        return not_good and (quorum or self.server.patience is not None)
+
+    def _note_choice(self) -> None:
+        """Let the disk know, before nodes do, that rows are held in the round under way."""
+        if self._played is None:
+            return
+        quorum = self.server.patience is not None
+        choice = [self._played, self.epoch.attempt, quorum]
+        disk = self.server.database
+        if disk.fact(_CHOICE) != choice:
+            disk.note(**{_CHOICE: choice})
+
+    def _set_epoch(self, epoch: Epoch) -> None:
+        """Say from now on that the server stands here, signed where there are certificates."""
+        identity = self.server.identity
+        if identity is not None:
+            epoch = read_again(partial(epoch.signed, identity))
+        self.server.epoch = epoch
+
+    @property
+    def epoch(self) -> Epoch:
+        """Which rounds are good."""
+        return self.server.epoch
+
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+        """Run a program at the server; with no rows, every program below runs on none."""
+        if len(rows):
+            self._played = round
+            if round > self.epoch.before:  # of a checkpoint: what nodes got with it is good
+                self._set_epoch(replace(self.epoch, before=round))
+                self.server.database.note(before=round)
+        self.server.missing.clear()
+        played = self.server.play(program, rows, round=round, lane=lane)
+        if lane == "score" and len(rows):
+            self._check_reports(program, played, round)
+        self._missing += self.server.missing
+        traffic = [self._ordered(by_link) for by_link in played.traffic]
+        return replace(played, traffic=traffic)
+
+    def _check_reports(self, program: Program, played: Played, round: int) -> None:
+        """Refuse scores without those of a single device, if some must have told theirs.
+
+        With a quorum all devices that were drawn may be away. Then the round has no scores.
+        """
+        expected = self.server.reports_of(self.tree.tiers[-1])
+        if not expected or not expected.isdisjoint(played.reports[0]):
+            return
+        if self._reached(self._scored_devices(program, round)):
+            fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
+            raise TransportError(
+                f"round {round + 1}: nobody has told the scores of any device, though these have "
+                f"answered: {some(self._answered())}; {fix}."
+            )
+
+    def _scored_devices(self, program: Program, round: int) -> list[int]:
+        """The devices that a program of scores asks."""
+        scorer: Any = getattr(program, "__self__", None)
+        if not isinstance(scorer, Scorer):
+            return list(range(self.tree.devices))
+        devices: list[int] = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
+        return devices
+
+    def _reached(self, devices: Sequence[int]) -> list[int]:
+        """Those of some devices to which the last scores went, as nobody on the way was missing."""
+        missing = {(entry.tier, entry.number) for entry in self._missing_scores()}
+        out = []
+        for device in devices:
+            route = self._route(self.tree.tiers[-1], device)
+            if missing.isdisjoint(zip(self.tree.tiers, route, strict=True)):
+                out.append(device)
+        return out
+
+    def _missing_scores(self) -> list[Missing]:
+        """Who was missing in the last play; what corrects earlier trainings is left out."""
+        return [entry for entry in self.server.missing if entry.lane == "score"]
+
+    def _answered(self) -> list[str]:
+        """The names of the server's children that have answered the last play."""
+        below = self.tree.tiers[1]
+        names = self.server.database.names_of_children()
+        missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
+        seats = [seat for seat in self.server.seats if seat not in missing]
+        return [names.get(seat, f"{below}{seat}") for seat in seats]
+
+    def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
+        """Traffic in the order of the simulator: down from the top, then up to it."""
+        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
+        return dict(sorted(traffic.items(), key=lambda item: ways.index(item[0][:2])))
+
+    def commit(self) -> None:
+        """What all nodes keep and hold is good."""
+        played = self._played is not None
+        if self._played is not None:
+            before = max(self.epoch.before, self._played + 1)
+            self._set_epoch(replace(self.epoch, before=before))
+        self._played = None
+        state = None
+        records: list[tuple[int, str]] = []
+        if self.capture is not None:
+            state, records = self.capture()
+        self.server.end_round(state, records, self._missing, played=played)
+        self._missing.clear()
+        fault("round-ended")
+
+    def rollback(self) -> None:
+        """All nodes go back to the last commit; those below do it when they are asked next."""
+        rollbacks = (*self.epoch.rollbacks, self.epoch.before)
+        self._set_epoch(replace(self.epoch, rollbacks=rollbacks))
+        self._played = None
+        self._missing.clear()
+        self.server.undo_round()
+
+    def kept(self) -> dict[ColumnKey, Tensor]:
+        """Empty rows of the shape and type of everything that nodes keep, by (tier, name)."""
+        return self.server.kept()
+
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
+        """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
+        template = self.kept()[tier, name]
+        arguments = {"name": name, "label": label}
+        rows = []
+        for part in self._parts(tier, _row_bytes(template)):
+            rows += self._order("read", {**arguments, **part}, deepest=tier)
+        rows_of_tier = [kept for kept in rows if kept.tier == tier]
+        return _stacked(rows_of_tier, template)
+
+    def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
+        """Hold the rows that nodes keep now in these (tier, name).
+
+        They replace the rows that were held under this label.
+        """
+        if columns:
+            self._note_choice()
+            self._order("hold", {"label": label, "columns": [list(key) for key in columns]})
+
+    def release(self, label: str, copy: int) -> None:
+        """Hold nothing under this label any more."""
+        self._note_choice()
+        self._order("release", {"label": label})
+
+    def freeze(self, copy: int) -> Iterator[Frozen]:
+        """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
+        templates = self.kept()
+        together: list[NodeRow] | None = None
+        if self._versions_bytes() <= ROWS:
+            together = self._order("freeze", {})
+        for tier, name in sorted(templates):
+            versions = together
+            if versions is None:
+                versions = self._versions(tier, name)
+            of_name = [kept for kept in versions if (kept.tier, kept.name) == (tier, name)]
+            yield _frozen(tier, name, of_name, templates[tier, name])
+
+    def _versions_bytes(self) -> int:
+        """The bytes of all versions of all rows of all nodes, about."""
+        total = 0
+        for (tier, _), template in self.kept().items():
+            total += self.tree.size(tier) * _row_bytes(template)
+        return VERSIONS * total
+
+    def _versions(self, tier: str, name: str) -> list[NodeRow]:
+        """All versions of one name, of all nodes of a tier."""
+        versions = []
+        for part in self._parts(tier, VERSIONS * _row_bytes(self.kept()[tier, name])):
+            versions += self._order("freeze", {"name": name, **part}, deepest=tier)
+        return versions
+
+    def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
+        """What lets an order bring the rows of a tier in messages that are not too long.
+
+        `size` is that of the rows of one node. No argument at all where one message holds all.
+        """
+        nodes = self.tree.size(tier)
+        if nodes * size <= ROWS:
+            return [{}]
+        step = max(1, ROWS // size)
+        parts = []
+        for first in range(0, nodes, step):
+            part = RowRange(tier, first, min(first + step, nodes))
+            parts.append({"part": list(astuple(part))})
+        return parts
+
+    def thaw(self, frozen: Frozen, copy: int) -> None:
+        """Hand every node its own rows of one entry of `freeze`, of any runtime."""
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        check = Store(sizes)
+        check.thaw(frozen, self.nodes(frozen.tier, copy))
+        rows = []
+        routes = []
+        for label, entry in frozen.entries.items():
+            numbers = entry.ids.tolist()
+            rounds = entry.rounds.tolist()
+            places = entry.places.tolist()
+            for number, round, place in zip(numbers, rounds, places, strict=True):
+                row = frozen.rows[place]
+                rows.append(NodeRow(frozen.tier, number, frozen.name, label, round, row))
+                routes.append(self._route(frozen.tier, number))
+        self.server.learn(frozen.tier, frozen.name, frozen.rows[:0])
+        step = max(1, ROWS // max(1, _row_bytes(frozen.rows)))
+        for first in range(0, max(1, len(rows)), step):
+            some_rows = rows[first : first + step]
+            arguments = {"routes": routes[first : first + step]}
+            self._order("thaw", arguments, some_rows, deepest=frozen.tier)
+
+    def write_models(self, models: Sequence[ChosenModel], rows: Sequence[NodeRow]) -> None:
+        """Let every node write the models that it uses into its own folder.
+
+        `rows` are the global rows of the models' chosen rounds. Nodes that were late in the last
+        round tell by then what they did in it.
+        """
+        self.server.missing.clear()
+        self._order("write", as_arguments(models), rows)
+        self._missing += self.server.missing
+
+    def report(self) -> dict[str, Any]:
+        """How this runtime runs programs."""
+        return {
+            "runtime": "deployed",
+            "nodes": sum(self.tree.sizes),
+            "seeds": 1,
+            "durability": self.server.database.durability,
+        }
+
+    def _order(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        rows: Sequence[NodeRow] = (),
+        deepest: str | None = None,
+    ) -> list[NodeRow]:
+        """Let the whole tree do something."""
+        round = self.epoch.before - 1
+        if self._played is not None:
+            round = self._played
+        if self._ending:
+            arguments = {**arguments, ENDING: True}
+        self.server.unreached.clear()
+        rows_back = self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        if self._ending:
+            self._unreached |= {(tier, number) for tier, number in self.server.unreached}
+        return rows_back
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """While a run ends, do not wait for ever for nodes that are away, if there is a quorum.
+
+        `lacks` tells then whose rows did not come.
+        """
+        self._unreached.clear()
+        self._ending = True
+        try:
+            yield
+        finally:
+            self._ending = False
+
+    @property
+    def lacks(self) -> str | None:
+        """Whose rows did not come when the run ended, in words; None: all came."""
+        if not self._unreached:
+            return None
+        by_tier: dict[str, list[int]] = {}
+        for tier, number in sorted(self._unreached):
+            by_tier.setdefault(tier, []).append(number)
+        nodes = [f"{tier} {some(numbers)}" for tier, numbers in by_tier.items()]
+        return f"the rows of {' and '.join(nodes)}"
+
+    def _route(self, tier: str, number: int) -> list[int]:
+        """The nodes from the server to a node: one number for each tier."""
+        route = [number]
+        for level in range(self.tree.index(tier), 0, -1):
+            above = self.tree.tiers[level - 1]
+            firsts = self.tree.first(above, torch.arange(self.tree.size(above)))
+            parent = torch.searchsorted(firsts, torch.tensor([route[0]]), right=True) - 1
+            route.insert(0, int(parent))
+        return route
+
+
+def _row_bytes(template: Tensor) -> int:
+    """The bytes of one row of this shape and type."""
+    return template.itemsize * math.prod(template.shape[1:])
+
+
+def _stacked(rows: Sequence[NodeRow], template: Tensor) -> KeptRows:
+    """(ids, rounds, rows) of several nodes, in id order."""
+    ordered = sorted(rows, key=lambda kept: kept.number)
+    ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
+    rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
+    values = [kept.row[None] for kept in ordered if kept.row is not None]
+    return ids, rounds, torch.cat([template, *values])
+
+
+def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:
+    """All versions of a name, in id order; versions of a node that are equal share a row."""
+    ordered = sorted(rows, key=lambda kept: (kept.number, kept.label != PRESENT, kept.label))
+    labels = sorted({kept.label for kept in rows} - {PRESENT})
+    lists: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    for label in [PRESENT, *labels]:
+        lists[label] = ([], [], [])
+    values: list[Tensor] = []
+    first_of_node: tuple[int, int] = (-1, 0)
+    for kept in ordered:
+        assert kept.row is not None
+        if first_of_node[0] != kept.number:
+            first_of_node = (kept.number, len(values))
+        place = len(values)
+        for earlier in range(first_of_node[1], len(values)):
+            if torch.equal(values[earlier], kept.row):
+                place = earlier
+                break
+        if place == len(values):
+            values.append(kept.row)
+        ids, rounds, places = lists[kept.label]
+        ids.append(kept.number)
+        rounds.append(kept.round)
+        places.append(place)
+    entries = {}
+    for label, columns in lists.items():
+        entries[label] = Entry(*(torch.tensor(numbers, dtype=torch.int64) for numbers in columns))
+    stacked = torch.cat([template, *(row[None] for row in values)])
+    return Frozen(tier, name, stacked, entries)

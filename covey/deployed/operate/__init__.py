@@ -1,0 +1,1 @@
+"""Status, orders and certificates of running nodes."""

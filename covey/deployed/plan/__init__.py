@@ -1,0 +1,1 @@
+"""From a tree to processes, seats and scripts."""

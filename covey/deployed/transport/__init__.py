@@ -1,0 +1,1 @@
+"""Streams between a parent and its children."""

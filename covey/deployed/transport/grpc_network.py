@@ -1,0 +1,58 @@
+"""Both ends of a process over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey.deployed.node.disk import Disk
+from covey.deployed.operate.certificates import Identity
+from covey.deployed.plan.process import Process
+from covey.deployed.transport.door import Door
+from covey.deployed.transport.grpc_options import Limits
+from covey.deployed.transport.grpc_port import GrpcPort
+from covey.deployed.transport.grpc_transport import GrpcTransport
+from covey.deployed.transport.transport import Seat
+
+
+@dataclass(frozen=True)
+class GrpcNetwork:
+    """Listens and dials over mutual TLS; without an identity, on loopback alone."""
+
+    identity: Identity | None
+
+    def listen(
+        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
+    ) -> GrpcTransport:
+        """The way to the children of a process, which dial in."""
+        assert process.listen is not None
+        return GrpcTransport(
+            process.listen,
+            children,
+            fingerprint=fingerprint,
+            identity=self.identity,
+            admission=door,
+            evicted=door.evicted,
+            remember=door.remember,
+            limits=Limits(strikes=process.strikes),
+            folder=Path(process.state),
+        )
+
+    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> GrpcPort:
+        """The way to the parent of a process."""
+        assert process.parent is not None
+        numbers = {seat.name: seat.number for seat in process.nodes}
+        names = {number: name for name, number in numbers.items()}
+
+        def last_key(seat: Seat) -> str | None:
+            return disks[names[seat]].last_key
+
+        return GrpcPort(
+            process.parent,
+            str(process.nodes[0].parent),
+            numbers,
+            fingerprint=fingerprint,
+            identity=self.identity,
+            last_key=last_key,
+        )

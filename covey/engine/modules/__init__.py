@@ -1,0 +1,1 @@
+"""Any torch module, computed for many models at once."""

@@ -1,0 +1,1 @@
+"""Descents of many models at once."""

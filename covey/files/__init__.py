@@ -1,0 +1,1 @@
+"""Experiment files: from TOML to an experiment."""

@@ -1,0 +1,201 @@
+"""What an experiment file can name, each entry with a line about it.
+
+The kinds are algorithms, data, models, partitions, codecs and policies.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from covey import codecs, data, installed, models
+from covey.algorithms import ALGORITHMS
+from covey.codecs import CODECS
+from covey.data import Shards
+from covey.errors import ConfigError
+from covey.files import modules
+from covey.installed import Declared
+from covey.radio.policies import POLICIES
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One thing by its name in a file, and what makes it."""
+
+    name: str
+    make: Callable[..., Any]
+    line: str
+    package: str = ""  # by which it was installed; empty for covey's own
+    broken: bool = False  # it cannot be used, and `line` says why
+
+
+def mlp(inputs: int, outputs: int, *, hidden: Sequence[int] = (100,)) -> nn.Module:
+    """Linear layers with ReLU between them; `hidden` lists their widths."""
+    return models.mlp(inputs, *hidden, outputs)
+
+
+FACTS = ("inputs", "outputs", "classes", "shape", "tokens", "by_position")
+"""The parameters of a model that the data decides; a file may give them instead."""
+
+
+def facts(shards: Shards) -> dict[str, Any]:
+    """What the data decides of a model, by the names of the parameters that take it."""
+    outputs = shards.classes
+    if outputs is None:
+        outputs = shards.y[0].numel()
+    return {
+        "inputs": shards.x[0].numel(),
+        "outputs": outputs,
+        "classes": outputs,
+        "shape": tuple(shards.x.shape[1:]),
+        "tokens": shards.tokens,
+        "by_position": shards.by_position,
+    }
+
+
+def _line(thing: object) -> str:
+    """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
+    whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
+    if whole:
+        text = sys.modules[thing.__module__].__doc__
+    else:
+        text = inspect.getdoc(thing)
+    return _first(text)
+
+
+def _first(text: str | None) -> str:
+    return next(iter((text or "").strip().splitlines()), "")
+
+
+def _entries(things: dict[str, Any]) -> dict[str, Listed]:
+    return {name: Listed(name, thing, _line(thing)) for name, thing in things.items()}
+
+
+_OWN = (
+    "a module of your own, or a function that makes one; keys are its arguments; "
+    "inputs, outputs, classes, shape, tokens and by_position are set by the data"
+)
+_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
+_POLICIES = {
+    "optimal": "min weighted sum of the pruning ratios; all devices end at the deadline",
+    "equal": "equal shares; each device prunes as much as the deadline needs",
+    "fair": "min of the max ratio: all devices prune the same fraction and end at the deadline",
+    "personal_only": "equal shares, nothing pruned; for algorithms that do not prune",
+    "personal_fastest": "nothing pruned; the shares let the last device end as early as possible; "
+    "for algorithms that state their devices' work",
+    "pruning_only": "as optimal, but the personal part is pruned and sent too; "
+    'in a run, give private = "" instead',
+}
+REGISTRY: dict[str, dict[str, Listed]] = {
+    "algorithms": _entries(dict(ALGORITHMS)),
+    "data": _entries(
+        {
+            "digits": data.digits,
+            "synthetic": data.synthetic,
+            "speakers": data.speakers,
+            "text": data.text,
+            "files": data.files,
+            "images": data.images,
+            "arrow": data.arrow,
+            "census": data.census,
+            "mnist": data.mnist,
+            "fashion_mnist": data.fashion_mnist,
+            "emnist": data.emnist,
+            "femnist": data.femnist,
+            "cifar10": data.cifar10,
+            "cifar100": data.cifar100,
+        }
+    )
+    | {modules.FUNCTION_FORM: Listed(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
+    "models": _entries(
+        {
+            "linear": models.linear,
+            "mlp": mlp,
+            "cnn": models.cnn,
+            "lenet": models.lenet,
+            "permfl_cnn": models.permfl_cnn,
+            "vgg": models.vgg,
+            "lstm": models.lstm,
+            "gru": models.gru,
+            "transformer": models.transformer,
+        }
+    )
+    | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},
+    "partitions": {name: Listed(name, data.deal, line) for name, line in data.PARTITIONS.items()},
+    "codecs": {
+        name: Listed(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()
+    },
+    "policies": {
+        name: Listed(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()
+    },
+    "settings": {},
+}
+"""What covey itself has."""
+
+_TABLES = {
+    "algorithms": "algorithm",
+    "data": "data",
+    "models": "model",
+}  # of a file, by kind
+
+
+def find(kind: str, name: str) -> Listed | None:
+    """What a file means by this name: covey's own, or what an installed package declares."""
+    declared = installed.find(kind, name, REGISTRY[kind])
+    if declared is None:
+        return REGISTRY[kind].get(name)
+    return _installed(declared)
+
+
+def method(name: str) -> str:
+    """What an algorithm is called where figures are shown: as its paper has it, or its class.
+
+    >>> method("pfedme"), method("fedavg"), method("mine:Mean")
+    ('pFedMe', 'FedAvg', 'Mean')
+    """
+    entry = REGISTRY["algorithms"].get(name)
+    if entry is None:
+        return name.rpartition(":")[2]
+    return entry.line.partition(":")[0]
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind; nothing is loaded."""
+    return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))
+
+
+def entries(kind: str) -> list[Listed]:
+    """Everything of a kind, what cannot be used with the reason."""
+    out = list(REGISTRY[kind].values())
+    for name, declared in installed.declared(kind).items():
+        packages = ", ".join(point.package for point in declared)
+        try:
+            entry = find(kind, name)
+        except ConfigError as error:
+            entry = Listed(name, _nothing, f"broken: {error}", packages, broken=True)
+        assert entry is not None
+        out.append(entry)
+    return out
+
+
+def _nothing() -> None:
+    """Makes nothing, in place of what cannot be loaded."""
+
+
+def _installed(declared: Declared) -> Listed:
+    """What a package declares, loaded and of the right kind."""
+    name = declared.point.name
+    if declared.kind == "codecs":
+        kind = type(codecs.declared_codec(declared))
+        return Listed(name, kind, _first(kind.__doc__), declared.package)
+    thing = declared.load()
+    table = _TABLES[declared.kind]
+    if not modules.makes(thing, table):
+        wanted = modules.wanted(table)
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
+    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)

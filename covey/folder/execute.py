@@ -1,0 +1,226 @@
+"""Running an experiment into a folder: every seed, what runs beside it, table and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import covey
+from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.files.assemble import Experiments
+from covey.files.config import Config, load
+from covey.files.data_form import is_census
+from covey.folder import recover
+from covey.folder.folder import Folder, create, unused
+from covey.folder.outcome import go_on, write_commands, write_outcome
+from covey.folder.own_code import write_config
+from covey.folder.seeds import Histories, Seeds, Start, folders_of
+from covey.folder.stop import Interrupted, Stop, stoppable
+from covey.folder.terminal import Console
+from covey.folder.trackers import Maker
+from covey.report.summary import Summary, summarise
+from covey.runs.saved.live_folder import check_store
+
+__all__ = ["Interrupted", "resume", "start"]
+
+_MAY_CHANGE = ("rounds=", "stop=", "stop.", "store=")
+"""How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
+
+
+def start(
+    config: Config,
+    out: Path | None,
+    console: Console,
+    command: list[str],
+    experiments: Experiments | None = None,
+    makers: Mapping[str, Maker] | None = None,
+) -> tuple[Folder, Summary]:
+    """A new run in a new folder; everything wrong with it is said before the folder is made.
+
+    `experiments` are those of the file, where some were made already. `makers` make trackers.
+    """
+    experiments = experiments or Experiments()
+    path = out or unused(config.name, str(config.algorithm["name"]))
+    _check_data(config, path)
+    first = _rehearsed(config, experiments)
+    path = Path(experiments.ranks.told(str(path)))
+    with experiments.ranks.together("make the folder"):
+        if experiments.ranks.leads:
+            create(path)
+    with experiments.ranks.together("find the folder"):
+        if not path.is_dir():
+            raise ConfigError(
+                f"{experiments.ranks} cannot see {path.absolute()}, which rank 0 has made; "
+                "give --out a folder that all machines share."
+            )
+    folder = Folder(path, writes=experiments.ranks.leads)
+    with folder.lock():
+        return _Command(config, folder, console, command, experiments, makers or {}).play(first)
+
+
+def resume(
+    path: Path,
+    changes: list[str],
+    console: Console,
+    command: list[str],
+    experiments: Experiments | None = None,
+    makers: Mapping[str, Maker] | None = None,
+    *,
+    anyway: bool = False,
+) -> tuple[Folder, Summary]:
+    """Go on with a run from its last checkpoint, perhaps for more rounds.
+
+    With `anyway`, it goes on where code of the user's own has changed since.
+    """
+    experiments = experiments or Experiments()
+    if not (path / "config.toml").exists():
+        raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
+    if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
+        rule = (
+            "a resumed run may only get more rounds, another stop or another store; "
+            "start a new one for others"
+        )
+        raise ConfigError(f"{other[0]!r}: {rule}.")
+    folder = Folder(path, writes=experiments.ranks.leads)
+    with folder.lock():
+        config = load(path / "config.toml", changes)
+        _check_data(config, path)
+        recover.check_seeds(config, folder)
+        before = load(path / "config.toml", []).rounds
+        recover.check_schedule(config, folders_of(config, folder).values(), before)
+        resumed = _Command(
+            config, folder, console, command, experiments, makers or {}, True, anyway
+        )
+        return resumed.play(None)
+
+
+def _check_data(config: Config, path: Path) -> None:
+    """Refuse data that stay with their devices, and a folder for kept rows that cannot be used.
+
+    The simulator needs the examples of all devices.
+    """
+    if is_census(config):
+        fix = "covey deploy local runs its tree on this machine"
+        raise ConfigError(f'data.name = "census": the examples stay with their devices; {fix}.')
+
+    if config.store is not None:
+        check_store(Path(config.store), path)
+
+
+def _rehearsed(config: Config, experiments: Experiments) -> Start:
+    """The first runs, ready to go.
+
+    The algorithms beside it are built before, one after the other, and dropped again, so that no
+    two stand in memory at a time. What is wrong with the file's own algorithm is said first.
+    """
+    experiments.of(config, config.seed)
+    try:
+        for other in config.yardsticks().values():
+            covey.run(experiments.of(other, config.seed), runtime=experiments.runtime)
+    except CoveyError:
+        Start.of(config, experiments)
+        raise
+    return Start.of(config, experiments)
+
+
+@dataclass(eq=False)
+class _Command:
+    """One command that runs a file into a folder."""
+
+    config: Config
+    folder: Folder
+    console: Console
+    command: list[str]
+    experiments: Experiments
+    makers: Mapping[str, Maker]
+    resumed: bool = False
+    anyway: bool = False
+
+    def play(self, first: Start | None) -> tuple[Folder, Summary]:
+        """All rounds that are left, then the summary.
+
+        However it ends, the user is told how to go on.
+        """
+        folders = folders_of(self.config, self.folder)
+        more = go_on(self.folder)
+        try:
+            with stoppable(self.console, self.experiments.ranks) as stop:
+                self.folder.sweep()
+                if self.resumed:
+                    self._mend(self.config, self.folder)
+                write_config(self.folder, self.config)
+                write_commands(self.config, self.folder, self.command)
+                seeds = Seeds(
+                    self.config,
+                    folders,
+                    self.experiments,
+                    self.console,
+                    stop,
+                    first,
+                    makers=self.makers,
+                )
+                with self.folder.status():
+                    histories, engine = seeds.run()
+                    others = self._beside(stop, seeds.printed)
+                    summary = write_outcome(
+                        self.config, self.folder, histories, others, engine, self.command
+                    )
+        except KeyboardInterrupt as error:
+            rounds = max(recover.rounds_run(folder) for folder in folders.values())
+            state = "no round had ended, so there is nothing to save"
+            if rounds:
+                state = f"the state after round {rounds} is saved"
+            raise Interrupted(f"{state}; resume with: {more}") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} After the repair, resume with: {more}") from error
+        return self.folder, summary
+
+    def _mend(self, config: Config, folder: Folder) -> None:
+        """Mend what a crash has damaged; refuse what cannot go on."""
+        targets = folders_of(config, folder)
+        with self.experiments.ranks.together("mend the folder"):
+            if folder.writes:
+                for target in targets.values():
+                    recover.mend(target, self.console)
+                for seed, target in targets.items():
+                    if self.anyway:
+                        recover.take_code(target, self.experiments.of(config, seed))
+        for seed, target in targets.items():
+            recover.check_rounds(config, target)
+            if config.stop is not None:
+                recover.check_stop(target, self.experiments.of(config, seed))
+
+    def _beside(self, stop: Stop, printed: set[str]) -> dict[str, Histories]:
+        """The other algorithms of the file, each in a folder of its own below this one.
+
+        One that diverges is left out. Notes that were `printed` before are not repeated.
+        """
+        others = {}
+        for name, other in self.config.yardsticks().items():
+            title = other.method()
+            self.console.print(f"compared with: {title}")
+            folder = self.folder.beside(name)
+            folder.make()
+            if self.resumed:
+                self._mend(other, folder)
+            write_config(folder, other)
+            seeds = Seeds(
+                other,
+                folders_of(other, folder),
+                self.experiments,
+                self.console,
+                stop,
+                makers=self.makers,
+            )
+            seeds.printed = printed
+            seeds.lines = 1
+            try:
+                with folder.status():
+                    histories, _ = seeds.run()
+            except DivergedError as error:
+                self.console.print(f"note: {title} is left out of the table: {error}")
+                continue
+            folder.write_json("summary.json", summarise(histories, other.protocol).as_dict())
+            others[title] = histories
+        return others

@@ -1,0 +1,232 @@
+"""Personal models for devices that were not in training, from the models that a run has left."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import nn
+
+from covey.data import Shards, device_file, device_text
+from covey.data.shards import SPLITS
+from covey.engine.measures.metrics import DEFAULTS
+from covey.errors import ConfigError
+from covey.files.config import Config, load
+from covey.files.data_form import DataForm
+from covey.folder.folder import refused
+from covey.folder.formats import KEY, units
+from covey.folder.own_code import refusal
+from covey.kernel.algorithm import Algorithm
+from covey.runs.newcomers import Newcomers
+from covey.runs.saved import checkpoint, snapshot
+from covey.runs.saved.snapshot import Snapshot
+from covey.runs.scores.headline import Headline, named
+from covey.runs.scores.scoring import Score, score_of
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """The personal model of a new device.
+
+    Its file, the model it started from, and every model's score on the new device.
+    """
+
+    device: str
+    path: Path
+    start: str  # "global", or the edge's name
+    scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part
+    counts: dict[str, int]
+    select: str = ""  # the metric by which the run's rounds were chosen, as `Model.select`
+
+    @property
+    def metric(self) -> Headline:
+        """The metric by which models are judged: that of the run, or a default."""
+        every = [score for scores in self.scores.values() for score in scores.values()]
+        if self.select:
+            return named(self.select)
+        for name in DEFAULTS:
+            if all(score.figure(name) is not None for score in every):
+                return named(name)
+        return named("loss")
+
+    def others(self, part: str) -> list[Headline]:
+        """The other metrics that models have on a part."""
+        names: dict[str, None] = {}
+        for scores in self.scores.values():
+            score = scores[part]
+            names |= dict.fromkeys(score.shown)
+        names.pop(self.metric.name, None)
+        return [named(name) for name in names]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        scores = {
+            name: {part: score.as_dict(whole=True) for part, score in parts.items()}
+            for name, parts in self.scores.items()
+        }
+        return {
+            "device": self.device,
+            "metric": self.metric.name,
+            "higher_is_better": self.metric.higher,
+            "file": str(self.path),
+            "start": self.start,
+            "examples": self.counts,
+            "scores": scores,
+        }
+
+
+def personalize(
+    run: Path,
+    data: Path,
+    edge: str | None,
+    out: Path | None,
+    changes: list[str],
+    seed: int | None,
+    *,
+    trust: bool = False,
+) -> list[Personalized]:
+    """The personal model of every device whose data is in a file, beside the run or in `out`.
+
+    `out` is a file or, for several devices, a folder. Models start from those of the round that the
+    run's table reports.
+    """
+    config, folder, seed = _run(run, changes, seed, trust)
+    form = DataForm.read(folder / "data.json")
+    shards = _shards(data, form, config, seed)
+    experiment = config.like(shards, seed)
+    task = Newcomers([experiment], [shards])
+    space = task.task.space
+    above = experiment.algorithm.above()
+    if not (folder / "models" / f"{above}.safetensors").exists():
+        above = "global"  # the run has no models of the tier above
+    w = snapshot.read(folder / "models" / "global.safetensors", space).rows
+    rows = w
+    names = ["global"]
+    if above != "global":
+        snap = snapshot.read(folder / "models" / f"{above}.safetensors", space)
+        rows = snap.rows
+        names = _edge_names(snap, form, experiment.algorithm)
+    if edge is not None:
+        chosen = torch.full((shards.devices,), _chosen(edge, above, names))
+    else:
+        chosen = task.fitting([rows]).cpu()
+    start = rows[chosen].to(task.task.device)
+    personal = task.adapted(start, round=config.rounds)
+    models = {"global": w.to(start).expand_as(start)}
+    if above != "global":
+        models["edge"] = start
+    models["personal"] = personal
+    parts = [part for part in SPLITS if shards.part(part).counts().any()]
+    with torch.no_grad():
+        tallies = {
+            name: task.tallies(name, own, parts, config.rounds) for name, own in models.items()
+        }
+    statistics = None
+    if space.norms:
+        statistics = task.task.statistics(personal, task.ids).cpu()
+    paths = {data.stem: out or folder / f"personal-{data.stem}.safetensors"}
+    if shards.devices > 1:
+        paths = {
+            name: (out or folder) / f"personal-{quote(name, safe='')}.safetensors"
+            for name in shards.names.devices
+        }
+    done = []
+    for number, (device, path) in enumerate(paths.items()):
+        counts = {part: int(shards.part(part).counts()[number]) for part in SPLITS}
+        scores = {
+            name: {
+                part: score_of(tally, slice(number, number + 1), task.task)
+                for part, tally in by_part.items()
+                if counts[part]
+            }
+            for name, by_part in tallies.items()
+        }
+        own = None if statistics is None else statistics[number]
+        _write(path, space.fill(personal[number].cpu(), own), config, data, form)
+        begun = names[int(chosen[number])]
+        done.append(Personalized(device, path, begun, scores, counts, experiment.select))
+    return done
+
+
+def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
+    """The names of the edges that have a model; their numbers where the data has no names."""
+    numbers = edges.ids.tolist()
+    if form.names.edges and len(algorithm.tiers()) > 2:
+        return [form.names.edges[number] for number in numbers]
+    return [str(number) for number in numbers]
+
+
+def _run(run: Path, changes: list[str], seed: int | None, trust: bool) -> tuple[Config, Path, int]:
+    """The run's file with changes, and the folder and number of one of its seeds."""
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run folder: it has no config.toml.")
+    if other := [
+        change
+        for change in changes
+        if not change.startswith(("algorithm.", "device=", "data.label="))
+    ]:
+        raise ConfigError(
+            f"{other[0]!r}: of a finished run only the algorithm's fields may change, "
+            "as in algorithm.steps=50."
+        )
+    if not trust and (reason := refusal(run)) is not None:
+        raise ConfigError(reason)
+    config = load(run / "config.toml", changes)
+    first = config.seed
+    count = config.seeds
+    seed = first if seed is None else seed
+    if not first <= seed < first + count:
+        raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
+    folder = run if count == 1 else run / f"seed-{seed}"
+    if not (folder / "models" / "global.safetensors").exists():
+        raise ConfigError(
+            f"{folder} has no models yet; finish the run first: covey run --resume {run}"
+        )
+    return config, folder, seed
+
+
+def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
+    if path.suffix.lower() == ".txt" and form.names.tokens:
+        return device_text(path, tokens=form.names.tokens, length=form.shape[0], seed=seed)
+    classes = form.names.classes or form.classes
+    label: Any = config.data.get("label", "label")
+    return device_file(
+        path,
+        features=form.names.features,
+        classes=classes,
+        scaling=form.scaling,
+        shape=form.shape,
+        label=label,
+        device=str(config.data.get("device", "device")),
+        yes_no=form.yes_no,
+        tokens=form.tokens,
+        encoding=form.encoding,
+        target=form.target,
+        decimal=str(config.data.get("decimal", ".")),
+        seed=seed,
+    )
+
+
+def _chosen(edge: str, above: str, names: list[str]) -> int:
+    """The position of the edge of that name, or number."""
+    if above == "global":
+        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
+    if edge not in names:
+        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
+    return names.index(edge)
+
+
+def _write(path: Path, module: nn.Module, config: Config, data: Path, form: DataForm) -> None:
+    """The personal model as a module's state, in one step; its metadata are those of an export."""
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
+    facts = units(form.scaling, form.target)
+    facts |= {"classes": form.names.classes, "features": form.names.features}
+    metadata[KEY] = json.dumps(facts)
+    with refused(path):
+        path.parent.mkdir(exist_ok=True)
+        checkpoint.write_tensors(path, state, metadata)

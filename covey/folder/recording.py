@@ -1,0 +1,267 @@
+"""What a run folder gets while a seed is run: its rounds, its nodes, its checkpoints, its models.
+
+Figures of single nodes are for reports, see docs/watch.md:
+
+    nodes.json    written when the run starts: the tree, names, examples and labels of every device
+    nodes.jsonl   a line per scored round: the sums of every device (runs/scores/node_round.py)
+    totals.json   written with each checkpoint: the bytes of every node in all rounds so far
+
+A run of more than `DEVICES` devices has nodes.json alone, with a note in place of the devices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from covey.data import NO_TARGET, Shards
+from covey.errors import CheckpointError, CoveyError, RankError
+from covey.files.data_form import DataForm
+from covey.folder.folder import Folder, refused
+from covey.folder.tracking import RunTracker
+from covey.runs.run import Round
+from covey.runs.scores import confusion, node_round
+from covey.runs.scores.devices import PARTS, to_csv
+from covey.runs.seed import Seed
+from covey.runs.tracker import to_csv as rounds_csv
+
+DEVICES = 10_000
+"""With more devices than this, figures of single nodes are not written."""
+_SUMS = 50_000_000
+"""Sums of single devices that one seed writes; of longer runs, not every scored round has a line.
+The rounds that are the best so far have one in any case."""
+_LABELS = 2_000_000
+"""Numbers of examples by device and class; with more, they are left out."""
+
+
+@dataclass(eq=False)
+class Recorder(RunTracker):
+    """Writes one seed into its folder."""
+
+    folder: Folder
+    run: Seed
+    method: str
+    """What the run's algorithm calls itself."""
+    every: int | None = None
+    """Rounds between two checkpoints; None: the last round alone has one."""
+    place: int = 0
+    """Of the seed among those that run side by side."""
+    say: Callable[[str], None] = print
+    """Tells the user what the folder lacks."""
+    lines: int = -1
+    """The last round that has a line in nodes.jsonl."""
+
+    def begin(self) -> None:
+        """Write what is known before the first round that is left."""
+        self.folder.metrics(self.run.history)
+        self.folder.write_json("data.json", DataForm.of(self.run.trained).as_dict())
+        if self.folder.writes:
+            self._begin_nodes()
+
+    def log(self, records: Sequence[Round]) -> None:
+        """Write one more round; every so many of them, the state."""
+        self.folder.append(records[self.place])
+        self._add_nodes()
+        if self.every is not None and self.run.round % self.every == 0 and not self.run.done:
+            self.sync()
+            self.run.save(self.folder.checkpoint, wait=False)
+
+    def end(self, error: BaseException | None) -> None:
+        """Save the state, whatever ended the run, but for a disk or another process that fails."""
+        # SystemExit: nobody reads the output any more.
+        usual = error is None or isinstance(error, KeyboardInterrupt | SystemExit | CoveyError)
+        if not usual or isinstance(error, CheckpointError | RankError):
+            return
+        left_out = self.save()
+        if error is not None:
+            return
+        for name in left_out:
+            self.say(
+                f"note: the rows of {name!r} are in checkpoint.rows alone, because they are large; "
+                "covey predict and covey export read single nodes there."
+            )
+        scored = _devices(self.run)
+        if self.run.experiment.score_sample is not None:
+            scored = min(scored, self.run.experiment.score_sample)
+        if scored > DEVICES:
+            self.say(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
+
+    def save(self) -> list[str]:
+        """Write everything; the checkpoint comes last.
+
+        One of the last round says that everything else is there; with an older one it is all
+        redone. The names of models are returned that were not written apart.
+        """
+        run = self.run
+        folder = self.folder
+        left_out: list[str] = []
+        if run.done:
+            left_out = folder.models(run)
+            folder.write("devices.csv", to_csv(run.devices(DEVICES)))
+            if "confusion" in run.experiment.metrics:
+                data = run.experiment.data
+                classes = list(data.names.classes) or [str(k) for k in range(data.classes or 0)]
+                text = confusion.to_csv(run.history, classes, run.experiment.protocol)
+                if text is not None:
+                    folder.write("confusion.csv", text)
+        folder.metrics(run.history)
+        folder.write("metrics.csv", rounds_csv(run.history))
+        self.sync()
+        run.save(folder.checkpoint)
+        return left_out
+
+    def sync(self) -> None:
+        """Bring everything to the disk that a checkpoint counts on."""
+        self._add_nodes()
+        if not self.folder.writes or _devices(self.run) > DEVICES:
+            return
+        path = self.folder.path / "nodes.jsonl"
+        with refused(path), open(path, "a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
+        self._write_totals()
+
+    # Single nodes
+
+    def _begin_nodes(self) -> None:
+        """Describe the nodes; drop lines of rounds that will be run again."""
+        text = json.dumps(described(self.run, self.method))  # on one line: a number per device
+        self.folder.write("nodes.json", text + "\n")
+        if _devices(self.run) > DEVICES:
+            return
+        path = self.folder.path / "nodes.jsonl"
+        text = ""
+        if path.exists():
+            with refused(path):
+                text = path.read_text(encoding="utf-8", errors="replace")
+        kept = {}
+        history = self.run.history
+        for line in text.splitlines():
+            with suppress(ValueError):  # half a line, of a process that was killed
+                round = node_round.read(line).round
+                if 0 <= round < len(history) and history[round].models:
+                    kept[round] = line
+        kept = dict(sorted(kept.items()))
+        self.folder.write("nodes.jsonl", "\n".join([*kept.values(), ""]))
+        self.lines = max(kept, default=-1)
+        self._write_totals()
+
+    def _add_nodes(self) -> None:
+        """Append a line for the round that was run last, if it has one and it is not there yet."""
+        run = self.run
+        if not self.folder.writes or _devices(run) > DEVICES or run.round - 1 <= self.lines:
+            return
+        figures = node_round.of(run)
+        if figures is None:
+            return
+        every = run.experiment.score_every
+        scored = math.ceil(run.experiment.rounds / every)
+        devices = sum(map(len, figures.devices.values()))
+        stride = math.ceil(scored * devices / _SUMS)
+        evenly_spaced = (figures.round + 1) // every % stride == 0
+        best_so_far = bool(figures.holds)
+        if not (evenly_spaced or best_so_far or run.done):
+            return
+        path = self.folder.path / "nodes.jsonl"
+        with refused(path), open(path, "a", encoding="utf-8") as file:
+            file.write(figures.line() + "\n")
+        self.lines = figures.round
+
+    def _write_totals(self) -> None:
+        """Write the sums of every node over all rounds so far."""
+        by_tier: dict[str, dict[str, list[float]]] = {}
+        for (tier, name), values in self.run.totals.items():
+            by_tier.setdefault(tier, {})[name] = values.tolist()
+        text = json.dumps({"rounds": self.run.round, "totals": by_tier})
+        self.folder.write("totals.json", text + "\n")
+
+
+def _devices(run: Seed) -> int:
+    """The number of devices of a run."""
+    return run.sizes[run.runtime.tree.tiers[-1]]
+
+
+def described(run: Seed, method: str) -> dict[str, Any]:
+    """What is known of the nodes of a run before its first round, as JSON can hold it."""
+    task = run.runtime.task
+    algorithm = run.experiment.algorithm
+    out: dict[str, Any] = {
+        "method": method,
+        "metric": task.metrics[0].name,
+        "learns_global": algorithm.learns_global,
+        "private": private_layers(run),
+        "parameters": task.space.width,
+        "slots": {slot.name: slot.stop - slot.start for slot in task.space.slots},
+        "tiers": list(run.sizes),
+        "sizes": list(run.sizes.values()),
+    }
+    if metrics := node_round.metric_names(run):
+        out["metrics"] = metrics
+    devices = _devices(run)
+    if devices > DEVICES:
+        out["note"] = (
+            f"The run has {devices:,} devices. "
+            f"Figures of single nodes are recorded up to {DEVICES:,} devices."
+        )
+        return out
+    trained = run.trained
+    tree = run.runtime.tree
+    parents = {}
+    for above, tier in pairwise(tree.tiers):
+        ids = torch.arange(run.sizes[above])
+        parents[tier] = torch.repeat_interleave(ids, tree.counts(above, ids)).tolist()
+    out["parents"] = parents
+    tiers = list(run.sizes)
+    names_by_tier = {}
+    if trained.names.devices:
+        names_by_tier[tiers[-1]] = list(trained.names.devices)
+    if len(tiers) > 2 and len(trained.names.edges) == run.sizes[tiers[-2]]:
+        names_by_tier[tiers[-2]] = list(trained.names.edges)
+    out["names"] = names_by_tier
+    out["population"] = _population(trained)
+    new = run.newcomer_data
+    if new is not None:
+        out["newcomers"] = {"names": list(new.names.devices), **_population(new)}
+    return out
+
+
+def private_layers(run: Seed) -> str:
+    """The layers that every device keeps to itself: "head", "private layers", or nothing."""
+    patterns = run.experiment.private
+    if not patterns:
+        return ""
+    if patterns == ("head",):
+        return "head"
+    return "private layers"
+
+
+def _population(shards: Shards) -> dict[str, Any]:
+    """The number of examples of every device, by part and by label.
+
+    Where labels are per position, the positions with a label are counted.
+    """
+    out: dict[str, Any] = {}
+    for part in PARTS:
+        out[part] = shards.target_counts(part).tolist()
+    classes = shards.classes
+    if classes is not None and shards.devices * classes <= _LABELS:
+        total = torch.zeros(shards.devices * classes, dtype=torch.int64)
+        for piece in PARTS:
+            examples = shards.part(piece)
+            owner = torch.repeat_interleave(torch.arange(shards.devices), examples.counts())
+            labels = shards.y[examples.index].long()
+            if shards.by_position:
+                owner = owner[:, None].expand_as(labels)[labels != NO_TARGET]
+                labels = labels[labels != NO_TARGET]
+            cells = owner * classes + labels
+            total += torch.bincount(cells, minlength=len(total))
+        out["labels"] = total.reshape(shards.devices, classes).tolist()
+        out["classes"] = list(shards.names.classes) or list(map(str, range(classes)))
+    return out

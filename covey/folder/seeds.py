@@ -1,0 +1,230 @@
+"""All rounds of every seed of one algorithm.
+
+Seeds that stand at the same round go on in one go, as many as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.errors import DivergedError
+from covey.files.assemble import Experiments, side_by_side
+from covey.files.config import Config
+from covey.folder import recover
+from covey.folder.folder import Folder
+from covey.folder.recording import Recorder
+from covey.folder.show import LINES, ProgressBar
+from covey.folder.stop import Stop
+from covey.folder.terminal import Console
+from covey.folder.tracked import Tracked
+from covey.folder.trackers import Maker
+from covey.folder.tracking import RunTracker, play
+from covey.report.summary import summarise
+from covey.runs.run import Round, Runs
+from covey.runs.seed import Seed
+from covey.runs.stopping import early_stop
+
+Histories = list[list[Round]]
+
+
+def folders_of(config: Config, folder: Folder) -> dict[int, Folder]:
+    """The folder of every seed."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    return {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in seeds}
+
+
+@dataclass(eq=False)
+class Start:
+    """The first runs of a command, built before its folder is made.
+
+    Whatever is wrong with them is said by then. They are handed out once, so that nothing holds
+    them after their last round.
+    """
+
+    groups: list[list[int]]
+    runs: list[Runs]
+
+    @staticmethod
+    def of(config: Config, experiments: Experiments) -> Start:
+        """The runs of the first seeds that go in one go."""
+        seeds = list(range(config.seed, config.seed + config.seeds))
+        each = [experiments.of(config, seed) for seed in seeds]
+        groups = side_by_side(seeds, each, experiments.runtime)
+        first = each[: len(groups[0])]
+        runs = Runs(first, runtime=experiments.runtime, store=config.store)
+        return Start(groups, [runs])
+
+
+@dataclass(eq=False)
+class _Logged(RunTracker):
+    """The trackers of --log, told of one seed."""
+
+    tracked: Tracked
+    config: Config
+    run: Seed
+    place: int
+    """Of the seed among those that run side by side."""
+
+    def begin(self) -> None:
+        config = self.config.resolved() | {"seed": self.run.experiment.seed}
+        self.tracked.start(config, self.run.history)
+
+    def log(self, records: Sequence[Round]) -> None:
+        self.tracked.log(records[self.place])
+
+    def end(self, error: BaseException | None) -> None:
+        self.tracked.finish(_ended(self.config, self.run.history, finished=self.run.done))
+
+
+def _ended(config: Config, history: Sequence[Round], *, finished: bool) -> dict[str, Any]:
+    """What a seed has come to, for its trackers."""
+    out = {"finished": finished, "rounds": len(history)}
+    if any(record.models for record in history):
+        out |= summarise([list(history)], config.protocol).as_dict()
+    return out
+
+
+@dataclass(eq=False)
+class Seeds:
+    """The seeds of one algorithm, each in a folder of its own."""
+
+    config: Config
+    folders: dict[int, Folder]
+    experiments: Experiments
+    console: Console
+    stop: Stop
+    start: Start | None = None
+    printed: set[str] = field(default_factory=set)  # lines that need not be printed again
+    lines: int = LINES  # of progress without a terminal
+    makers: Mapping[str, Maker] = field(default_factory=dict)  # of trackers, by name
+
+    def run(self) -> tuple[Histories, dict[str, Any]]:
+        """The history of every seed, and how training was computed."""
+        done: dict[int, list[Round]] = {}
+        engine: dict[str, Any] = {}
+        diverged: dict[int, DivergedError] = {}
+        for seeds in self._waiting(done).values():
+            if self.start is not None:
+                groups = self.start.groups
+            else:
+                each = [self.experiments.of(self.config, seed) for seed in seeds]
+                groups = side_by_side(seeds, each, self.experiments.runtime)
+            while groups:
+                group, *groups = groups
+                try:
+                    engine = self._run(group, done)
+                except DivergedError as error:
+                    if len(group) == 1:
+                        diverged[group[0]] = error
+                    else:  # the others need not stop for the one that diverged
+                        groups = [[seed] for seed in group] + groups
+        for seed, reason in diverged.items():
+            if self.config.seeds == 1:
+                raise reason
+            raise DivergedError(f"seed {seed}: {reason}") from reason
+        return [done[seed] for seed in self.folders], engine
+
+    def _waiting(self, done: dict[int, list[Round]]) -> dict[int, list[int]]:
+        """The seeds that have rounds left, by the round they stand at.
+
+        The histories of the others are put into `done`.
+        """
+        waiting: dict[int, list[int]] = {}
+        for seed, folder in self.folders.items():
+            folder.make()
+            if self.start is not None:
+                waiting.setdefault(0, []).append(seed)
+                continue
+            experiment = self.experiments.of(self.config, seed)
+            if not recover.finished(folder, experiment):
+                waiting.setdefault(recover.rounds_run(folder), []).append(seed)
+                continue
+            done[seed] = recover.history(folder, experiment)
+            early = recover.stopped_early(folder, experiment)
+            if self.makers:
+                tracked = Tracked(self.makers, folder.path, self.console)
+                tracked.start(self.config.resolved() | {"seed": seed}, done[seed])
+                tracked.finish(_ended(self.config, done[seed], finished=True))
+            self._note(f"{self._label([seed])}{self._ran_before(len(done[seed]), early)}")
+        return waiting
+
+    def _ran_before(self, rounds: int, early: bool) -> str:
+        """That a seed has no rounds left, and how to give it some."""
+        more = ""
+        if early:
+            stop = early_stop(self.config.stop)
+            if self.config.seeds == 1 and stop is not None:
+                more = f"; to go on, add stop.patience={stop.patience + 5}"
+            return f"stopped early after round {rounds} of {self.config.rounds} before{more}"
+        if self.config.seeds == 1 and self.config.schedule() is None:
+            more = f"; for more, add rounds={self.config.rounds + 10}"
+        return f"all {self.config.rounds} rounds were run before{more}"
+
+    def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
+        """The rounds that some seeds have left, in one go; their histories into `done`."""
+        runs = self._runs(seeds)
+        label = self._label(seeds)
+        self._print_once(f"engine: {runs.engine['sentence']}")
+        play(runs, self._trackers(runs, seeds, label), self.experiments.ranks.together)
+        if runs.stopped is not None:
+            self._note(f"{label}{runs.stopped}")
+        for seed, run in zip(seeds, runs.seeds, strict=True):
+            done[seed] = list(run.history)
+        return runs.engine
+
+    def _runs(self, seeds: list[int]) -> Runs:
+        """The runs of some seeds: those that were built before the folder, or from checkpoints."""
+        if self.start is not None and self.start.runs and seeds == self.start.groups[0]:
+            return self.start.runs.pop()
+        each = [self.experiments.of(self.config, seed) for seed in seeds]
+        saved = [self.folders[seed].checkpoint for seed in seeds]
+        resume = [path if path.exists() else None for path in saved]
+        runtime = self.experiments.runtime
+        return Runs(each, resume=resume, runtime=runtime, store=self.config.store)
+
+    def _trackers(self, runs: Runs, seeds: list[int], label: str) -> list[RunTracker]:
+        """Who follows these seeds."""
+        out: list[RunTracker] = [self.stop]
+        for place, (seed, run) in enumerate(zip(seeds, runs.seeds, strict=True)):
+            folder = self.folders[seed]
+            if self.makers:
+                tracked = Tracked(self.makers, folder.path, self.console)
+                out.append(_Logged(tracked, self.config, run, place))
+            out.append(
+                Recorder(
+                    folder,
+                    run,
+                    self.config.method(),
+                    every=self.config.checkpoint_every,
+                    place=place,
+                    say=self._print_once,
+                )
+            )
+        progress = ProgressBar(
+            self.console,
+            self.config.rounds,
+            runs.round,
+            label=label,
+            hidden=() if runs.experiment.algorithm.learns_global else ("global",),
+            lines=self.lines,
+            notes=runs.notes,
+            say=self._print_once,
+        )
+        return [*out, progress]
+
+    def _label(self, seeds: list[int]) -> str:
+        if self.config.seeds == 1:
+            return ""
+        if len(seeds) == 1:
+            return f"seed {seeds[0]}  "
+        return f"seeds {seeds[0]}-{seeds[-1]}  "
+
+    def _note(self, text: str) -> None:
+        self.console.print(f"note: {text}")
+
+    def _print_once(self, line: str) -> None:
+        if line not in self.printed:
+            self.printed.add(line)
+            self.console.print(line)

@@ -1,0 +1,262 @@
+"""The trackers of `covey run --log`: TensorBoard, MLflow, Weights & Biases, Parquet, or one's own.
+
+All of them write into the run's folder, and nothing leaves the machine unless the variables of
+MLflow or Weights & Biases say so (MLFLOW_TRACKING_URI, WANDB_MODE). The step is the round, counted
+from 1 as in the table. A log that was not closed, because its process was killed, may lack rounds
+or have a part of one: it is written anew from the run's records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from covey import installed
+from covey.atomic import replacing
+from covey.errors import ConfigError, needed
+from covey.fields import nearest
+from covey.files import modules
+from covey.runs.scores.record import Round
+from covey.runs.scores.record import read as read_record
+from covey.runs.tracker import Tracker, columns, rows
+
+Maker = Callable[[Path], Tracker]
+_LONGEST = 500  # characters of a setting that MLflow keeps
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard; `tensorboard --logdir runs` shows all runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorboard"
+        self._log = _Log(folder / "tensorboard.txt")
+        self.rounds = self._log.rounds
+        self._writer: Any = None
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        library = needed("torch.utils.tensorboard", extra="tensorboard", to="log to TensorBoard")
+        if self._log.name is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._log.open("tensorboard")
+        self._writer = library.SummaryWriter(str(self._folder))
+        self._writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
+
+    def log(self, record: Round) -> None:
+        for name, value in record.figures().items():
+            self._writer.add_scalar(name, value, record.round + 1)
+        self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._writer.close()
+        self._log.close()
+
+
+class MLflow:
+    """A run of MLflow in RUN/mlruns, or where MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = _Log(folder / "mlflow-run.txt")
+        self.rounds = self._log.rounds
+        self._client: Any = None
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        library = needed("mlflow", extra="mlflow", to="log to MLflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = (self._folder / "mlruns").resolve().as_uri()
+        self._client = library.MlflowClient(tracking_uri=uri)
+        if self._log.name is not None:
+            self._client.update_run(self._log.name, status="RUNNING")
+            self._log.open(self._log.name)
+            return
+        if self._log.broken is not None:
+            self._client.set_terminated(self._log.broken, status="KILLED")
+        experiment = self._experiment(str(config.get("name") or "covey"))
+        run = self._client.create_run(experiment, run_name=_title(self._folder))
+        self._log.open(run.info.run_id)
+        for name, value in _settings(config):
+            self._client.log_param(run.info.run_id, _plain(name), str(value)[:_LONGEST])
+
+    def _experiment(self, name: str) -> str:
+        """The number of MLflow's experiment of this name."""
+        known = self._client.get_experiment_by_name(name)
+        if known is not None:
+            return str(known.experiment_id)
+        return str(self._client.create_experiment(name))
+
+    def log(self, record: Round) -> None:
+        entities = needed("mlflow.entities", extra="mlflow", to="log to MLflow")
+        now = int(1000 * time.time())
+        metrics = [
+            entities.Metric(_plain(name), float(value), now, record.round + 1)
+            for name, value in record.figures().items()
+        ]
+        self._client.log_batch(self._log.name, metrics=metrics)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._client.log_dict(self._log.name, dict(summary), "summary.json")
+        status = "FINISHED" if summary["finished"] else "KILLED"
+        self._client.set_terminated(self._log.name, status=status)
+        self._log.close()
+
+
+class WandB:
+    """An offline run of Weights & Biases in RUN/wandb; `wandb sync` uploads it.
+
+    With WANDB_MODE=online it is uploaded as it goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = _Log(folder / "wandb-run.txt")
+        self.rounds = self._log.rounds
+        self._run: Any = None
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        library = needed("wandb", extra="wandb", to="log to Weights & Biases")
+        self._log.open(self._log.name or secrets.token_hex(4))
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run = library.init(
+            project=os.environ.get("WANDB_PROJECT", "covey"),
+            id=self._log.name,
+            name=_title(self._folder),
+            dir=str(self._folder),
+            config=dict(config),
+            mode=mode,
+            resume="allow" if mode == "online" else None,
+            reinit="create_new",
+            settings=library.Settings(silent=True, console="off"),
+        )
+
+    def log(self, record: Round) -> None:
+        self._run.log(record.figures(), step=record.round + 1)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.summary["finished"] = summary["finished"]
+        self._run.finish(exit_code=0 if summary["finished"] else 1)
+        self._log.close()
+
+
+class Parquet:
+    """RUN/metrics.parquet, written when the run ends: one row per round, one column per figure."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        needed("pyarrow.parquet", extra="parquet", to="write metrics.parquet")
+
+    def log(self, record: Round) -> None:
+        """Nothing: metrics.jsonl has it already."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        arrow = needed("pyarrow", extra="parquet", to="write metrics.parquet")
+        parquet = needed("pyarrow.parquet", extra="parquet", to="write metrics.parquet")
+        text = (self._folder / "metrics.jsonl").read_text(encoding="utf-8")
+        table = rows([read_record(json.loads(line)) for line in text.splitlines()])
+        data = {name: [row.get(name) for row in table] for name in columns(table)}
+        with replacing(self._folder / "metrics.parquet") as part:
+            parquet.write_table(arrow.table(data), part)
+
+
+TRACKERS: dict[str, tuple[Maker, str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (MLflow, "mlflow"),
+    "wandb": (WandB, "wandb"),
+    "parquet": (Parquet, "pyarrow"),
+}
+"""By name: what makes a tracker, and the library that it needs."""
+
+
+def makers(names: Sequence[str]) -> dict[str, Maker]:
+    """What makes the trackers of these names; an error, before anything runs, if one cannot be."""
+    return {name: _maker(name) for name in names}
+
+
+def _maker(name: str) -> Maker:
+    if ":" in name:
+        own: Maker = modules.find("tracker", name, setting=f"--log {name}")
+        return own
+    declared = installed.find("trackers", name, TRACKERS)
+    if declared is not None:
+        made = declared.load()
+        if not modules.makes(made, "tracker"):
+            raise declared.wrong(f"it must be {modules.wanted('tracker')}.")
+        return cast(Maker, made)
+    if name not in TRACKERS:
+        listed = ", ".join(TRACKERS)
+        raise ConfigError(
+            f"--log {name}: there is no such tracker{nearest(name, TRACKERS)}; there are {listed}, "
+            f"or your own as {modules.FORM}."
+        )
+    make, library = TRACKERS[name]
+    extra = "parquet" if library == "pyarrow" else library
+    needed(library, extra=extra, to=f"log to {name}")
+    return make
+
+
+class _Log:
+    """The name of a log, kept in the run's folder with whether it was closed.
+
+    `name` is None where a new log is to be begun, and then `rounds` is 0. `broken` is one that was
+    not closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name: str | None = None
+        self.broken: str | None = None
+        words = path.read_text(encoding="utf-8").split() if path.exists() else []
+        if words[1:] == ["closed"]:
+            self.name = words[0]
+        elif words:
+            self.broken = words[0]
+        self.rounds: int | None = None if self.name else 0
+
+    def open(self, name: str) -> None:
+        """Write to the log of this name from now on."""
+        self.name = name
+        self._path.write_text(f"{name}\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """The log has everything that it was told."""
+        self._path.write_text(f"{self.name} closed\n", encoding="utf-8")
+
+
+def _title(folder: Path) -> str:
+    """The run's name where runs are listed: its folder, with the seed where it has several."""
+    folder = folder.resolve()
+    if folder.name.startswith("seed-"):
+        return f"{folder.parent.name}/{folder.name}"
+    return folder.name
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting under one name.
+
+    >>> dict(_settings({"rounds": 3, "algorithm": {"lr": 0.1}}))
+    {'rounds': 3, 'algorithm.lr': 0.1}
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _plain(name: str) -> str:
+    """A name of which MLflow takes every character.
+
+    >>> _plain("notes/device/gain (dB)/mean")
+    'notes/device/gain -dB-/mean'
+    """
+    return re.sub(r"[^A-Za-z0-9_./ -]", "-", name)

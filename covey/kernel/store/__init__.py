@@ -1,0 +1,1 @@
+"""What nodes remember from round to round, in memory or in files."""

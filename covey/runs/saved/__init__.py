@@ -1,0 +1,1 @@
+"""A run on disk: checkpoints, journals, locks, and what decides its bits."""

@@ -1,0 +1,1 @@
+"""Scores of models and figures of nodes."""

@@ -1,0 +1,233 @@
+"""Scores per device: each model on each device's own examples, in the chosen and the last round."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.engine.measures.metrics import ABSOLUTE, COUNT, HOLDS, USUAL, Mean, Metric, own_figures
+from covey.runs.csv_text import csv_text, unquoted
+from covey.runs.scores.figures import NodeFigures
+
+PARTS = ("train", "validation", "test")
+Sums = dict[str, NodeFigures]
+"""By part of the data: what the m devices report that were scored
+(covey/engine/measures/metrics.py), [m, 4]; where numbers are predicted, [m, 6] with the sums of
+errors. Values of metrics follow as columns 6 and up; where there are no errors, columns 4 and 5 are
+then NaN."""
+METRICS = 6
+MOST_EXAMPLES = 2**32 - 2
+"""Of one device: its right answers are recorded in four bytes (covey/runs/scores/packing.py)."""
+_ALWAYS = ("accuracy", "loss")
+"""Metrics of every line, known or not."""
+
+
+@dataclass(frozen=True)
+class DeviceScore:
+    """One model on one device's examples of one part.
+
+    A metric is also an attribute: `line.accuracy`, `line.last_f1`. Fractions such as an accuracy
+    are None for regression.
+    """
+
+    device: str  # as the data calls it, or its number
+    edge: str | None
+    model: str
+    part: str
+    examples: int
+    round: int  # the reported one, counted from 1
+    last_round: int
+    holds: bool  # False: neither device nor edge keeps the model, and the global one stands in
+    figures: dict[str, float | None]  # metrics by name
+    last: dict[str, float | None]  # the same in the last scored round
+    tokens: int | None = None  # positions with a label, where labels are per position
+
+    def __getattr__(self, key: str) -> Any:
+        name = key.removeprefix("last_")
+        figures: dict[str, float | None] = vars(self).get("last" if name != key else "figures", {})
+        if name in USUAL or name in figures:
+            return figures.get(name)
+        raise AttributeError(f"a line of a device has no {key!r}")
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics that only some experiments ask for."""
+        return {name: value for name, value in self.figures.items() if name not in USUAL}
+
+    @property
+    def last_metrics(self) -> dict[str, float | None]:
+        """The same in the last scored round."""
+        return {name: value for name, value in self.last.items() if name not in USUAL}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure under one name; a metric of the last scored round has "last_" before it."""
+        out = vars(self) | self.figures
+        out |= {f"last_{name}": value for name, value in self.last.items()}
+        del out["figures"], out["last"]
+        return out
+
+
+def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
+    """The figures of every device, by model and part.
+
+    `reports` are what devices reported as "MODEL/PART" when models were scored.
+    """
+    out: dict[str, Sums] = {}
+    for name, (ids, figures) in reports.items():
+        model, _, part = name.rpartition("/")
+        if part not in PARTS:
+            continue
+        sums = NodeFigures(devices, ids, figures.double())
+        out.setdefault(model, {})[part] = sums
+    return out
+
+
+def table(
+    chosen: Mapping[str, tuple[int, Sums]],
+    last: Mapping[str, tuple[int, Sums]],
+    names: Sequence[str],
+    edges: Sequence[str | None],
+    metrics: Sequence[Metric],
+    *,
+    examples: Mapping[str, Sequence[int]] | None = None,
+    most: int | None = None,
+) -> list[DeviceScore]:
+    """One line per model, part and device that has examples.
+
+    Where more than `most` devices have figures, they are every so many of all devices.
+
+    `chosen` and `last` hold each model's round and sums, in its chosen and in its last scored
+    round. Where sums count positions, `examples` are the devices' examples by part. `metrics` are
+    those of the run.
+    """
+    read = _RowReader.of(metrics)
+    out = []
+    for model, (round, parts) in chosen.items():
+        last_round, last_parts = last.get(model, (round, parts))
+        for part in PARTS:
+            if part not in parts:
+                continue
+            figures = parts[part]
+            order = torch.argsort(figures.ids)
+            if most is not None and len(order) > most:
+                step = math.ceil(figures.nodes / most)
+                order = order[figures.ids[order] % step == 0]
+            figures = replace(figures, ids=figures.ids[order], values=figures.values[order])
+            last_sums = last_parts.get(part, parts[part]).dense()[figures.ids]
+            rows = zip(
+                figures.ids.tolist(), figures.values.tolist(), last_sums.tolist(), strict=True
+            )
+            for k, row, last_row in rows:
+                if not 0 < row[COUNT] < math.inf:  # it may come from another machine
+                    continue
+                counted = int(row[COUNT])
+                line = DeviceScore(
+                    device=names[k],
+                    edge=edges[k],
+                    model=model,
+                    part=part,
+                    examples=counted if examples is None else examples[part][k],
+                    round=round + 1,
+                    last_round=last_round + 1,
+                    holds=bool(row[HOLDS]),
+                    figures=read.figures(row),
+                    last=read.figures(last_row),
+                    tokens=None if examples is None else counted,
+                )
+                out.append(line)
+    return out
+
+
+def fits(sums: Tensor, devices: int) -> bool:
+    """Whether sums from a file have the form of a run's."""
+    if sums.dtype != torch.float64 or sums.ndim != 2:
+        return False
+    rows, columns = sums.shape
+    return rows == devices and (columns == 4 or columns >= METRICS)
+
+
+@dataclass(frozen=True)
+class _RowReader:
+    """Reads the figures of one device from what it reports."""
+
+    means: dict[str, Mean]
+    own: list[str]
+
+    @staticmethod
+    def of(metrics: Sequence[Metric]) -> _RowReader:
+        means = {metric.name: metric.mean for metric in metrics if metric.mean is not None}
+        return _RowReader(means, [metric.name for metric in own_figures(metrics)])
+
+    def figures(self, row: Sequence[float]) -> dict[str, float | None]:
+        """By name; None where they are not known."""
+        count = row[COUNT]
+        if not count:
+            return dict.fromkeys((*_ALWAYS, *self.means, *self.own))
+        out: dict[str, float | None] = dict.fromkeys(_ALWAYS)
+        for name, mean in self.means.items():
+            total = row[mean.column] if mean.column < len(row) else math.nan
+            lacks = mean.column >= ABSOLUTE and math.isnan(total)  # of a file or another machine
+            out[name] = None if lacks else mean.outer(total / count)
+        for name, value in zip(self.own, row[METRICS:], strict=True):
+            out[name] = None if math.isnan(value) else value
+        return out
+
+
+_COLUMNS = (
+    *("device", "edge", "model", "part", "examples", "round", "accuracy", "loss"),
+    *("last_round", "last_accuracy", "last_loss", "holds"),
+)
+"""The first columns of a file."""
+
+
+def to_csv(scores: Iterable[DeviceScore]) -> str:
+    """The table as a CSV file; None is an empty cell."""
+    lines = list(scores)
+    columns = list(_COLUMNS)
+    if any(line.tokens is not None for line in lines):
+        columns.append("tokens")
+    names = dict.fromkeys(name for line in lines[:1] for name in line.figures)
+    usual = [name for name in names if name in USUAL and name not in _ALWAYS]
+    columns += [*usual, *(f"last_{name}" for name in usual)]
+    for name in names:
+        if name not in USUAL:
+            columns += [name, f"last_{name}"]
+    return csv_text(columns, [line.as_dict() for line in lines])
+
+
+def from_csv(text: str) -> list[DeviceScore]:
+    """The scores that `to_csv` wrote."""
+    reader = csv.DictReader(io.StringIO(text))
+    facts = ("device", "edge", "model", "part", "examples", "round", "last_round", "holds")
+    known = {*facts, "tokens"}
+    names = [name for name in reader.fieldnames or () if name not in known]
+    last = [name for name in names if name.startswith("last_")]
+    out = []
+    for row in reader:
+        line = DeviceScore(
+            device=unquoted(row["device"]),
+            edge=unquoted(row["edge"]) or None,
+            model=unquoted(row["model"]),
+            part=unquoted(row["part"]),
+            examples=int(row["examples"]),
+            round=int(row["round"]),
+            last_round=int(row["last_round"]),
+            holds=row["holds"] == "True",
+            figures={name: _number(row[name]) for name in names if name not in last},
+            last={name.removeprefix("last_"): _number(row[name]) for name in last},
+            tokens=int(row["tokens"]) if row.get("tokens") else None,
+        )
+        out.append(line)
+    return out
+
+
+def _number(cell: str) -> float | None:
+    """The number in a cell; None where it is empty."""
+    return float(cell) if cell else None

@@ -1,0 +1,1 @@
+"""Programs and rounds as CUDA graphs."""
