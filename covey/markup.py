@@ -41,7 +41,9 @@ def tree(tiers: Sequence[str], children: Sequence[Sequence[int]], title: str) ->
     sizes = [sum(counts) for counts in children]
     drawn = 1 + next((k for k, size in enumerate(sizes) if size > _DRAWN), len(sizes))
     tops = len(children[0])  # several, where the trees of several seeds stand side by side
-    places = [_spread(size) for size in (tops, *sizes[: drawn - 1])]
+    places = [
+        [(k + 0.5) * _WIDTH / size for k in range(size)] for size in (tops, *sizes[: drawn - 1])
+    ]
     links = [_links(places[k], places[k + 1], children[k], k) for k in range(drawn - 1)]
     dots = [_dots(places[k], tiers[k], k) for k in range(drawn)]
     if drawn < len(tiers):
@@ -57,11 +59,6 @@ def tree(tiers: Sequence[str], children: Sequence[Sequence[int]], title: str) ->
         f"{''.join(links)}{''.join(dots)}{''.join(names)}</svg>"
     )
     return f"<div>{escape(title)}<br>{svg}</div>"
-
-
-def _spread(size: int) -> list[float]:
-    """Evenly spaced places of nodes, from left to right."""
-    return [(k + 0.5) * _WIDTH / size for k in range(size)]
 
 
 def _height(tier: int) -> float:
