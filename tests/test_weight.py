@@ -12,8 +12,7 @@ from tools import weight
 
 ADVICE = {
     "rates": "A rate only falls: bring it down again (CONTRIBUTING.md).",
-    "sizes": "Delete as much elsewhere, or raise the ceiling by the budget of your feature "
-    "(CONTRIBUTING.md).",
+    "sizes": "Delete as much elsewhere, or raise the ceiling by a feature's budget (CONTRIBUTING.md).",
 }
 
 
