@@ -27,19 +27,16 @@ from covey.runs.build import RuntimeFactory, build, chosen
 from covey.runs.experiment import Experiment, difference
 from covey.runs.models import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.newcomers import NewScores
-from covey.runs.notes import growth_note
 from covey.runs.progress import ProgressLine
 from covey.runs.saved import checkpoint, fingerprint
 from covey.runs.saved.checkpoints import Checkpoints
 from covey.runs.saved.journal import Journal
 from covey.runs.saved.live_folder import disk_note, live_folder
 from covey.runs.scores import record
-from covey.runs.scores.devices import Sums, sums_of
-from covey.runs.scores.observed import Observed, shares
+from covey.runs.scores.figures import Observed, Sums, shares, sums_of, totals_plus
 from covey.runs.scores.record import Round
 from covey.runs.scores.sampling import with_errors
 from covey.runs.scores.scoring import Model, Scorer
-from covey.runs.scores.totals import plus
 from covey.runs.seed import Seed
 from covey.runs.state import SeedState, State
 from covey.runs.stopping import StopCount
@@ -300,12 +297,12 @@ class Runs(Iterator[tuple[Round, ...]]):
                     chosen=self._choose(copy, w, scored),
                     scored=last,
                     meter=seed.meter.plus(new.traffic),
-                    totals=plus(seed.totals, trained.totals[copy], sizes),
+                    totals=totals_plus(seed.totals, trained.totals[copy], sizes),
                     observed=observed,
                 )
             )
         if scored is not None and not self._growing and "validation" in self.experiment.parts:
-            notes = [growth_note(seed.history) for seed in seeds]
+            notes = [_growth_note(seed.history) for seed in seeds]
             self._growing = [note for note in notes if note]
             self.notes += self._growing[:1]
         self.state = State(w, round + 1, tuple(seeds))
@@ -481,6 +478,21 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(Observed(shares(reports, sizes), new[copy].sums))
             scores[copy].update(new[copy].models)
         return out
+
+
+def _growth_note(history: Sequence[Round]) -> str | None:
+    """A note where a model's validation loss is ten times that of the first scored round."""
+    first = next(record for record in history if record.models)
+    last = history[-1]
+    for name in sorted(last.models.keys() & first.models.keys()):
+        before = first.models[name].scores["validation"].of("loss").held
+        now = last.models[name].scores["validation"].of("loss").held
+        if before and now and now > 10 * before:
+            return (
+                f"round {last.round + 1}: the validation loss of the {name} model is {now:.3g}, "
+                f"but {before:.3g} in round {first.round + 1}; `covey advise` finds shorter steps."
+            )
+    return None
 
 
 class Run(Seed, Iterator[Round]):

@@ -17,18 +17,16 @@ from covey.engine.measures.calibration import Calibration
 from covey.engine.task import Task
 from covey.errors import ConfigError, meant
 from covey.kernel.store.store import PRESENT, Store
-from covey.links.meter import Meter
-from covey.links.node_bytes import NodeKey
+from covey.links.meter import Meter, NodeKey
 from covey.runs import models, parts
 from covey.runs.experiment import Experiment
 from covey.runs.models import Chosen, Which, label_in
 from covey.runs.saved.checkpoint import Checkpoint
 from covey.runs.saved.snapshot import PRIVATE, Beside, Snapshot
-from covey.runs.scores.devices import PARTS, DeviceScore, Sums, table
-from covey.runs.scores.observed import Observed
+from covey.runs.scores.devices import DeviceScore, table
+from covey.runs.scores.figures import PARTS, Observed, Sums
 from covey.runs.scores.record import Round
 from covey.runs.scores.scoring import Scorer
-from covey.runs.scores.totals import dense
 from covey.runs.state import History, SeedState, State
 from covey.runtimes.base import BaseRuntime
 
@@ -124,7 +122,7 @@ class Seed:
     @property
     def totals(self) -> dict[NodeKey, Tensor]:
         """Sums over all rounds for every node, by tier and name: "down" and "up" are bytes."""
-        return dense(self._state.totals)
+        return {key: total.dense() for key, total in self._state.totals.items()}
 
     @property
     def chosen(self) -> Mapping[str, Chosen]:

@@ -24,15 +24,14 @@ from covey.data.shards import some
 from covey.engine.task import Batches
 from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
-from covey.kernel.call import Call
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
+from covey.kernel.nodes import Call, Cohort, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
-from covey.links.node_bytes import LowerEnds
+from covey.links.meter import LowerEnds
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played, SubtreeFacts

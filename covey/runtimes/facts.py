@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
-from covey.kernel.call import Call
 from covey.kernel.moved import in_main_memory
-from covey.links.meter import Key, Meter, Traffic
-from covey.links.node_bytes import NodeBytes, NodeKey
+from covey.kernel.nodes import Call
+from covey.links.meter import Key, Meter, NodeBytes, NodeKey, Traffic
 from covey.tree import Topology
 from covey.types import Ids
 

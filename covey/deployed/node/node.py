@@ -50,7 +50,7 @@ from covey.errors import (
     ProgramError,
     TransportError,
 )
-from covey.kernel.call import Call
+from covey.kernel.nodes import Call
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store.store import PRESENT, ColumnKey
 from covey.links.packed import Packed, Schema

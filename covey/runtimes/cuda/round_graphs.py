@@ -20,10 +20,9 @@ from torch import Tensor
 
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
-from covey.kernel.call import Call
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Call, Nodes
 from covey.links.link import Messages, by_kind
-from covey.links.node_bytes import LowerEnds
+from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
     VARIANTS,
     CapturedNodes,
