@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store.store import NEVER, Store
 from covey.tree import Sample, Topology
 from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.kernel.environment import Environment
 
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
@@ -68,11 +71,7 @@ class Services(Protocol):
     store: Store
     seeds: tuple[int, ...]
     batches: Batches
-
-    @property
-    def counts_moved(self) -> bool:
-        """Whether the environment asks how many weights a node moved."""
-        ...
+    environment: Environment
 
     @property
     def members(self) -> Topology:
@@ -711,7 +710,7 @@ class DataGradient(DataLoss):
         if isinstance(steps, Tensor):
             steps = steps.reshape(-1)
         moved: Tensor | float = 0.0
-        if runtime.counts_moved:
+        if not runtime.environment.ideal:
             moved = terms.moving(start)
         self._me.call.worked(steps, moved)
         self._counted = terms.longest

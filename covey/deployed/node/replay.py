@@ -110,7 +110,7 @@ class ReplaySimulator(Simulator):
         if unheard is None:
             return route
         counts = ~torch.isin(crossing.senders, unheard)
-        ends = crossing.ends
+        ends = route.ends
         if ends is not None:
             own = counts[ends.rows]
             ends = LowerEnds(ends.tier, ends.ids[own], ends.rows[own])
