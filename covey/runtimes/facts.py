@@ -231,9 +231,8 @@ class Notes:
             tier, _ = key
             ids, figures = zip(*noted, strict=True)
             values = torch.cat([part.double() for part in figures]).cpu()
-            for partials_of_seed, (own, _) in zip(
-                out, _by_seed(tree, tier, torch.cat(ids)), strict=True
-            ):
+            own_nodes = _by_seed(tree, tier, torch.cat(ids))
+            for partials_of_seed, (own, _) in zip(out, own_nodes, strict=True):
                 if len(values[own]):
                     partials_of_seed[key] = Partial.of(values[own].tolist())
         first = out[0]
