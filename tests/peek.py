@@ -41,7 +41,7 @@ def dump(run: Seed | Runs) -> list[Column]:
 
 def columns(run: Seed) -> Iterator[Column]:
     """Everything that the nodes of one seed keep, on any runtime."""
-    return run._columns()
+    return run.columns()
 
 
 def station(tree: Loopback, tier: str, number: int) -> Station:

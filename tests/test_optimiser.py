@@ -140,7 +140,7 @@ def test_a_device_counts_the_steps_of_the_rounds_it_took_part_in() -> None:
     algorithm = FedAvg(lr=0.01, batch=6, sample=2)
     run = covey.run(Experiment(algorithm, case.data, case.model, Tree.flat(8), 4, solver=solver))
     gradients = sum(record.gradients for record in run)
-    taken = {name: rows for _, name, _, _, rows in run._columns()}["_batch_solver_taken"]
+    taken = {name: rows for _, name, _, _, rows in run.columns()}["_batch_solver_taken"]
     assert float(taken.sum()) == gradients
     assert len(set(taken.flatten().tolist())) > 1
 

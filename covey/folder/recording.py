@@ -29,7 +29,8 @@ from covey.folder.folder import Folder, refused
 from covey.folder.tracking import RunTracker
 from covey.runs.run import Round
 from covey.runs.scores import confusion, node_round
-from covey.runs.scores.devices import PARTS, to_csv
+from covey.runs.scores.devices import to_csv
+from covey.runs.scores.figures import PARTS
 from covey.runs.seed import Seed
 from covey.runs.tracker import to_csv as rounds_csv
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from covey.kernel.call import Call
+from covey.kernel.nodes import Call
 from covey.types import Ids
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from covey.engine.solvers.optimiser import PLAIN
 from covey.engine.task import Batch, Batches, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
-from covey.kernel.call import Call
 from covey.kernel.moved import on_device
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store.store import NEVER, Store
 from covey.tree import Sample, Topology
 from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.kernel.environment import Environment
 
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
@@ -69,11 +71,7 @@ class Services(Protocol):
     store: Store
     seeds: tuple[int, ...]
     batches: Batches
-
-    @property
-    def counts_moved(self) -> bool:
-        """Whether the environment asks how many weights a node moved."""
-        ...
+    environment: Environment
 
     @property
     def members(self) -> Topology:
@@ -228,6 +226,54 @@ class TierNodes:
         row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
         row[:, self.private] = private
         return row
+
+
+@dataclass(eq=False)
+class Call:
+    """Everything that n nodes kept, noted and worked while their program ran.
+
+    The runtime owns it; the author's view of it is `Nodes`.
+    """
+
+    nodes: int
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """Rows by name, [n, ...]."""
+    recalled: set[str] = field(default_factory=set)
+    """The names that were recalled from before this call."""
+    needs: dict[str, set[str]] = field(default_factory=dict)
+    """The names that predictions with a model recalled, by model."""
+    notes: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Figures for the round's record, [n] each time."""
+    reports: dict[str, Tensor] = field(default_factory=dict)
+    """Figures of every single node, [n, k], for whoever plays the program."""
+    gradients: Tensor | float = 0.0
+    """How many gradients each node evaluated on its data, [n] or the same for all."""
+    moved: Tensor | float = 0.0
+    """How many weights each node moved, a weight as often as it moved.
+
+    It is counted if the environment asks for it.
+    """
+    ratio: Tensor | None = None
+    """The pruning ratio that the environment admits for each node, [n]."""
+    elapsed: Tensor = field(init=False)
+    """Seconds that each node waited for its children on the virtual clock, [n, 2]."""
+
+    def __post_init__(self) -> None:
+        self.elapsed = torch.zeros(self.nodes, 2, dtype=torch.float64)
+
+    def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
+        """Count gradients that nodes evaluated, and weights that they moved."""
+        self.gradients = self.gradients + gradients
+        self.moved = self.moved + moved
+
+    def needed_for(self, model: str) -> None:
+        """Record which kept rows predictions with a model need.
+
+        They are those that were recalled since the last such call.
+        """
+        names = self.needs.setdefault(model, set())
+        names.update(self.recalled)
+        self.recalled.clear()
 
 
 class Nodes(TierNodes):
@@ -664,7 +710,7 @@ class DataGradient(DataLoss):
         if isinstance(steps, Tensor):
             steps = steps.reshape(-1)
         moved: Tensor | float = 0.0
-        if runtime.counts_moved:
+        if not runtime.environment.ideal:
             moved = terms.moving(start)
         self._me.call.worked(steps, moved)
         self._counted = terms.longest

@@ -68,7 +68,7 @@ def state(run: Seed) -> dict[str, Any]:
             f"chosen {name}": chosen.rows,
         }
         out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
-    for tier, name, ids, rounds, rows in run._columns():
+    for tier, name, ids, rounds, rows in run.columns():
         out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
     out["meter"] = json.dumps(sorted(run.meter.state()))
     records = [{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history]

@@ -16,8 +16,7 @@ from covey.codecs.dense import Dense
 from covey.errors import DecodeError
 from covey.kernel.moved import in_main_memory
 from covey.kernel.replies import Exact, Masked, Message, rows_of
-from covey.links.meter import Key, Meter, Traffic
-from covey.links.node_bytes import LowerEnds, NodeBytes
+from covey.links.meter import Key, LowerEnds, Meter, NodeBytes, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec, difference, largest
 from covey.types import Ids, Rows

@@ -1,11 +1,20 @@
-"""Bytes per link and direction, as really encoded, and the papers' cost formulas beside them."""
+"""Bytes as really encoded, per link and per node, and the papers' cost formulas beside them."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
+import torch
+from torch import Tensor
+
 from covey.errors import CheckpointError, ConfigError
+from covey.types import Ids
 
 Key = tuple[str, str, str]
+NodeKey = tuple[str, str]
+"""(tier, direction) of messages: the tier is the lower one of their link. Figures of nodes other
+than bytes have a name for the direction."""
 DIRECTIONS = ("down", "up")
 LANES = ("train", "score")
 
@@ -27,7 +36,7 @@ class Traffic:
     nonzeros: int = 0
     dense: int = 0
 
-    def __add__(self, other: "Traffic") -> "Traffic":
+    def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.bytes + other.bytes,
             self.messages + other.messages,
@@ -36,7 +45,7 @@ class Traffic:
             self.dense + other.dense,
         )
 
-    def __sub__(self, other: "Traffic") -> "Traffic":
+    def __sub__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.bytes - other.bytes,
             self.messages - other.messages,
@@ -70,18 +79,18 @@ class Meter:
         key = (link, direction, lane)
         self.totals[key] = self.totals.get(key, Traffic()) + traffic
 
-    def plus(self, traffic: Mapping[Key, Traffic]) -> "Meter":
+    def plus(self, traffic: Mapping[Key, Traffic]) -> Meter:
         """The meter with more traffic added; this one stays as it is."""
         out = self.copy()
         for (link, direction, lane), more in traffic.items():
             out.count(link, direction, lane, more)
         return out
 
-    def copy(self) -> "Meter":
+    def copy(self) -> Meter:
         """The totals as they are now, which later counts do not change."""
         return Meter(dict(self.totals))
 
-    def since(self, earlier: "Meter") -> dict[Key, Traffic]:
+    def since(self, earlier: Meter) -> dict[Key, Traffic]:
         """What has been counted after `earlier`, only where something was."""
         out = {}
         for key, total in self.totals.items():
@@ -122,7 +131,7 @@ class Meter:
         return [[*key, *astuple(traffic)] for key, traffic in self.totals.items()]
 
     @classmethod
-    def from_state(cls, state: Sequence[Sequence[str | int]]) -> "Meter":
+    def from_state(cls, state: Sequence[Sequence[str | int]]) -> Meter:
         """The meter whose `state` this is."""
         meter = cls()
         for row in state:
@@ -134,6 +143,68 @@ class Meter:
             traffic = Traffic(*map(int, row[3:]))
             meter.count(link, direction, lane, traffic)
         return meter
+
+
+@dataclass(frozen=True, eq=False)
+class LowerEnds:
+    """The nodes at the lower end of a link that some messages cross.
+
+    `rows` has the position of the row that each of them receives or sends, [m].
+    """
+
+    tier: str
+    ids: Ids
+    rows: Tensor
+
+
+@dataclass
+class NodeBytes:
+    """The bytes of training of single nodes: what crossed the link above each.
+
+    >>> bytes = NodeBytes()
+    >>> bytes.add("device", "up", torch.tensor([2, 0]), torch.tensor([10, 5]))
+    >>> bytes.add("device", "up", torch.tensor([2]), torch.tensor([1]))
+    >>> bytes.sums()["device", "up"]
+    (tensor([2, 0, 2]), tensor([10,  5,  1]))
+    """
+
+    chunks: dict[NodeKey, list[tuple[Ids, Tensor]]] = field(default_factory=dict)
+
+    def add(self, tier: str, direction: str, ids: Ids, lengths: Tensor) -> None:
+        """Count the lengths [m] of messages to or from nodes, [m]."""
+        chunks = self.chunks.setdefault((tier, direction), [])
+        chunks.append((ids, lengths))
+
+    def sums(self) -> dict[NodeKey, tuple[Ids, Tensor]]:
+        """(ids, bytes) by tier and direction; a node has an entry for each of its messages."""
+        out = {}
+        for key, chunks in sorted(self.chunks.items()):
+            ids = torch.cat([numbers for numbers, _ in chunks])
+            lengths = torch.cat([values for _, values in chunks])
+            out[key] = (ids, lengths)
+        return out
+
+    def as_list(self) -> list[list[object]]:
+        """As JSON can hold it, with one sum for each node.
+
+        >>> bytes = NodeBytes()
+        >>> bytes.add("device", "up", torch.tensor([2, 0, 2]), torch.tensor([10, 5, 1]))
+        >>> bytes.as_list()
+        [['device', 'up', [0, 2], [5, 11]]]
+        """
+        out: list[list[object]] = []
+        for (tier, direction), (ids, lengths) in self.sums().items():
+            nodes, position = torch.unique(ids, return_inverse=True)
+            sums = torch.zeros_like(nodes).index_add_(0, position, lengths)
+            out.append([tier, direction, nodes.tolist(), sums.tolist()])
+        return out
+
+    def merge(self, entries: Sequence[Sequence[object]]) -> None:
+        """Add what another's `as_list` gave."""
+        for tier, direction, ids, lengths in entries:
+            numbers = torch.tensor(ids, dtype=torch.int64)
+            values = torch.tensor(lengths, dtype=torch.int64)
+            self.add(str(tier), str(direction), numbers, values)
 
 
 def dense_bits(values: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -68,13 +68,14 @@ class RuntimeFactory(Protocol):
         ...
 
 
-def chosen(runtime: str) -> str:
-    """The name of a runtime; that which `AUTO` stands for in this process."""
+Given = TypeVar("Given")
+
+
+def chosen(runtime: Given) -> Given | str:
+    """A runtime, or that which `AUTO` stands for in this process."""
     if runtime != AUTO:
         return runtime
-    if launch.several():
-        return "sharded"
-    return "simulator"
+    return "sharded" if launch.several() else "simulator"
 
 
 def build(

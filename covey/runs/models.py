@@ -16,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from covey.kernel.algorithm import Algorithm
-from covey.runs.scores.devices import Sums
+from covey.runs.scores.figures import Sums
 from covey.runs.scores.scoring import Model
 from covey.runtimes.contract import Runtime
 

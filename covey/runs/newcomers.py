@@ -24,8 +24,7 @@ from covey.kernel.replies import exact
 from covey.links.spec import wires
 from covey.runs.experiment import Experiment
 from covey.runs.parts import task_of
-from covey.runs.scores.devices import Sums
-from covey.runs.scores.figures import NodeFigures
+from covey.runs.scores.figures import NodeFigures, Sums
 from covey.runs.scores.scoring import Model, report, score_of
 from covey.runtimes.simulator import Simulator
 from covey.runtimes.spec import NodeSpec

@@ -1,9 +1,8 @@
-"""What the user should know of a run, before its first round and while it runs."""
+"""What the user should know of a run before its first round."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import nn
 
@@ -12,28 +11,12 @@ from covey.engine.measures.named_losses import BinaryCrossEntropy, CrossEntropy,
 from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import Task
 from covey.runs.experiment import Experiment
-from covey.runs.scores.record import Round
 
 _FAR_BELOW = 0.1
 """A `delta` of Huber's loss below this share of the targets' standard deviation is noted."""
 _ENTROPIES = (CrossEntropy, Focal)
 _MANY = 4
 """Yes-or-no labels per example from which a default step size is noted."""
-
-
-def growth_note(history: Sequence[Round]) -> str | None:
-    """A note where a model's validation loss is ten times that of the first scored round."""
-    first = next(record for record in history if record.models)
-    last = history[-1]
-    for name in sorted(last.models.keys() & first.models.keys()):
-        before = first.models[name].scores["validation"].loss
-        now = last.models[name].scores["validation"].loss
-        if before and now and now > 10 * before:
-            return (
-                f"round {last.round + 1}: the validation loss of the {name} model is {now:.3g}, "
-                f"but {before:.3g} in round {first.round + 1}; `covey advise` finds shorter steps."
-            )
-    return None
 
 
 def loss_notes(experiment: Experiment, data: Shards) -> list[str]:

@@ -26,20 +26,17 @@ from covey.runs import html, models
 from covey.runs.build import RuntimeFactory, build, chosen
 from covey.runs.experiment import Experiment, difference
 from covey.runs.models import CHOSEN_ON, Chosen, Which, better, label
-from covey.runs.newcomers import NewScores
-from covey.runs.notes import growth_note
+from covey.runs.newcomers import Newcomers, NewScores
 from covey.runs.progress import ProgressLine
 from covey.runs.saved import checkpoint, fingerprint
 from covey.runs.saved.checkpoints import Checkpoints
 from covey.runs.saved.journal import Journal
 from covey.runs.saved.live_folder import disk_note, live_folder
 from covey.runs.scores import record
-from covey.runs.scores.devices import Sums, sums_of
-from covey.runs.scores.observed import Observed, shares
+from covey.runs.scores.figures import Observed, Sums, shares, sums_of, totals_plus
 from covey.runs.scores.record import Round
 from covey.runs.scores.sampling import with_errors
 from covey.runs.scores.scoring import Model, Scorer
-from covey.runs.scores.totals import plus
 from covey.runs.seed import Seed
 from covey.runs.state import SeedState, State
 from covey.runs.stopping import StopCount
@@ -84,12 +81,13 @@ class Runs(Iterator[tuple[Round, ...]]):
         self,
         experiments: Sequence[Experiment],
         *,
-        resume: Sequence[Path | None] | None = None,
+        resume: Sequence[str | os.PathLike[str] | None] | None = None,
         runtime: str | RuntimeFactory = "simulator",
         store: str | os.PathLike[str] | None = None,
         reading: bool = False,
     ) -> None:
         """`reading` goes to a checkpoint that may be the last, and leaves its rows in its files."""
+        runtime = chosen(runtime)
         self.experiments = tuple(experiments)
         rows = [experiment.initial() for experiment in self.experiments]
         fingerprints = list(map(fingerprint.of, self.experiments, rows))
@@ -124,7 +122,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             note = disk_note(self.runtime.disk, self._live.path)
             if note is not None:
                 self.notes.append(note)
-        paths = list(resume or ())
+        paths = [None if path is None else Path(path) for path in resume or ()]
         if any(path is not None for path in paths):
             self._go_on(paths)
         self._patience = self._new_patience()
@@ -270,8 +268,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         """Every seed's models on these parts of the data, as they stand after the last round."""
         with self.alone("score"):
             last = max(self.round - 1, 0)
-            scorer, played = self._play_scores(self.state.w, last, parts)
-            return self._read_scores(scorer, played)
+            scored, _ = self._play_scores(self.state.w, last, parts)
+            return scored
 
     def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
@@ -300,12 +298,12 @@ class Runs(Iterator[tuple[Round, ...]]):
                     chosen=self._choose(copy, w, scored),
                     scored=last,
                     meter=seed.meter.plus(new.traffic),
-                    totals=plus(seed.totals, trained.totals[copy], sizes),
+                    totals=totals_plus(seed.totals, trained.totals[copy], sizes),
                     observed=observed,
                 )
             )
         if scored is not None and not self._growing and "validation" in self.experiment.parts:
-            notes = [growth_note(seed.history) for seed in seeds]
+            notes = [_growth_note(seed.history) for seed in seeds]
             self._growing = [note for note in notes if note]
             self.notes += self._growing[:1]
         self.state = State(w, round + 1, tuple(seeds))
@@ -422,65 +420,75 @@ class Runs(Iterator[tuple[Round, ...]]):
     def _score(self, w: Tensor) -> Scored | None:
         """Every seed's models on the parts that are due in this round; None where none is."""
         began = time.perf_counter()
-        tree = self.runtime.tree
         parts = self.experiment.due(self.round)
         if not parts:
             return None
-        scorer, played = self._play_scores(w, self.round, parts)
+        scores, played = self._play_scores(w, self.round, parts)
         self.needs = dict(played.needs)
-        scores = self._read_scores(scorer, played)
+        new = [NewScores() for _ in scores]
+        if self.newcomers is not None:
+            new = self._score_newcomers(self.newcomers, w, parts)
+        tree = self.runtime.tree
         devices = tree.devices // tree.copies
-        sums = [sums_of(reports, devices) for reports in played.reports]
-        if self.experiment.score_sample is not None:
-            for copy, reports in enumerate(played.reports):
-                scores[copy] = with_errors(scores[copy], reports, devices, scorer.metrics)
-        observed = self._observed(w, scores, played, parts)
+        sums = []
+        observed = []
+        for copy, reports in enumerate(played.reports):
+            sums.append(sums_of(reports, devices))
+            if self.experiment.score_sample is not None:
+                metrics = self.runtime.task.metrics
+                scores[copy] = with_errors(scores[copy], reports, devices, metrics)
+            sizes = {}
+            for name, model in scores[copy].items():
+                sizes[name] = tree.size(model.tier) // tree.copies
+            observed.append(Observed(shares(reports, sizes), new[copy].sums))
+            scores[copy].update(new[copy].models)
         return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
 
-    def _play_scores(self, w: Tensor, round: int, parts: tuple[str, ...]) -> tuple[Scorer, Played]:
-        """The scoring programs on the models of a round, and what they answered."""
+    def _play_scores(
+        self, w: Tensor, round: int, parts: tuple[str, ...]
+    ) -> tuple[list[dict[str, Model]], Played]:
+        """Every seed's scores of the models of a round, and what the scoring programs did."""
         task = self.runtime.task
+        tree = self.runtime.tree
         scorer = Scorer(
             self.experiment.algorithm,
             models.kept(self.runtime),
             parts,
-            self.runtime.tree.tiers[0],
-            slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
+            tree.tiers[0],
+            slots=tuple([(slot.name, slot.start, slot.stop) for slot in task.space.slots]),
             sample=self.experiment.score_sample,
             select=self.experiment.select,
             metrics=task.metrics,
             least=self.experiment.least,
         )
-        return scorer, self.runtime.play(scorer.server, w, round=round, lane="score")
+        played = self.runtime.play(scorer.server, w, round=round, lane="score")
+        return [scorer.read(row, tree, task.asked) for row in played.answer.split(1)], played
 
-    def _read_scores(self, scorer: Scorer, played: Played) -> list[dict[str, Model]]:
-        """The scores of every seed in the answer of the scoring programs."""
-        tree = self.runtime.tree
-        asked = self.runtime.task.asked
-        return [scorer.read(row, tree, asked) for row in played.answer.split(1)]
+    def _score_newcomers(
+        self, newcomers: Newcomers, w: Tensor, parts: tuple[str, ...]
+    ) -> list[NewScores]:
+        """What newcomers of every seed make of its models."""
+        # The rows that the tier above the devices sends; none where it sends the global model.
+        name = self.experiment.algorithm.above()
+        above = [w[:0]] * len(self.experiments)
+        if name != models.GLOBAL and name in models.names(self.runtime):
+            above = [seed.rows(name)[1] for seed in self.seeds]
+        return newcomers.scores(w, above, self.round, parts)
 
-    def _observed(
-        self, w: Tensor, scores: list[dict[str, Model]], played: Played, parts: tuple[str, ...]
-    ) -> list[Observed]:
-        """The figures of single nodes for every seed; newcomers' scores are put into `scores`."""
-        tree = self.runtime.tree
-        out = []
-        new = [NewScores() for _ in scores]
-        if self.newcomers is not None:
-            # The rows that the tier above the devices sends them; none where it sends the global
-            # model.
-            name = self.experiment.algorithm.above()
-            above = [w[:0]] * len(scores)
-            if name != models.GLOBAL and name in models.names(self.runtime):
-                above = [rows for _, rows in (seed.rows(name) for seed in self.seeds)]
-            new = self.newcomers.scores(w, above, self.round, parts)
-        for copy, reports in enumerate(played.reports):
-            sizes = {}
-            for name, model in scores[copy].items():
-                sizes[name] = tree.size(model.tier) // tree.copies
-            out.append(Observed(shares(reports, sizes), new[copy].sums))
-            scores[copy].update(new[copy].models)
-        return out
+
+def _growth_note(history: Sequence[Round]) -> str | None:
+    """A note where a model's validation loss is ten times that of the first scored round."""
+    first = next(record for record in history if record.models)
+    last = history[-1]
+    for name in sorted(last.models.keys() & first.models.keys()):
+        before = first.models[name].scores["validation"].of("loss").held
+        now = last.models[name].scores["validation"].of("loss").held
+        if before and now and now > 10 * before:
+            return (
+                f"round {last.round + 1}: the validation loss of the {name} model is {now:.3g}, "
+                f"but {before:.3g} in round {first.round + 1}; `covey advise` finds shorter steps."
+            )
+    return None
 
 
 class Run(Seed, Iterator[Round]):
@@ -499,10 +507,7 @@ class Run(Seed, Iterator[Round]):
         store: str | os.PathLike[str] | None = None,
         reading: bool = False,
     ) -> None:
-        path = None
-        if resume is not None:
-            path = Path(resume)
-        runs = Runs([experiment], resume=[path], runtime=runtime, store=store, reading=reading)
+        runs = Runs([experiment], resume=[resume], runtime=runtime, store=store, reading=reading)
         super().__init__(runs, 0)
         shown = progress and self.runtime.leads
         self._progress = ProgressLine(experiment.rounds) if shown else None
@@ -561,8 +566,6 @@ def run(
     how far the run is into one line, on terminals and in notebooks. `store` is a folder for the
     rows that nodes keep: they lie in files there, not in memory, and `save` links these files.
     """
-    if isinstance(runtime, str):
-        runtime = chosen(runtime)
     return Run(experiment, resume=resume, runtime=runtime, progress=progress, store=store)
 
 
@@ -577,14 +580,7 @@ def runs(
 
     Each round gives a tuple of records, one per experiment.
     """
-    paths: list[Path | None] = []
-    for path in resume or ():
-        if path is not None:
-            path = Path(path)
-        paths.append(path)
-    if isinstance(runtime, str):
-        runtime = chosen(runtime)
-    return Runs(experiments, resume=paths, runtime=runtime, store=store)
+    return Runs(experiments, resume=resume, runtime=runtime, store=store)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -14,21 +14,18 @@ from torch import Tensor, nn
 from covey.data import Shards
 from covey.data.units import in_units
 from covey.engine.measures.calibration import Calibration
-from covey.engine.task import Task
 from covey.errors import ConfigError, meant
-from covey.kernel.store.store import PRESENT, Store
-from covey.links.meter import Meter
-from covey.links.node_bytes import NodeKey
+from covey.kernel.store.store import PRESENT
+from covey.links.meter import Meter, NodeKey
 from covey.runs import models, parts
 from covey.runs.experiment import Experiment
 from covey.runs.models import Chosen, Which, label_in
 from covey.runs.saved.checkpoint import Checkpoint
 from covey.runs.saved.snapshot import PRIVATE, Beside, Snapshot
-from covey.runs.scores.devices import PARTS, DeviceScore, Sums, table
-from covey.runs.scores.observed import Observed
+from covey.runs.scores.devices import DeviceScore, table
+from covey.runs.scores.figures import PARTS, Observed, Sums
 from covey.runs.scores.record import Round
 from covey.runs.scores.scoring import Scorer
-from covey.runs.scores.totals import dense
 from covey.runs.state import History, SeedState, State
 from covey.runtimes.base import BaseRuntime
 
@@ -124,7 +121,7 @@ class Seed:
     @property
     def totals(self) -> dict[NodeKey, Tensor]:
         """Sums over all rounds for every node, by tier and name: "down" and "up" are bytes."""
-        return dense(self._state.totals)
+        return {key: total.dense() for key, total in self._state.totals.items()}
 
     @property
     def chosen(self) -> Mapping[str, Chosen]:
@@ -194,8 +191,13 @@ class Seed:
             return snapshot
         if not bool(self.trained.present.all()):
             return snapshot  # data that stay with their devices: each has its own statistics
-        task, first = self._task
         tree = self.runtime.tree
+        task = self.runtime.task
+        first = self.runtime.nodes(tree.tiers[-1], self._copy).start
+        if task.shards.partial:  # then one with the examples of all devices
+            module = parts.module_of(self.experiment)
+            task = parts.task_of(self.experiment, module, self.trained)
+            first = 0
         nodes = torch.arange(self.sizes[snapshot.tier])
         begin, end = tree.span(snapshot.tier, nodes)
         owners = torch.repeat_interleave(nodes, end - begin).tolist()
@@ -229,45 +231,42 @@ class Seed:
         lead = model
         if model not in self.models():
             lead = models.lead(self.runtime)
-        label, round, w = self._version(lead, which)
-        kept = Beside(torch.zeros(1, dtype=torch.int64), w.clone())
-        if model != models.GLOBAL:
-            kept = self._read(tier, model, label, mapped=mapped)
+        held = self.version(lead, which)
+        if model == models.GLOBAL:
+            kept = Beside(torch.zeros(1, dtype=torch.int64), held.w.clone())
+        else:
+            kept = self._read(tier, model, held.label, mapped=mapped)
         ids = kept.ids
         rows = kept.rows
-        nodes = self.runtime.nodes(tier, self._copy)
         fallback = None
         if rows.ndim == 3:
             rows = rows.flatten(0, 1)
             ids = torch.arange(len(rows))
-        elif len(ids) != nodes.stop - nodes.start:
-            fallback = w[0].clone()
+        elif len(ids) != self.sizes[tier]:
+            fallback = held.w[0].clone()
         beside = {}
-        if lead == model:
-            beside = self._beside(tier, model, label, mapped=mapped)
-        return Snapshot(model, tier, round, ids, rows, fallback, beside, reader=kept.reader)
-
-    @property
-    def _task(self) -> tuple[Task, int]:
-        """A task with the examples of all devices, and the number that the first one has there."""
-        task = self.runtime.task
-        if task.shards.partial:
-            module = parts.module_of(self.experiment)
-            return parts.task_of(self.experiment, module, self.trained), 0
-        devices = self.runtime.nodes(self.runtime.tree.tiers[-1], self._copy)
-        return task, devices.start
+        for name in held.beside if lead == model else ():
+            other = self._read(self.runtime.tree.tiers[-1], name, held.label, mapped=mapped)
+            if name == models.PERSONAL and self.experiment.algorithm.splits:
+                beside[PRIVATE] = other.columns_from(self.runtime.task.space.shared)
+            else:
+                beside[name] = other
+        return Snapshot(model, tier, held.round, ids, rows, fallback, beside, reader=kept.reader)
 
     def version(self, model: str, which: Which = "chosen") -> HeldRows:
-        """Which version of a scored model is reported, without its rows."""
+        """Which version of a scored model is meant, without its rows.
+
+        It is the model as it is now, too, where no round was chosen for it.
+        """
         tier = self._tier_of(model)
-        label, round, w = self._version(model, which)
         unscored = models.unscored(self.runtime, self.experiment.algorithm)
-        beside = []
-        for column in self._runs.belonging(tier, model):
-            _, name = column
-            if name != model and column not in unscored:
-                beside.append(name)
-        return HeldRows(tier, label, round, w, tuple(beside))
+        columns = self._runs.belonging(tier, model)
+        beside = [column[1] for column in columns if column not in [(tier, model), *unscored]]
+        label = label_in(self.chosen, model)
+        if which == "chosen" and label is not None:
+            best = self.chosen[label]
+            return HeldRows(tier, label, best.round, best.w, tuple(beside))
+        return HeldRows(tier, PRESENT, max(self.round - 1, 0), self.w, tuple(beside))
 
     def module(
         self,
@@ -285,21 +284,20 @@ class Seed:
         other nodes, of the examples of all devices under the node.
         """
         snapshot = self.snapshot(model, which)
-        ids = snapshot.ids
-        rows = snapshot.rows
-        position = (ids == node).nonzero()
+        position = (snapshot.ids == node).nonzero()
         if not len(position):
-            raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
-        row = rows[int(position[0, 0])]
+            those = snapshot.ids.tolist()[:10]
+            raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {those}.")
+        row = snapshot.rows[int(position[0, 0])]
         space = self.runtime.task.space
         statistics = None
         if snapshot.statistics is not None:
             first, stop = self.runtime.tree.span(snapshot.tier, torch.tensor([node]))
             statistics = snapshot.statistics_of(range(int(first), int(stop)), space)
         network = space.fill(row, statistics)
-        data = self.experiment.data
         if scaled:
             return network
+        data = self.experiment.data
         return in_units(network, data.scaling, data.encoding, data.target, data.names.features)
 
     def devices(self, most: int | None = None) -> list[DeviceScore]:
@@ -308,12 +306,11 @@ class Seed:
         Where more than `most` devices were scored, they are some of them, evenly spaced.
         """
         last = self.scored
-        best = self.chosen
         reported = {}
         for model in self.models():
-            label = label_in(best, model)
+            label = label_in(self.chosen, model)
             if label is not None:
-                choice = best[label]
+                choice = self.chosen[label]
                 reported[model] = (choice.round, choice.sums)
             elif model in last:
                 reported[model] = last[model]
@@ -322,9 +319,9 @@ class Seed:
         if tree.depth > 2:
             size = self.sizes[tree.tiers[-2]]
             counts = tree.counts(tree.tiers[-2], torch.arange(size)).tolist()
-            labels = list(self.trained.names.edges)
+            labels: Sequence[str] = self.trained.names.edges
             if len(labels) != size:
-                labels = [str(k) for k in range(size)]
+                labels = list(map(str, range(size)))
             edges = [label for k, label in enumerate(labels) for _ in range(counts[k])]
         examples = None  # of every part, where sums count positions
         if self.trained.by_position:
@@ -342,10 +339,7 @@ class Seed:
     @property
     def device_names(self) -> list[str]:
         """What the data calls the devices that train, in order, or their numbers."""
-        names = self.trained.names.devices
-        if names:
-            return list(names)
-        return [str(k) for k in range(self.trained.devices)]
+        return list(self.trained.names.devices or map(str, range(self.trained.devices)))
 
     def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
         """How well each model's probabilities are calibrated on a part of the data.
@@ -360,10 +354,9 @@ class Seed:
         if part not in PARTS or bins < 1:
             rule = "give train, validation or test, and 1 or more"
             raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {rule}.")
-        kept = models.kept(runtime)
         scorer = Scorer(
             self.experiment.algorithm,
-            kept,
+            models.kept(runtime),
             (part,),
             runtime.tree.tiers[0],
             bins=bins,
@@ -410,14 +403,10 @@ class Seed:
         """Save to a checkpoint that this run wrote before: its file of records only grows."""
         self._runs.checkpoints.append_to(self._copy, Path(path).absolute(), self.history)
 
-    def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
+    def columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
         for tier, name in sorted(self.runtime.kept()):
-            yield (
-                tier,
-                name,
-                *self.runtime.read(tier, name, PRESENT, self._copy),
-            )
+            yield tier, name, *self.runtime.read(tier, name, PRESENT, self._copy)
 
     def _tier_of(self, model: str) -> str:
         """The tier that keeps a model."""
@@ -433,22 +422,13 @@ class Seed:
             )
         return by_name[model]
 
-    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
-        """(label, round, global row) of a model as it is now or was in its chosen round.
-
-        It is as it is now where no round was chosen.
-        """
-        label = label_in(self.chosen, model)
-        if which == "chosen" and label is not None:
-            return label, self.chosen[label].round, self.chosen[label].w
-        return PRESENT, max(self.round - 1, 0), self.w
-
     def _read(self, tier: str, name: str, label: str, *, mapped: bool) -> Beside:
         """What this run's nodes keep under a name, in some version; `mapped`: where it lies."""
         if not mapped:
             ids, _, rows = self.runtime.read(tier, name, label, self._copy)
             return Beside(ids, rows)
-        column = self._store.columns[tier, name]
+        assert isinstance(self.runtime, BaseRuntime)
+        column = self.runtime.store.columns[tier, name]
         version = column.version(label)
         nodes = self.runtime.nodes(tier, self._copy)
 
@@ -456,28 +436,3 @@ class Seed:
             return column.segments.read(version.slots(ids + nodes.start))
 
         return Beside(version.ids(nodes), column.template, reader=reader)
-
-    @property
-    def _store(self) -> Store:
-        """What the nodes of this process keep."""
-        assert isinstance(self.runtime, BaseRuntime)
-        return self.runtime.store
-
-    def _beside(
-        self, tier: str, model: str, label: str, *, mapped: bool = False
-    ) -> dict[str, Beside]:
-        """The other rows a model's predictions need."""
-        algorithm = self.experiment.algorithm
-        shared = self.runtime.task.space.shared
-        unscored = models.unscored(self.runtime, algorithm)
-        out = {}
-        for column in self._runs.belonging(tier, model):
-            _, name = column
-            if name == model or column in unscored:
-                continue
-            kept = self._read(*column, label, mapped=mapped)
-            if name == models.PERSONAL and algorithm.splits:
-                out[PRIVATE] = kept.columns_from(shared)
-            else:
-                out[name] = kept
-        return out

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from covey.links.meter import Meter
 from covey.runs.models import Chosen
-from covey.runs.scores.devices import Sums
-from covey.runs.scores.observed import Observed
+from covey.runs.scores.figures import Observed, Sums, Totals
 from covey.runs.scores.record import Round
-from covey.runs.scores.totals import Totals
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,15 +24,14 @@ from covey.data.shards import some
 from covey.engine.task import Batches
 from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
-from covey.kernel.call import Call
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
+from covey.kernel.nodes import Call, Cohort, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
-from covey.links.node_bytes import LowerEnds
+from covey.links.meter import LowerEnds
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played, SubtreeFacts
@@ -71,8 +70,7 @@ class Crossing:
     """The ids of those who send, [n]."""
     copies: Tensor
     """To how many receivers each of them sends, [n]."""
-    ends: LowerEnds | None
-    """The nodes at the lower end; None when scoring, which is not counted."""
+    ends: LowerEnds
     reference: Rows | None = None
     """The rows that an update is the difference from."""
     heard: Callable[[Tensor], None] | None = None
@@ -112,6 +110,25 @@ class Question:
         sender = self.above if direction == "down" else self.tier
         return MessageKey(link, direction, sender, self.program.__name__, self.path, number)
 
+    def down(self) -> list[Crossing]:
+        """What it sends: rows of the askers to all their children, each child's own values."""
+        copies = torch.bincount(self.asker, minlength=len(self.askers))
+        ends = LowerEnds(self.tier, self.ids, self.asker)
+        out = []
+        for number, message in enumerate(self.rows):
+            out.append(Crossing(self.key("down", number), message, self.askers, copies, ends))
+        for values in self.each:
+            senders = self.askers[self.asker]
+            ends = LowerEnds(self.tier, self.ids, torch.arange(len(self.ids)))
+            ones = torch.ones_like(self.ids)
+            out.append(Crossing(self.key("down"), flat(values), senders, ones, ends))
+        return out
+
+    def up(self, message: Message, number: int, ids: Ids) -> Crossing:
+        """One message of the answers of these nodes."""
+        ends = LowerEnds(self.tier, ids, torch.arange(len(ids)))
+        return Crossing(self.key("up", number), message, ids, torch.ones_like(ids), ends)
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -131,21 +148,6 @@ class Answers:
     """Which of those who should answer did, bool [k]; None: all did. The parts are theirs alone."""
 
 
-@dataclass(eq=False)
-class Play:
-    """The state of one play; the next play begins with a new one."""
-
-    round: int
-    lane: Lane
-    facts: SubtreeFacts
-    ledger: Ledger
-    trains: bool
-    """Whether this is training, not scoring."""
-    suspects: list[Suspect] = field(default_factory=list)
-    tape: RoundTape | None = None
-    """What the round reads is put down on it, where the round is captured for a GPU."""
-
-
 @dataclass(frozen=True, eq=False)
 class Suspect:
     """Rows that may not be finite, with the ids of their nodes.
@@ -159,8 +161,85 @@ class Suspect:
     sums: Tensor
 
 
-Diverged = dict[tuple[str, str], list[Ids]]
-"""The ids of the nodes whose rows are not finite, by the tier and the text of a suspect."""
+@dataclass(eq=False)
+class Suspects:
+    """The rows of one play that may not be finite."""
+
+    tree: Topology
+    seeds: tuple[int, ...]
+    round: int
+    on_gpu: bool
+    recorded: bool = False
+    """Whether the play becomes a graph, so that no number is read before its end."""
+    noted: list[Suspect] = field(default_factory=list)
+
+    def note(self, tier: str, text: str, rows: Tensor, ids: Ids) -> None:
+        """Note rows that are not finite.
+
+        A GPU would have to be waited for: of rows on it, sums are noted whether finite or not.
+        """
+        if not rows.is_floating_point() or not rows.numel():
+            return
+        later = rows.is_cuda or self.recorded
+        if not later and native.finite(rows):
+            return
+        by_node = rows.reshape(len(ids), -1)
+        if later:
+            sums = by_node.sum(1)
+        else:
+            finite = torch.isfinite(by_node).all(1)
+            sums = torch.where(finite, 0.0, math.nan)
+        self.noted.append(Suspect(tier, text, ids, sums))
+
+    def check(self, *, last: bool = False) -> None:
+        """Raise an error that names the nodes whose rows are not finite.
+
+        A GPU is waited for at the end of a round only.
+        """
+        if not self.noted or ((self.on_gpu or self.recorded) and not last):
+            return
+        sums = torch.cat([suspect.sums for suspect in self.noted])
+        bad = ~torch.isfinite(sums).cpu()
+        diverged: dict[tuple[str, str], list[Ids]] = {}
+        for suspect in self.noted:
+            own, bad = bad[: len(suspect.ids)], bad[len(suspect.ids) :]
+            if bool(own.any()):
+                bad_ids = diverged.setdefault((suspect.tier, suspect.text), [])
+                bad_ids.append(suspect.ids[own])
+        self.noted.clear()
+        if diverged:
+            tier, text = min(diverged)  # in alphabetical order, whichever worker was first
+            raise self._error(tier, text, torch.cat(diverged[tier, text]))
+
+    def _error(self, tier: str, text: str, bad_ids: Ids) -> DivergedError:
+        """The error for rows of these nodes."""
+        bad_ids = bad_ids.sort().values
+        nodes = some(self.tree.local(tier, bad_ids).tolist())
+        if len(self.seeds) > 1:
+            copies = self.tree.copy(tier, bad_ids).tolist()
+            seeds = sorted({self.seeds[copy] for copy in copies})
+            nodes += f" (seed {some(seeds)})"
+        return DivergedError(
+            f"round {self.round + 1}: {text} of {tier} {nodes} is no longer finite "
+            f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
+            "the state of the round before remains. Lower the step sizes or the penalties: "
+            "`covey advise FILE --write` finds and writes them."
+        )
+
+
+@dataclass(eq=False)
+class Play:
+    """The state of one play; the next play begins with a new one."""
+
+    round: int
+    lane: Lane
+    facts: SubtreeFacts
+    ledger: Ledger
+    suspects: Suspects
+    trains: bool
+    """Whether this is training, not scoring."""
+    tape: RoundTape | None = None
+    """What the round reads is put down on it, where the round is captured for a GPU."""
 
 
 @dataclass(eq=False)
@@ -185,14 +264,13 @@ class BaseRuntime(Runtime):
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
         self._last_children: dict[tuple[str, Lane], _Children] = {}
-        self.training = self._training_tree()
-
-    def _training_tree(self) -> Topology:
-        """The tree without the nodes under which no device has training examples."""
-        examples = {}
-        for tier, size in self._sizes().items():
-            examples[tier] = self.examples(tier, torch.arange(size))
-        return training_tree(self.tree, examples)
+        if spec.training is None:
+            examples = {}
+            for tier in self.tree.tiers:
+                examples[tier] = self.examples(tier, torch.arange(self.tree.size(tier)))
+            self.training = training_tree(self.tree, examples)
+        else:
+            self.training = spec.training
 
     # What a run uses, as `Runtime` says
 
@@ -212,6 +290,7 @@ class BaseRuntime(Runtime):
             ids = torch.arange(len(rows))
             me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
+            self._end()
             facts = play.facts
             if len(rows):
                 facts = self._all_facts(facts, answer)
@@ -235,14 +314,13 @@ class BaseRuntime(Runtime):
                 torch.cuda.synchronize(self.task.device)
         self._record(me.tier, me.ids, me.call, me.idle)
         if isinstance(answer, Tensor):
-            self._suspect(me.tier, "the new global model", answer, me.ids)
-        self._end()
+            self._play.suspects.note(me.tier, "the new global model", answer, me.ids)
         return answer
 
     def _end(self) -> None:
         """End a play: an error where rows are not finite; all messages are counted."""
         with self._timed("links"):
-            self._check(last=True)
+            self._play.suspects.check(last=True)
             self._play.ledger.settle()
 
     def commit(self) -> None:
@@ -253,20 +331,17 @@ class BaseRuntime(Runtime):
 
     def forget(self) -> None:
         """Forget everything that nodes keep."""
-        self.store = Store(self._sizes())
+        self.store_in(None)
 
     def store_in(self, folder: Path | None, form: RowForm = "dense") -> None:
         """Forget everything that nodes keep; from here on they keep it in this form.
 
         It lies in files of a folder, or in memory.
         """
-        self.store = Store(self._sizes(), folder=folder, form=form)
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        self.store = Store(sizes, folder=folder, form=form)
         if folder is not None:
             self.disk = self.store
-
-    def _sizes(self) -> dict[str, int]:
-        """The number of nodes of each tier."""
-        return dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
 
     def kept(self) -> dict[ColumnKey, Tensor]:
         columns = self.store.columns
@@ -305,11 +380,6 @@ class BaseRuntime(Runtime):
         }
 
     # What nodes use
-
-    @property
-    def counts_moved(self) -> bool:
-        """Whether the environment wants to know how many weights a node moved."""
-        return not self.environment.ideal
 
     @property
     def members(self) -> Topology:
@@ -521,34 +591,6 @@ class BaseRuntime(Runtime):
 
     # Links
 
-    def _down(self, question: Question) -> list[Crossing]:
-        """What an ask sends: rows of the askers to all their children, each child's own values."""
-        ids = question.ids
-        copies = torch.bincount(question.asker, minlength=len(question.askers))
-        out = []
-        for number, message in enumerate(question.rows):
-            key = question.key("down", number)
-            ends = self._ends(question.tier, ids, question.asker)
-            out.append(Crossing(key, message, question.askers, copies, ends))
-        for values in question.each:
-            senders = question.askers[question.asker]
-            ends = self._ends(question.tier, ids, torch.arange(len(ids)))
-            key = question.key("down")
-            ones = torch.ones_like(ids)
-            out.append(Crossing(key, flat(values), senders, ones, ends))
-        return out
-
-    def _up(self, question: Question, message: Message, number: int, ids: Ids) -> Crossing:
-        """One message of the answers of these nodes."""
-        ends = self._ends(question.tier, ids, torch.arange(len(ids)))
-        return Crossing(question.key("up", number), message, ids, torch.ones_like(ids), ends)
-
-    def _ends(self, tier: str, ids: Ids, rows: Tensor) -> LowerEnds | None:
-        """The nodes at the lower end of messages; `rows` are the positions of their rows, [m]."""
-        if not self._play.trains:
-            return None
-        return LowerEnds(tier, ids, rows)
-
     def _cut(self, sender: str) -> float | None:
         """The size up to which the entries of a tier are sent as zeros; None: nothing is cut."""
         play = self._play
@@ -612,13 +654,15 @@ class BaseRuntime(Runtime):
     def _new_play(self, round: int, lane: Lane) -> Play:
         facts = SubtreeFacts(self.tree)
         ledger = Ledger(facts.meters, facts.node_bytes)
-        return Play(round, lane, facts, ledger, trains=lane == "train")
+        on_gpu = self.task.device.type == "cuda"
+        suspects = Suspects(self.tree, self.seeds, round, on_gpu)
+        return Play(round, lane, facts, ledger, suspects, trains=lane == "train")
 
     def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
         """Store what a call kept, and add up what it noted and worked."""
         play = self._play
         for name, rows in call.kept.items():
-            self._suspect(tier, f"the kept {name!r}", rows, ids)
+            self._play.suspects.note(tier, f"the kept {name!r}", rows, ids)
             if play.tape is not None:
                 play.tape.keep(tier, name, ids, rows)
                 continue
@@ -634,7 +678,7 @@ class BaseRuntime(Runtime):
         if play.trains:
             for name, noted in call.notes.items():
                 for values in noted:
-                    self._suspect(tier, f"the note {name!r}", values, ids)
+                    self._play.suspects.note(tier, f"the note {name!r}", values, ids)
                     if play.tape is not None:
                         play.tape.note(tier, name, ids, values)
                         continue
@@ -654,74 +698,13 @@ class BaseRuntime(Runtime):
             raise ProgramError(f"{tier}: {program} answered {answer}; {fix}.")
         already_checked = any(rows is kept for kept in call.kept.values())
         if not already_checked:
-            self._suspect(tier, f"the answer of {program}", rows, ids)
+            self._play.suspects.note(tier, f"the answer of {program}", rows, ids)
 
     def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
         """Time `name`, except during scoring, which is timed as a whole."""
         if not self._play.trains:
             return nullcontext()
         return self.clock(name, threads)
-
-    # Divergence
-
-    def _suspect(self, tier: str, text: str, rows: Tensor, ids: Ids) -> None:
-        """Note rows that are not finite.
-
-        A GPU would have to be waited for: of rows on it, sums are noted whether finite or not.
-        """
-        if not rows.is_floating_point() or not rows.numel():
-            return
-        later = rows.is_cuda or self._play.tape is not None
-        if not later and native.finite(rows):
-            return
-        by_node = rows.reshape(len(ids), -1)
-        if later:
-            sums = by_node.sum(1)
-        else:
-            finite = torch.isfinite(by_node).all(1)
-            sums = torch.where(finite, 0.0, math.nan)
-        suspect = Suspect(tier, text, ids, sums)
-        self._play.suspects.append(suspect)
-
-    def _check(self, *, last: bool = False) -> None:
-        """Raise an error that names the nodes whose rows are not finite.
-
-        A GPU is waited for at the end of a round only.
-        """
-        suspects = self._play.suspects
-        later = self.task.device.type == "cuda" or self._play.tape is not None
-        if not suspects or (later and not last):
-            return
-        sums = torch.cat([suspect.sums for suspect in suspects])
-        bad = ~torch.isfinite(sums).cpu()
-        sizes = [len(suspect.ids) for suspect in suspects]
-        by_suspect = torch.split(bad, sizes)
-        diverged: Diverged = {}
-        for suspect, bad_rows in zip(suspects, by_suspect, strict=True):
-            if bool(bad_rows.any()):
-                bad_ids = diverged.setdefault((suspect.tier, suspect.text), [])
-                bad_ids.append(suspect.ids[bad_rows])
-        suspects.clear()
-        if diverged:
-            raise self._diverged(diverged)
-
-    def _diverged(self, diverged: Diverged) -> DivergedError:
-        """The error for the first of the rows in alphabetical order, whichever worker was first."""
-        tier, text = min(diverged)
-        bad_ids = torch.cat(diverged[tier, text])
-        bad_ids = bad_ids.sort().values
-        local = self.tree.local(tier, bad_ids)
-        nodes = some(local.tolist())
-        if len(self.seeds) > 1:
-            copies = self.tree.copy(tier, bad_ids).tolist()
-            seeds = sorted({self.seeds[copy] for copy in copies})
-            nodes += f" (seed {some(seeds)})"
-        return DivergedError(
-            f"round {self._play.round + 1}: {text} of {tier} {nodes} is no longer finite "
-            f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
-            "the state of the round before remains. Lower the step sizes or the penalties: "
-            "`covey advise FILE --write` finds and writes them."
-        )
 
 
 @dataclass(frozen=True, eq=False)

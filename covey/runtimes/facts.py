@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
-from covey.kernel.call import Call
 from covey.kernel.moved import in_main_memory
-from covey.links.meter import Key, Meter, Traffic
-from covey.links.node_bytes import NodeBytes, NodeKey
+from covey.kernel.nodes import Call
+from covey.links.meter import Key, Meter, NodeBytes, NodeKey, Traffic
 from covey.tree import Topology
 from covey.types import Ids
 
@@ -230,13 +229,12 @@ class Notes:
         out: list[dict[NoteKey, Partial]] = [{} for _ in range(tree.copies)]
         for key, noted in self._values.items():
             tier, _ = key
-            numbers, figures = zip(*noted, strict=True)
-            copy = tree.copy(tier, torch.cat(numbers))
+            ids, figures = zip(*noted, strict=True)
             values = torch.cat([part.double() for part in figures]).cpu()
-            for number, partials_of_copy in enumerate(out):
-                own = values[copy == number].tolist()
-                if own:
-                    partials_of_copy[key] = Partial.of(own)
+            own_nodes = _by_seed(tree, tier, torch.cat(ids))
+            for partials_of_seed, (own, _) in zip(out, own_nodes, strict=True):
+                if len(values[own]):
+                    partials_of_seed[key] = Partial.of(values[own].tolist())
         first = out[0]
         for key, partials in self._partials.items():
             for partial in partials:
@@ -250,13 +248,20 @@ class Notes:
         out = []
         for figures in self.partials(tree):
             notes: dict[str, dict[str, Note]] = {}
-            by_name = sorted(figures, key=lambda key: key[1])
-            from_the_top = sorted(by_name, key=lambda key: tree.index(key[0]))
-            for tier, name in from_the_top:
-                of_tier = notes.setdefault(tier, {})
-                of_tier[name] = figures[tier, name].note()
+            for tier, name in sorted(figures, key=lambda key: (tree.index(key[0]), key[1])):
+                notes.setdefault(tier, {})[name] = figures[tier, name].note()
             out.append(notes)
         return out
+
+
+def _by_seed(tree: Topology, tier: str, ids: Ids) -> list[tuple[Tensor | slice, Ids]]:
+    """For every seed: the positions of its own among these nodes, and their ids in its tree."""
+    if tree.copies == 1:
+        return [(slice(None), ids)]
+    copy = tree.copy(tier, ids)
+    local = tree.local(tier, ids)
+    positions = [(copy == number).nonzero()[:, 0] for number in range(tree.copies)]
+    return [(own, local[own]) for own in positions]
 
 
 ReportChunk = tuple[str, Ids, Tensor]
@@ -349,16 +354,12 @@ class SubtreeFacts:
 
         `devices` are the environment's figures of all devices.
         """
-        # The ids of those asked, by seed and tier; each seed counts from 0.
         asked_by_seed: list[dict[str, Sequence[int]]] = [{} for _ in self.meters]
         for tier, chunks in self.cohorts.items():
-            asked = torch.cat(chunks).numpy()
-            ids = np.unique(asked)
-            size = self.tree.size(tier) // self.tree.copies
-            copy = ids // size
-            for number, cohorts in enumerate(asked_by_seed):
-                own = ids[copy == number] - number * size
-                cohorts[tier] = recorded_cohort(own)
+            ids = torch.from_numpy(np.unique(torch.cat(chunks).numpy()))
+            own_ids = _by_seed(self.tree, tier, ids)
+            for cohorts, (_, own) in zip(asked_by_seed, own_ids, strict=True):
+                cohorts[tier] = recorded_cohort(own.numpy())
         return Played(
             answer=answer,
             cohorts=asked_by_seed,
@@ -428,16 +429,10 @@ class SubtreeFacts:
         totals = self.node_bytes.sums()
         for name, figures in devices.items():
             totals[self.tree.tiers[-1], name] = (torch.arange(len(figures)), figures)
-        copies = self.tree.copies
-        if copies == 1:
-            return [totals]
-        out: list[dict[NodeKey, tuple[Ids, Tensor]]] = [{} for _ in range(copies)]
+        out: list[dict[NodeKey, tuple[Ids, Tensor]]] = [{} for _ in self.meters]
         for (tier, name), (ids, values) in totals.items():
-            copy = self.tree.copy(tier, ids)
-            local = self.tree.local(tier, ids)
-            for number, sums in enumerate(out):
-                own = copy == number
-                sums[tier, name] = (local[own], values[own])
+            for sums, (own, local) in zip(out, _by_seed(self.tree, tier, ids), strict=True):
+                sums[tier, name] = (local, values[own])
         return out
 
     def _reports(self) -> list[dict[str, Report]]:
@@ -446,14 +441,14 @@ class SubtreeFacts:
         sources = []
         parts = []
         for name in sorted(self.reports):
-            tiers, numbers, chunks = zip(*self.reports[name], strict=True)
-            sources.append((name, tiers[0], torch.cat(numbers)))
-            parts.append(torch.cat(chunks))
+            tiers, ids, figures = zip(*self.reports[name], strict=True)
+            sources.append((name, tiers[0], torch.cat(ids)))
+            parts.append(torch.cat(figures))
         arrived = in_main_memory(parts)  # with one wait for a GPU
-        for (name, tier, ids), figures in zip(sources, arrived, strict=True):
-            order = torch.argsort(ids)
-            copy = self.tree.copy(tier, ids[order])
-            for number, by_name in enumerate(out):
-                own = order[copy == number]
-                by_name[name] = (self.tree.local(tier, ids[own]), figures[own])
+        for (name, tier, numbers), values in zip(sources, arrived, strict=True):
+            order = torch.argsort(numbers)
+            sorted_values = values[order]
+            own_nodes = _by_seed(self.tree, tier, numbers[order])
+            for by_name, (own, local) in zip(out, own_nodes, strict=True):
+                by_name[name] = (local, sorted_values[own])
         return out

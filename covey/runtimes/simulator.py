@@ -106,7 +106,6 @@ class Simulator(BaseRuntime):
             with self._timed("training"):
                 answer = self.rounds.run(program, rows)
             if answer is not None:
-                self._end()
                 return answer
         return super()._answer_of(me, program, rows)
 
@@ -118,11 +117,14 @@ class Simulator(BaseRuntime):
     def _all_sent(self, question: Question) -> tuple[list[Rows], list[Tensor]]:
         """What arrives below: the askers' rows, and each child's own values."""
         with self._timed("links"):
-            arrived: list[Any] = [self._cross(crossing) for crossing in self._down(question)]
-            count = len(question.rows)
-            down = [rows.rows if isinstance(rows, Exact) else rows for rows in arrived[:count]]
-            pairs = zip(arrived[count:], question.each, strict=True)
-            each = [exact.rows.reshape(values.shape) for exact, values in pairs]
+            arrived: list[Any] = []
+            for crossing in question.down():
+                message = self._cross(crossing)
+                arrived.append(message.rows if isinstance(message, Exact) else message)
+            down = arrived[: len(question.rows)]
+            own = arrived[len(question.rows) :]
+            pairs = zip(own, question.each, strict=True)
+            each = [rows.reshape(values.shape) for rows, values in pairs]
         return down, each
 
     def _all_answers(
@@ -138,7 +140,7 @@ class Simulator(BaseRuntime):
             timed = self._timed("training", threads=self.workers)
         with timed:
             parts = self._each_chunk(run, question)
-        self._check()
+        self._play.suspects.check()
         if effort is None:
             return Answers(parts)
         # Each asker's clock advances to its last answer; not all answers need count.
@@ -235,7 +237,7 @@ class Simulator(BaseRuntime):
             self._checked_answer(question, ids, message, nodes.call)
             if rows_of(message) is None:
                 return None
-            crossing = self._up(question, select(message, chosen), number, ids[positions])
+            crossing = question.up(select(message, chosen), number, ids[positions])
             reference = rows_of(select(received, chosen))
             return self._cross(replace(crossing, reference=reference, heard=heard))
 
@@ -266,17 +268,19 @@ class Simulator(BaseRuntime):
         key = crossing.key
         tree = self.tree.copy(key.sender, crossing.senders)
         meter_key = (key.link, key.direction, self._play.lane)
-        return Route(meter_key, crossing.copies, tree, crossing.heard, crossing.ends)
+        ends = crossing.ends if self._play.trains else None
+        return Route(meter_key, crossing.copies, tree, crossing.heard, ends)
 
     def _each_chunk(self, run: Callable[[slice], Any], question: Question) -> list[Any]:
         """Devices in chunks over the workers, other tiers at once; results in id order."""
         count = len(question.ids)
-        size = max(1, count)
+        size = count
         if question.tier == self.tree.tiers[-1]:
-            size = max(1, self._chunk_size(count))
-        starts = range(0, max(count, 1), size)
-        parts = [slice(start, min(start + size, count)) for start in starts]
-        if self.workers == 1 or len(parts) == 1 or self._play.tape is not None:
+            size = self._chunk_size(count)
+        if size >= count:
+            return [run(slice(0, count))]
+        parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        if self.workers == 1 or self._play.tape is not None:
             return [run(part) for part in parts]
         return self._over_workers(run, parts)
 

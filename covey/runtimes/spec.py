@@ -44,6 +44,8 @@ class NodeSpec:
     idle: Idle = "skip"
     batches: Batches = "uniform"
     rates: Rates = CONSTANT
+    training: Topology | None = None
+    """The tree of those who train; None: it follows from the examples."""
     environment: Environment = field(default_factory=Ideal)
     makers: Mapping[str, Make] = field(default_factory=dict)
     """Makes the owners of programs that are not the algorithm's, by the name of their class."""

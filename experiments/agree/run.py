@@ -46,7 +46,7 @@ def held(run: covey.Run) -> dict[str, Any]:
     """The global row, every kept row and the meter after the last round."""
     list(run)
     out: dict[str, Any] = {"global": run.w.cpu(), "meter": sorted(run.meter.state())}
-    for tier, name, ids, _, rows in run._columns():
+    for tier, name, ids, _, rows in run.columns():
         out[f"{tier} {name}"] = rows.cpu()
         out[f"{tier} {name} ids"] = ids.tolist()
     return out

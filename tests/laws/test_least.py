@@ -23,6 +23,7 @@ from covey.errors import ConfigError
 from covey.folder import show
 from covey.report.summary import summarise
 from covey.runs.saved.fingerprint import program_fingerprint
+from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed
 from covey.runtimes.alone.loopback import Station
 from tests.laws.cases import differences, state
@@ -184,7 +185,8 @@ def test_no_answer_tells_the_target_of_one_example(monkeypatch: pytest.MonkeyPat
 def test_a_node_goes_by_its_own_experiment() -> None:
     """A parent cannot ask for more: what it says of a scorer does not hold `least`."""
     runs = covey.run(experiment())._runs
-    scorer, _ = runs._play_scores(runs.state.w, 0, ("test",))
+    metrics = runs.runtime.task.metrics
+    scorer = Scorer(runs.experiment.algorithm, (), ("test",), metrics=metrics, least=LEAST)
     parameters = scorer.parameters()
     assert "least" not in parameters
     assert type(scorer).made(runs.experiment.algorithm, LEAST, scorer.metrics, parameters) == scorer

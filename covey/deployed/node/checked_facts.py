@@ -37,7 +37,7 @@ from torch import Tensor
 from covey import native
 from covey.deployed.node.node_rows import NodeRow, dtype_of
 from covey.errors import DecodeError, shown
-from covey.kernel.call import Call
+from covey.kernel.nodes import Call
 from covey.kernel.store.store import ColumnKey
 from covey.links.meter import DIRECTIONS, LANES
 from covey.links.packed import Schema

@@ -26,7 +26,7 @@ from covey.kernel.store.store import PRESENT, ColumnKey
 from covey.links.packed import Packed
 from covey.runs import models
 from covey.runs.models import GLOBAL
-from covey.runs.scores.devices import PARTS
+from covey.runs.scores.figures import PARTS
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed
 from covey.runtimes.alone.loopback import ALGORITHM

@@ -50,7 +50,7 @@ from covey.errors import (
     ProgramError,
     TransportError,
 )
-from covey.kernel.call import Call
+from covey.kernel.nodes import Call
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.kernel.store.store import PRESENT, ColumnKey
 from covey.links.packed import Packed, Schema
@@ -217,7 +217,7 @@ class Node(Station):
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
         self._let_go()
-        store = DiskStore(self._sizes(), place=self.place, disk=self.database, copies=self.top)
+        store = DiskStore(self.sizes, place=self.place, disk=self.database, copies=self.top)
         store.load()
         self._missed = MissedAsks.read(self.database.fact(OWED) or [])
         self.store = store
@@ -570,7 +570,7 @@ class Node(Station):
         Afterwards `rehearsed` knows what nodes are asked for and keep, and the store is as before.
         """
         store = self.store
-        self.store = OwnStore(self._sizes(), place=self.place)
+        self.store = OwnStore(self.sizes, place=self.place)
         lane: Lane = "train" if owner is None else "score"
         program = (owner or self.algorithm).server
         try:

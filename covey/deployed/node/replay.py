@@ -18,10 +18,9 @@ from torch import Tensor
 from covey.deployed.node.assemble import check
 from covey.deployed.node.missed import Missing
 from covey.deployed.transport.transport import Status
-from covey.kernel.call import Call
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Call, Nodes
 from covey.links.link import Route
-from covey.links.node_bytes import LowerEnds
+from covey.links.meter import LowerEnds
 from covey.runs.experiment import Experiment
 from covey.runs.parts import Parts
 from covey.runs.run import Run
@@ -111,7 +110,7 @@ class ReplaySimulator(Simulator):
         if unheard is None:
             return route
         counts = ~torch.isin(crossing.senders, unheard)
-        ends = crossing.ends
+        ends = route.ends
         if ends is not None:
             own = counts[ends.rows]
             ends = LowerEnds(ends.tier, ends.ids[own], ends.rows[own])

@@ -28,11 +28,10 @@ from covey.kernel.store import segments
 from covey.kernel.store.segments import RowForm, Segment
 from covey.kernel.store.slots import NEVER
 from covey.kernel.store.store import PRESENT, Column, ColumnKey, Frozen, SavedNodes, Store, rising
-from covey.links.node_bytes import NodeKey
+from covey.links.meter import NodeKey
 from covey.runs.saved import checkpoint
 from covey.runs.saved.journal import append_at
-from covey.runs.scores.figures import NodeTotals
-from covey.runs.scores.totals import Totals
+from covey.runs.scores.figures import NodeTotals, Totals
 
 _DIGEST = 16
 _HEAD = 8

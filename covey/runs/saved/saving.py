@@ -19,9 +19,16 @@ from covey.runs.experiment import Experiment
 from covey.runs.models import FINAL, Chosen
 from covey.runs.saved import checkpoint
 from covey.runs.saved.checkpoint import Checkpoint
-from covey.runs.scores import record, totals
-from covey.runs.scores.devices import PARTS, Sums, fits
-from covey.runs.scores.figures import NodeFigures
+from covey.runs.scores import record
+from covey.runs.scores.devices import fits
+from covey.runs.scores.figures import (
+    PARTS,
+    NodeFigures,
+    Sums,
+    Totals,
+    read_totals,
+    total_tensors,
+)
 from covey.runs.state import History, SeedState, State
 
 _LAST = "last "
@@ -64,7 +71,7 @@ class Saved:
         (seed,) = self.state.seeds
         tensors = {"server": self.state.w}
         if self.rows is None:
-            tensors |= dict(totals.tensors(seed.totals))
+            tensors |= dict(total_tensors(seed.totals))
         tensors |= _column_tensors(self.columns)
         chosen = []
         for label, choice in seed.chosen.items():
@@ -145,9 +152,9 @@ def read(
     if len(records) != round:
         raise ValueError(f"{len(records)} records of {round} rounds")
     history = History(tuple(record.read(values) for values in records))
-    sums: totals.Totals = {}  # those beside the rows are read with them
+    sums: Totals = {}  # those beside the rows are read with them
     if checkpoint.ROWS not in facts:
-        sums = totals.read(facts["totals"], saved.tensors, sizes)
+        sums = read_totals(facts["totals"], saved.tensors, sizes)
     scored = {}
     for model, last in facts["scored"]:
         if not 0 <= int(last) < round:

@@ -14,17 +14,8 @@ from torch import Tensor
 
 from covey.engine.measures.metrics import ABSOLUTE, COUNT, HOLDS, USUAL, Mean, Metric, own_figures
 from covey.runs.csv_text import csv_text, unquoted
-from covey.runs.scores.figures import NodeFigures
+from covey.runs.scores.figures import METRICS, PARTS, Sums
 
-PARTS = ("train", "validation", "test")
-Sums = dict[str, NodeFigures]
-"""By part of the data: what the m devices report that were scored
-(covey/engine/measures/metrics.py), [m, 4]; where numbers are predicted, [m, 6] with the sums of
-errors. Values of metrics follow as columns 6 and up; where there are no errors, columns 4 and 5 are
-then NaN."""
-METRICS = 6
-MOST_EXAMPLES = 2**32 - 2
-"""Of one device: its right answers are recorded in four bytes (covey/runs/scores/packing.py)."""
 _ALWAYS = ("accuracy", "loss")
 """Metrics of every line, known or not."""
 
@@ -72,21 +63,6 @@ class DeviceScore:
         out |= {f"last_{name}": value for name, value in self.last.items()}
         del out["figures"], out["last"]
         return out
-
-
-def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
-    """The figures of every device, by model and part.
-
-    `reports` are what devices reported as "MODEL/PART" when models were scored.
-    """
-    out: dict[str, Sums] = {}
-    for name, (ids, figures) in reports.items():
-        model, _, part = name.rpartition("/")
-        if part not in PARTS:
-            continue
-        sums = NodeFigures(devices, ids, figures.double())
-        out.setdefault(model, {})[part] = sums
-    return out
 
 
 def table(

@@ -1,14 +1,28 @@
-"""Figures of some of many nodes, and sums to which every round adds those of some nodes."""
+"""Figures of single nodes: of those that a round has scored, and sums over all rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from covey.links.meter import DIRECTIONS, NodeKey
+
 _ADDENDS = 1024
 _LENGTH = 4096
+
+PARTS = ("train", "validation", "test")
+METRICS = 6
+MOST_EXAMPLES = 2**32 - 2
+"""Of one device: its right answers are recorded in four bytes (covey/runs/scores/packing.py)."""
+NONZEROS = "nonzeros"
+"""Nodes report the share of non-zeros of a model that they keep as "MODEL/nonzeros"."""
+UNKNOWN = -1.0
+"""The share of a node that keeps no such model, or was not scored."""
+Reports = Mapping[str, tuple[Tensor, Tensor]]
+"""(ids, figures) of every node that was scored, by "MODEL/PART" or "MODEL/nonzeros"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +52,47 @@ class NodeFigures:
         out = torch.full(shape, self.missing, dtype=self.values.dtype)
         out[self.ids] = self.values
         return out
+
+
+Sums = dict[str, NodeFigures]
+"""By part of the data: what the m devices report that were scored
+(covey/engine/measures/metrics.py), [m, 4]; where numbers are predicted, [m, 6] with the sums of
+errors. Values of metrics follow as columns 6 and up; where there are no errors, columns 4 and 5 are
+then NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Figures of one seed's nodes in one scored round, beside what devices report."""
+
+    nonzeros: Mapping[str, NodeFigures]
+    """By model: the share of non-zeros of every node of its tier, `UNKNOWN` where there is none."""
+    newcomers: Mapping[str, Sums]
+    """By model: the sums of every new device."""
+
+
+def sums_of(reports: Reports, devices: int) -> dict[str, Sums]:
+    """The figures of every device that was scored, by model and part."""
+    out: dict[str, Sums] = {}
+    for name, (ids, figures) in reports.items():
+        model, _, part = name.rpartition("/")
+        if part in PARTS:
+            out.setdefault(model, {})[part] = NodeFigures(devices, ids, figures.double())
+    return out
+
+
+def shares(reports: Reports, sizes: Mapping[str, int]) -> dict[str, NodeFigures]:
+    """The share of non-zeros of every node, by model; `sizes` are the nodes of its tier.
+
+    Models of a tier of which nobody was scored are left out.
+    """
+    out = {}
+    for model, size in sizes.items():
+        name = f"{model}/{NONZEROS}"
+        if name in reports:
+            ids, figures = reports[name]
+            out[model] = NodeFigures(size, ids, figures[:, 0].double(), missing=UNKNOWN)
+    return out
 
 
 Addend = tuple[Tensor, Tensor]
@@ -83,3 +138,46 @@ class NodeTotals:
         if self.base is not other.base:
             return None
         return self.addends[len(other.addends) :]
+
+
+Totals = Mapping[NodeKey, NodeTotals]
+"""By tier and name, one number for each node of the tier: int64 bytes, or float64 figures."""
+
+
+def totals_plus(totals: Totals, more: Mapping[NodeKey, Addend], sizes: Mapping[str, int]) -> Totals:
+    """The sums of both; neither of them changes. `sizes` are the nodes of each tier.
+
+    >>> key, ids, sent = ("device", "up"), torch.tensor([0, 1]), torch.tensor([3, 1])
+    >>> before = totals_plus({}, {key: (ids[:1], sent[:1])}, {"device": 2})
+    >>> totals_plus(before, {key: (ids, sent)}, {"device": 2})[key].dense().tolist()
+    [6, 1]
+    """
+    out = dict(totals)
+    for key, addend in more.items():
+        total = out.get(key)
+        if total is None:
+            tier, _ = key
+            total = NodeTotals(torch.zeros(sizes[tier], dtype=addend[1].dtype))
+        out[key] = total.plus(addend)
+    return out
+
+
+def total_tensors(totals: Totals) -> Iterator[tuple[str, Tensor]]:
+    """The names under which a checkpoint holds the sums, and the sums."""
+    for number, total in enumerate(totals.values()):
+        yield f"totals.{number}", total.dense()
+
+
+def read_totals(
+    keys: list[list[str]], saved: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> Totals:
+    """The sums in a checkpoint; a ValueError where they do not fit tiers of these sizes."""
+    out = {}
+    for number, (tier, name) in enumerate(keys):
+        values = saved[f"totals.{number}"]
+        wanted = torch.int64 if name in DIRECTIONS else torch.float64
+        if tier not in sizes or values.dtype != wanted or values.shape != (sizes[tier],):
+            form = f"{values.dtype} {tuple(values.shape)}"
+            raise ValueError(f"the totals {name!r} of {tier!r} are {form}")
+        out[tier, name] = NodeTotals(values)
+    return out

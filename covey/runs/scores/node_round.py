@@ -15,7 +15,7 @@ import numpy as np
 
 from covey.engine.measures.metrics import COUNT, HOLDS, Metric, own_figures
 from covey.runs.models import label_in
-from covey.runs.scores.devices import METRICS, Sums
+from covey.runs.scores.figures import METRICS, Sums
 from covey.runs.scores.packing import Array, pack, unpack
 
 if TYPE_CHECKING:

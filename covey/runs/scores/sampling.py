@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 from covey.engine.measures.metrics import COUNT, HOLDS, Mean, Metric
+from covey.runs.scores.figures import Reports
 from covey.runs.scores.scoring import SUMS, Figure, Model, Pair, Score, jackknifed
-
-Reports = Mapping[str, tuple[Tensor, Tensor]]
-"""(ids, figures) of every device that was scored, by "MODEL/PART" (covey/runs/scores/devices.py).
-"""
 
 
 def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:

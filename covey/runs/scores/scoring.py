@@ -47,8 +47,7 @@ from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Drawn, Nodes
 from covey.kernel.replies import Exact, exact
-from covey.runs.scores.devices import METRICS, MOST_EXAMPLES
-from covey.runs.scores.observed import NONZEROS, UNKNOWN
+from covey.runs.scores.figures import METRICS, MOST_EXAMPLES, NONZEROS, UNKNOWN
 from covey.tree import Topology
 from covey.types import Ids, Rows
 
@@ -141,9 +140,8 @@ class Score:
     @property
     def shown(self) -> list[str]:
         """The metrics that a table shows; the loss only where it is asked for."""
-        return [
-            name for name in (*self.figures, *self.asked) if name != "loss" or name in self.asked
-        ]
+        names = [*self.figures, *self.asked]
+        return [name for name in names if name != "loss" or name in self.asked]
 
     @property
     def usual(self) -> str:
@@ -159,7 +157,8 @@ class Score:
 
     def as_dict(self, *, whole: bool = False) -> dict[str, Any]:
         """The keys of a record; with `whole` also those of what there is not."""
-        accuracy, loss = self.of("accuracy"), self.of("loss")
+        accuracy = self.of("accuracy")
+        loss = self.of("loss")
         out: dict[str, Any] = {
             "accuracy": accuracy.held,
             "accuracy_uniform": accuracy.uniform,
@@ -169,17 +168,18 @@ class Score:
             "accuracy_fallback": accuracy.all,
             "loss_fallback": loss.all,
             **{name: self.of(name).held for name in _OF_NUMBERS},
-            **{f"{name}_fallback": self.of(name).all for name in _OF_NUMBERS},
+            **{f"{name}_fallback": self.figure(name) for name in _OF_NUMBERS},
         }
         errors = {name: figure.error for name, figure in self.figures.items() if figure.error}
         usual = errors.pop(self.usual, None)
-        held, every = usual or (None, None)
         if whole or self.sampled is not None:
+            held, every = usual or (None, None)
             out |= {"sampled": self.sampled, "standard_error": held}
             out["standard_error_fallback"] = every
         for name in USUAL:
             if name not in out and (whole or self.figure(name) is not None):
-                out |= {name: self.of(name).held, f"{name}_fallback": self.figure(name)}
+                out[name] = self.of(name).held
+                out[f"{name}_fallback"] = self.figure(name)
         if whole or self.asked:
             out["metrics"] = {name: self.of(name).held for name in self.asked}
             out["metrics_fallback"] = {name: self.figure(name) for name in self.asked}
@@ -201,31 +201,30 @@ class Score:
         held = {name: facts.get(name) for name in USUAL} | asked
         every = {name: facts.get(f"{name}_fallback") for name in USUAL}
         every |= facts.get("metrics_fallback", {})
-        figures = {name: Figure(held[name], every[name]) for name in held}
-        accuracy = figures["accuracy"]
-        uniform, worst = facts["accuracy_uniform"], facts["worst_decile"]
-        figures["accuracy"] = accuracy._replace(uniform=uniform, worst=worst)
         errors = dict(facts.get("standard_errors", {}))
         fallback = dict(facts.get("standard_errors_fallback", {}))
         if facts.get("sampled"):
-            usual = "loss" if accuracy.all is None else "accuracy"
+            usual = "loss" if every["accuracy"] is None else "accuracy"
             errors[usual] = facts["standard_error"]
             fallback[usual] = facts["standard_error_fallback"]
-        for name, error in errors.items():
-            figures[name] = figures[name]._replace(error=(error, fallback[name]))
+        figures = {}
+        for name in held:
+            figure = Figure(held[name], every[name])
+            if name == "accuracy":
+                uniform, worst = facts["accuracy_uniform"], facts["worst_decile"]
+                figure = figure._replace(uniform=uniform, worst=worst)
+            if name in errors:
+                figure = figure._replace(error=(errors[name], fallback[name]))
+            if figure != _UNKNOWN:
+                figures[name] = figure
         return Score(
-            _known(figures),
+            figures,
             facts["devices"],
             tuple(asked),
             facts.get("sampled"),
             facts.get("confusion"),
             facts.get("uncounted"),
         )
-
-
-def _known(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """The figures of which anything is known."""
-    return {name: figure for name, figure in figures.items() if figure != _UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -349,45 +348,36 @@ class Scorer:
         `sums` is the row of a subtree, [1, columns], and `reports` are the figures that its devices
         report beside it, by name.
         """
-        values = sums[0]
-        stride = len(self.parts) * self._width
-        facts = values[len(self._model_names) * stride :]
+        (held, everybody, *rest), facts = self._split(sums)
         if bool((facts < 0).any()):
             return "negative sums of the ages or the non-zeros of models."
-        for number, model in enumerate(self._model_names):
-            for place, part in enumerate(self.parts):
-                name = f"{model}/{part}"
-                start = number * stride + place * self._width
-                own = values[start : start + self._width]
-                reported = reports.get(name, own.new_zeros(0, METRICS))
-                reason = self._negative(own) or _false_report(reported)
-                reason = reason or self._contradiction(own, reported)
-                if reason is not None:
-                    return f"scores {name!r} with {reason}"
-        return None
-
-    def _negative(self, own: Tensor) -> str | None:
-        """Why the sums of one model on one part cannot be true."""
         signed: list[bool] = []
         for term in self.terms:
             signed += [column >= term.unsigned for column in range(term.columns)]
-        unsigned = torch.ones(self._width, dtype=torch.bool)
-        unsigned[: 2 * self._summed] = ~torch.tensor([*signed, *signed])
-        if bool((own < 0)[unsigned].any()):
-            return "a negative count, or a negative sum of squares."
+        unsigned = ~torch.tensor(signed)
+        counts = torch.cat([held[:, :, unsigned], everybody[:, :, unsigned], *rest], dim=2)[0]
+        names = [f"{model}/{part}" for _, model in self.models for part in self.parts]
+        for number, name in enumerate(names):
+            if bool((counts[number] < 0).any()):
+                return f"scores {name!r} with a negative count, or a negative sum of squares."
+            reported = reports.get(name, sums.new_zeros(0, METRICS))
+            reason = _false_report(reported) or self._contradiction(everybody[0, number], reported)
+            if reason is not None:
+                return f"scores {name!r} with {reason}"
         return None
 
     def _contradiction(self, own: Tensor, reported: Tensor) -> str | None:
-        """Why the sums of one model on one part are not those of the devices that report."""
+        """Why everybody's sums of one model on one part are not those that devices report."""
         told = reported.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
-        sums = by_term(self.terms, own[None, self._summed : 2 * self._summed])
+        sums = by_term(self.terms, own[None])
         expected = [sums[term][0] for term in BASE]
         have = [told[:, : len(BASE)]]
         for term in self.terms:
             if term.outputs:
                 expected.append(sums[term][0, :2] / term.outputs)
                 have.append(told[:, ABSOLUTE:METRICS])
-        wanted, told = torch.cat(expected), torch.cat(have, dim=1)
+        wanted = torch.cat(expected)
+        told = torch.cat(have, dim=1)
         size = told.abs().sum(0) + wanted.abs()
         if bool(((told.sum(0) - wanted).abs() > _ROUNDING * size).any()):
             return "sums that are not those of what devices report."
@@ -398,36 +388,34 @@ class Scorer:
 
         `asked` are those that the experiment asks for.
         """
-        values = sums[0].cpu()
-        keys = [(self.top, "global"), *self.names]
-        count = len(keys) * len(self.parts)
-        facts = self._read_facts(values[count * self._width :].tolist(), tree)
-        blocks = values[: count * self._width].view(count, self._width)
-        widths = [self._summed, self._summed, _SPREAD, self._few]
-        held, everybody, spread, few = torch.split(blocks, widths, dim=1)
-        totals = by_term(self.terms, torch.cat([held, everybody]))
-        scores = iter(_scores(self.metrics, totals, spread.tolist(), few.tolist(), asked))
+        (held, everybody, spread, few, _), facts = self._split(sums.cpu())
+        totals = by_term(self.terms, torch.cat([held[0], everybody[0]]))
+        scores = iter(_scores(self.metrics, totals, spread[0].tolist(), few[0].tolist(), asked))
+        facts_of = self._read_facts(facts[0].tolist(), tree)
         out = {}
-        for tier, name in keys:
-            by_part = {part: next(scores) for part in self.parts}
-            out[name] = self._model(tier, name, by_part, facts[tier, name])
+        for tier, name in self.models:
+            by_part = {}
+            for part in self.parts:
+                by_part[part] = next(scores)
+            out[name] = self._model(tier, name, by_part, facts_of[tier, name])
         return out
 
     def _model(self, tier: str, name: str, scores: dict[str, Score], facts: list[float]) -> Model:
         """One model from its scores and the sums of its facts."""
-        holders, *sums = facts
-        age, nonzeros, *more = [value / max(holders, 1) for value in sums]
+        holders, age, nonzeros, *more = facts
+        count = max(holders, 1)
         angle = None
         layers = {}
         if more:
             angle, *shares = more
-            slot_names = [name for name, _, _ in self.slots]
-            layers = dict(zip(slot_names, shares, strict=True))
+            angle /= count
+            for (slot, _, _), share in zip(self.slots, shares, strict=True):
+                layers[slot] = share / count
         return Model(
             tier=tier,
             holders=int(holders),
-            age=age,
-            nonzeros=nonzeros,
+            age=age / count,
+            nonzeros=nonzeros / count,
             cut=self.algorithm.zero(tier, name) or 0.0,
             scores=scores,
             angle=angle,
@@ -437,51 +425,49 @@ class Scorer:
 
     def calibrations(self, sums: Tensor) -> dict[str, Calibration]:
         """The calibration of every model on the first part, over the devices that hold it."""
-        stride = len(self.parts) * self._width
-        out = {}
-        for number, name in enumerate(self._model_names):
-            first = number * stride
-            own = sums[0, first : first + self._width]
-            out[name] = calibration.read(own[2 * self._summed + _SPREAD + self._few :])
-        return out
-
-    @property
-    def _model_names(self) -> list[str]:
-        return ["global", *(name for _, name in self.names)]
+        (*_, by_bin), _ = self._split(sums)
+        first = by_bin[0, :: len(self.parts)]
+        pairs = zip(self.models, first, strict=True)
+        return {name: calibration.read(own) for (_, name), own in pairs}
 
     @cached_property
-    def _summed(self) -> int:
-        """How many sums all terms have; they come twice, of the holders and of everybody."""
-        return sum(term.columns for term in self.terms)
+    def models(self) -> tuple[tuple[str, str], ...]:
+        """(tier, name) of every model that is scored, the server's first."""
+        return ((self.top, "global"), *self.names)
 
-    @property
-    def _width(self) -> int:
-        """How many sums there are of one model on one part."""
-        width = 2 * self._summed + _SPREAD + self._few
-        return width + 3 * self.bins + 2 if self.bins else width
+    @cached_property
+    def _widths(self) -> list[int]:
+        """How many sums there are of one model on one part, by kind.
 
-    @property
-    def _few(self) -> int:
-        """How many sums there are of devices with fewer than `least` examples."""
-        return _FEW if self.least > 1 else 0
+        Of all terms twice, of the holders and of everybody; the spread of accuracies; those of
+        devices with fewer than `least` examples; those of a calibration.
+        """
+        summed = sum([term.columns for term in self.terms])
+        few = _FEW if self.least > 1 else 0
+        by_bin = 3 * self.bins + 2 if self.bins else 0
+        return [summed, summed, _SPREAD, few, by_bin]
+
+    def _split(self, sums: Rows) -> tuple[tuple[Rows, ...], Rows]:
+        """The sums by kind, [n, models x parts, width] each, and the facts behind them."""
+        count = len(self.models) * len(self.parts)
+        width = sum(self._widths)
+        blocks = sums[:, : count * width].view(len(sums), count, width)
+        return torch.split(blocks, self._widths, dim=2), sums[:, count * width :]
 
     def _read_facts(
         self, values: list[float], tree: Topology
     ) -> dict[tuple[str, str], list[float]]:
         """The facts by tier and model; they are appended on the way up, the lowest tier's first."""
-        names: list[tuple[str, str]] = []
-        for tier in reversed(tree.tiers):
-            if tier == self.top:
-                names.append((tier, "global"))
-            names += [key for key in self.names if key[0] == tier]
         facts = {}
         start = 0
-        for tier, name in names:
-            size = _FACTS
-            if self.algorithm.zero(tier, name) is not None:
-                size += 1 + len(self.slots)
-            facts[tier, name] = values[start : start + size]
-            start += size
+        for tier in reversed(tree.tiers):
+            for key in self.models:
+                if key[0] == tier:
+                    size = _FACTS
+                    if self.algorithm.zero(*key) is not None:
+                        size += 1 + len(self.slots)
+                    facts[key] = values[start : start + size]
+                    start += size
         return facts
 
     def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
@@ -497,45 +483,42 @@ class Scorer:
             facts.append(self._facts(me, name, rows, held, age))
         if me.leaf:
             return torch.cat([self._leaf_sums(me, models), *facts], dim=1)
-        sent = [exact(rows) for rows in models]
         cohort = None  # nodes of other tiers keep models of their own, and are all asked
         if self.sample is not None and me.above_devices:
             cohort = me.drawn(self.sample, _STREAM)
-        replies = me.ask(self.node, *sent, sample=cohort)
+        replies = me.ask(self.node, *map(exact, models), sample=cohort)
         total, _ = replies.sums()
-        return torch.cat([self._enough(total), *facts], dim=1)
+        if self.least > 1:
+            total = self._enough(total)
+        return torch.cat([total, *facts], dim=1)
 
     def _enough(self, total: Rows) -> Rows:
         """The sums without those of devices with few examples that are of few together.
 
         Neither the holders of a model nor the other devices may be so few.
         """
-        if self.least == 1:
-            return total
         total = total.clone()
-        count = len(self._model_names) * len(self.parts)
-        blocks = total[:, : count * self._width].view(len(total), count, self._width)
-        start = 2 * self._summed + _SPREAD
-        few = blocks[:, :, start : start + _FEW - 1]
+        (_, _, _, few, _), _ = self._split(total)
         held = few[:, :, 2]
         others = few[:, :, 5] - held
         hidden = ((held > 0) & (held < self.least)) | ((others > 0) & (others < self.least))
-        few.masked_fill_(hidden[:, :, None], 0)
+        few[:, :, : _FEW - 1].masked_fill_(hidden[:, :, None], 0)
         return total
 
     def _leaf_sums(self, me: Nodes, models: list[Rows]) -> Rows:
         """The sums of these devices themselves."""
         columns: list[Rows] = []
-        names = self._model_names
         all_rows = models[::2]
         flags = models[1::2]
+        _, names = zip(*self.models, strict=True)
         plain = type(self.algorithm).predictor is Algorithm.predictor
         if plain and me.task.scores_together:
             rows = torch.cat(all_rows)
             held = torch.cat(flags)
             by_part = [self._sums(me, names, rows, held, part, None) for part in self.parts]
-            for number, name in enumerate(names):
-                columns += [of_part[number] for of_part in by_part]
+            for of_model in zip(*by_part, strict=True):
+                columns += of_model
+            for name in names:
                 me.call.needs.setdefault(name, set())
             return torch.cat(columns, dim=1)
         for name, rows, held in zip(names, all_rows, flags, strict=True):
@@ -572,25 +555,24 @@ class Scorer:
             bins=self.bins,
             metrics=not self.bins,
         )
-        score, few = self._told(me, score, held, part)
+        few = held[:, :0]
+        if self.least > 1:
+            score, few = self._told(me, score, held, part)
         columns = [held * score.sums, score.sums, _spread(score, held), few]
         if score.calibration is not None:
             columns.append(held * score.calibration)
-        reports = report(score, self.metrics, held.to(score.sums))
-        for name, own in zip(names, _by_model(reports, count), strict=True):
-            me.call.reports[f"{name}/{part}"] = own
-        metrics = jackknifed(self.metrics)
-        if self.sample is not None and metrics:
+        figures = {f"/{part}": report(score, self.metrics, held.to(score.sums))}
+        if self.sample is not None and (metrics := jackknifed(self.metrics)):
             sums = score.by_term
             jackknife = torch.cat([sums[metric.terms[0]] for metric in metrics], dim=1)
-            for name, own in zip(names, _by_model(jackknife, count), strict=True):
-                me.call.reports[f"{name}/{part}/{SUMS}"] = own
-        return _by_model(torch.cat(columns, dim=1), count)
+            figures[f"/{part}/{SUMS}"] = jackknife
+        for ending, of_models in figures.items():
+            for name, own in zip(names, of_models.chunk(count), strict=True):
+                me.call.reports[f"{name}{ending}"] = own
+        return torch.cat(columns, dim=1).chunk(count)
 
     def _told(self, me: Nodes, score: PartScore, held: Rows, part: str) -> tuple[PartScore, Rows]:
         """What devices tell of a part, and what those with few examples add up apart."""
-        if self.least == 1:
-            return score, held[:, :0]
         models = len(held) // max(len(me), 1)
         few = me.task.examples.few(part, me.device_ids, self.least).to(held).repeat(models)
         answers = torch.stack([score.right, score.count, few], dim=1)
@@ -598,16 +580,16 @@ class Scorer:
         return score.without(few > 0), columns.masked_fill((few == 0)[:, None], 0)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
+        """The holders among these nodes, and the sums over them of their age and sparsity."""
         zero = self.algorithm.zero(me.tier, name)
-        share = _nonzeros(rows, zero)
+        share = smooth_l1.nonzeros(rows, zero).double()[:, None]
         me.call.reports[f"{name}/{NONZEROS}"] = torch.where(held > 0, share, UNKNOWN)
         columns = [age, share]
         if zero is not None:
             columns.append(smooth_l1.angle(rows, zero)[:, None])
             for _, start, stop in self.slots:
-                columns.append(_nonzeros(rows[:, start:stop], zero))
-        of_holders = [held * column for column in columns]
-        return torch.cat([held, *of_holders], dim=1)
+                columns.append(smooth_l1.nonzeros(rows[:, start:stop], zero)[:, None])
+        return torch.cat([held, held * torch.cat(columns, dim=1)], dim=1)
 
 
 def _false_report(figures: Tensor) -> str | None:
@@ -622,16 +604,6 @@ def _false_report(figures: Tensor) -> str | None:
     return None
 
 
-def _by_model(columns: Rows, models: int) -> tuple[Rows, ...]:
-    """The columns of each of several models, whose rows stand one after the other."""
-    rows, width = columns.shape
-    return columns.view(models, rows // models, width).unbind()
-
-
-def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
-    return smooth_l1.nonzeros(rows, zero).double()[:, None]
-
-
 def jackknifed(metrics: Sequence[Metric]) -> list[Metric]:
     """The metrics whose standard errors follow from sums that devices report."""
     return [metric for metric in own_figures(metrics) if metric.terms[0].columns <= _MOST_SUMS]
@@ -641,10 +613,12 @@ def report(score: PartScore, metrics: Sequence[Metric], holds: Tensor) -> Tensor
     """What devices report of one model, [n, columns]; `holds` [n, 1] says whether they hold it."""
     sums = score.by_term
     columns = [score.sums[:, : len(BASE)], holds]
-    errors = [sums[term][:, :2] / term.outputs for term in score.terms if term.outputs]
-    if not errors and len(score.terms) > len(BASE):  # values of metrics come after as many
-        errors = [holds.new_full((len(holds), 2), math.nan)]
-    columns += errors
+    if len(score.terms) > len(BASE):
+        errors = holds.new_full((len(holds), 2), math.nan)  # values of metrics come behind them
+        for term in score.terms:
+            if term.outputs:
+                errors = sums[term][:, :2] / term.outputs
+        columns.append(errors)
     columns += [metric.of(sums)[:, None] for metric in own_figures(metrics)]
     return torch.cat(columns, dim=1)
 
@@ -703,28 +677,23 @@ def _scores(
             values[metric.name] = metric.figures(counted if of_answers else sums)
     out = []
     for number, (accuracy, holders, *bins) in enumerate(spreads):
-        figures = {name: Figure(of[number], of[count + number]) for name, of in values.items()}
-        if "accuracy" in figures:
-            devices = sum(bins)
-            held, every, *_ = figures["accuracy"]
-            uniform = accuracy / devices if devices else None
-            figures["accuracy"] = Figure(held, every, uniform, _worst(bins, devices))
+        devices = sum(bins)
+        figures = {}
+        for name, of in values.items():
+            figure = Figure(of[number], of[count + number])
+            if name == "accuracy" and devices:
+                worst = _worst(bins, devices)
+                figure = figure._replace(uniform=accuracy / devices, worst=worst)
+            if figure != _UNKNOWN:
+                figures[name] = figure
         uncounted = int(few[number][6]) if few[number] else None
-        score = Score(
-            _known(figures),
-            int(holders),
-            asked,
-            confusion=confusions[number],
-            uncounted=uncounted,
-        )
-        out.append(score)
+        table = confusions[number]
+        out.append(Score(figures, int(holders), asked, None, table, uncounted))
     return out
 
 
-def _worst(bins: Sequence[float], devices: float) -> float | None:
+def _worst(bins: Sequence[float], devices: float) -> float:
     """The mean accuracy of the worst tenth (at least one) of the devices of a histogram."""
-    if not devices:
-        return None
     wanted = max(devices / 10, 1.0)
     left = wanted
     total = 0.0

@@ -39,7 +39,7 @@ from covey.runtimes.base import (
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played
 from covey.runtimes.spec import NodeSpec
-from covey.tree import Topology, Tree
+from covey.tree import Tree
 from covey.types import Ids, Rows
 
 Send = Callable[[bytes], bytes]
@@ -81,7 +81,8 @@ class Station(BaseRuntime):
     children: dict[int, Send] = field(default_factory=dict)
 
     def __post_init__(self, spec: NodeSpec) -> None:
-        super().__post_init__(replace(spec, tree=self.place))
+        training = self.member.training_place or self.place
+        super().__post_init__(replace(spec, tree=self.place, training=training))
         self.makers = spec.makers
         self._schemas: dict[tuple[Any, ...], Expected] = {}
         self._schemas_of = -1
@@ -94,11 +95,7 @@ class Station(BaseRuntime):
 
     def forget(self) -> None:
         """Forget everything that this node keeps."""
-        self.store = OwnStore(self._sizes(), place=self.place)
-
-    def _training_tree(self) -> Topology:
-        """The place among those who train, as this node was told."""
-        return self.member.training_place or self.place
+        self.store = OwnStore(self.sizes, place=self.place)
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under this node hold, [1]."""
@@ -113,7 +110,7 @@ class Station(BaseRuntime):
             return Answers([self._on_no_rows(question)])
         expected = self._expected(question)
         with self._timed("links"):
-            packed = [self._pack(crossing) for crossing in self._down(question)]
+            packed = [self._pack(crossing) for crossing in question.down()]
         count = len(question.rows)
         down = packed[:count]
         each = packed[count:]
@@ -359,7 +356,7 @@ class Station(BaseRuntime):
         for number, message in enumerate(messages_of(answer)):
             self._checked_answer(question, ids, message, nodes.call)
             if len(question.answers):
-                crossing = self._up(question, message, number, ids)
+                crossing = question.up(message, number, ids)
                 packed.append(self._pack(replace(crossing, reference=received)))
         return packed
 
@@ -397,7 +394,8 @@ class Station(BaseRuntime):
         )
         meter_key = (key.link, key.direction, self._play.lane)
         tree = torch.zeros_like(crossing.senders)
-        link.count(packed, Route(meter_key, crossing.copies, tree, ends=crossing.ends))
+        ends = crossing.ends if self._play.trains else None
+        link.count(packed, Route(meter_key, crossing.copies, tree, ends=ends))
         return packed
 
 

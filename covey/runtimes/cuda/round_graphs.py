@@ -20,10 +20,9 @@ from torch import Tensor
 
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
-from covey.kernel.call import Call
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Call, Nodes
 from covey.links.link import Messages, by_kind
-from covey.links.node_bytes import LowerEnds
+from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
     VARIANTS,
     CapturedNodes,
@@ -384,6 +383,7 @@ class Rounds:
             tape.rewind()
             play = runtime._new_play(tape.round, "train")
             play.tape = tape
+            play.suspects.recorded = True
             runtime._play = play
             if tape.recording:
                 plays.append(play)
@@ -393,7 +393,7 @@ class Rounds:
                 me = RoundNodes(tape, top, ids, path=0, idle=None)
                 answer = program(me, tape.rows.clone())
                 runtime._record(top, ids, me.call, None)
-                runtime._suspect(top, "the new global model", answer, ids)
+                play.suspects.note(top, "the new global model", answer, ids)
             # The rows that nodes keep at the end of a round.
             kept = {}
             for number, (_, entries) in enumerate(sorted(tape.kept.items())):
@@ -450,10 +450,12 @@ class Rounds:
         layout = variant.layout
         finite = numbers[layout.suspects] == 1
         if not bool(finite.all()):
-            sizes = [len(suspect.ids) for suspect in variant.play.suspects]
-            for suspect, own in zip(variant.play.suspects, torch.split(finite, sizes), strict=True):
+            sizes = [len(suspect.ids) for suspect in variant.play.suspects.noted]
+            for suspect, own in zip(
+                variant.play.suspects.noted, torch.split(finite, sizes), strict=True
+            ):
                 sums = torch.where(own, 0.0, torch.nan)
-                play.suspects.append(replace(suspect, sums=sums))
+                play.suspects.noted.append(replace(suspect, sums=sums))
         if questions is not None:
             self._count_entries(variant, questions, numbers)
         else:
@@ -516,8 +518,8 @@ def _counted(play: Play, tape: RoundTape) -> Tensor:
     Whether suspects are finite; the values and the bytes of messages; the bits of noted figures.
     """
     parts = []
-    if play.suspects:
-        sums = torch.cat([suspect.sums.double() for suspect in play.suspects])
+    if play.suspects.noted:
+        sums = torch.cat([suspect.sums.double() for suspect in play.suspects.noted])
         parts.append(torch.isfinite(sums).long())
     for entry in play.ledger.entries:
         if not entry.exact:
@@ -551,7 +553,7 @@ class _Layout(NamedTuple):
             stop += count
             return torch.arange(stop - count, stop)
 
-        suspects = positions(sum(len(suspect.ids) for suspect in play.suspects))
+        suspects = positions(sum(len(suspect.ids) for suspect in play.suspects.noted))
         sent = []
         lengths = []
         for entry in play.ledger.entries:
