@@ -99,12 +99,12 @@ class NativeWork(ctypes.Structure):
         ("fresh", ctypes.c_int64),
         ("factored", ctypes.c_int64),
     ]
-    held: dict[str, Tensor]
+    arrays: dict[str, Tensor]
     """The arrays that the call reads, by field; they live as long as it."""
 
-    def hold(self, field: str, array: Tensor) -> None:
+    def point(self, field: str, array: Tensor) -> None:
         """Let a field point to an array."""
-        self.held[field] = array
+        self.arrays[field] = array
         setattr(self, field, array.data_ptr())
 
 
