@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from covey.engine.batches import Batch
+from covey.engine.descend import choose
 from covey.engine.solvers.objective import DataLoss, Objective
-from covey.engine.solvers.solver import solver
 from covey.engine.task import Task
 
 
@@ -52,4 +52,4 @@ def descended(
 ) -> Tensor:
     """The rows after a descent that the engine computes as a whole."""
     loss = Given(task, batch_of, one)
-    return solver(loss, start, terms).run(loss, start, terms)
+    return choose(loss, start, terms)[0].run(loss, start, terms)

@@ -80,9 +80,9 @@ def test_factored_steps_are_those_of_gram(name: str, l2: float, lam: float | Non
         for anchor in (start, rows(it, 2)):
             prox = None if lam is None else (lam, anchor)
             terms = Objective(5, 0.1, prox=prox)
-            given = (stack_of(it), it.space, start, batch.x, batch.y, batch.weight)
-            wanted = gram.descend(*given, terms=terms, lr=0.1, l2=l2)
-            got = gpu_steps.factored(*given, terms=terms, lr=0.1, l2=l2)
+            loss = Given(it, one=batch)
+            wanted = gram.descend(loss, start, terms)
+            got = gpu_steps.factored(loss, start, terms)
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 

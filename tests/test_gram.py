@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from covey import native
 from covey.data import own_parts
-from covey.engine.descend import descend
+from covey.engine.descend import ON_DATA, choose, descend
 from covey.engine.solvers.objective import Objective
-from covey.engine.solvers.solver import ON_DATA, solver
 from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
 from tests.given import Given
@@ -37,7 +36,7 @@ def rows(task: Task, seed: int) -> Tensor:
 
 def factored(task: Task, start: Tensor, batch: Batch, terms: Objective) -> Tensor:
     loss = Given(task, one=batch)
-    chosen = solver(loss, start, terms)
+    chosen, _ = choose(loss, start, terms)
     assert chosen.name in ("factored native", "factored")
     return chosen.run(loss, start, terms)
 

@@ -16,8 +16,8 @@ import covey
 from covey import NO_DATA, Algorithm, Experiment, Tree, descend, native
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import own_parts
+from covey.engine.descend import ON_DATA, WITHOUT_DATA, choose, explanation
 from covey.engine.solvers.objective import Objective
-from covey.engine.solvers.solver import ON_DATA, WITHOUT_DATA, refusals, sentence, solver
 from covey.engine.solvers.stack import ACTIVATIONS
 from covey.engine.task import Task
 from covey.errors import ProgramError
@@ -80,16 +80,16 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     start = torch.zeros(3, task.space.width)
     one = Given(task, one=task.examples.draw(7, IDS, 4)[0])
     fresh = Given(task, lambda step: task.examples.draw(step, IDS, 4)[0])
-    assert solver(one, start, Objective(3, 0.1)).name == "factored native"
-    assert solver(one, start, Objective(3, 0.1, l1=(0.1, 0.1))).name == "native"
-    assert solver(fresh, start, Objective(3, 0.1)).name == "native"
-    assert solver(fresh, start, Objective(3, 0.1, tol=0.1)).name == "step by step"
-    assert solver(NO_DATA, start, Objective(3, 0.1)).name == "native"
+    assert choose(one, start, Objective(3, 0.1))[0].name == "factored native"
+    assert choose(one, start, Objective(3, 0.1, l1=(0.1, 0.1)))[0].name == "native"
+    assert choose(fresh, start, Objective(3, 0.1))[0].name == "native"
+    assert choose(fresh, start, Objective(3, 0.1, tol=0.1))[0].name == "step by step"
+    assert choose(NO_DATA, start, Objective(3, 0.1))[0].name == "native"
     task.native = "the test compares it with torch"
-    assert solver(one, start, Objective(3, 0.1)).name == "factored"
-    assert solver(one, start, Objective(2, 0.1)).name == "in place"
-    assert solver(fresh, start, Objective(3, 0.1)).name == "in place"
-    assert refusals(one, start, Objective(2, 0.1)) == {
+    assert choose(one, start, Objective(3, 0.1))[0].name == "factored"
+    assert choose(one, start, Objective(2, 0.1))[0].name == "in place"
+    assert choose(fresh, start, Objective(3, 0.1))[0].name == "in place"
+    assert choose(one, start, Objective(2, 0.1))[1] == {
         "factored native": "the test compares it with torch",
         "native": "the test compares it with torch",
         "factored": "a batch has fewer than 3 steps",
@@ -189,7 +189,7 @@ def test_vmap() -> None:
     slower = "on a CPU 3 to 25 times slower than fused layers"
     assert engine(Odd())["sentence"] == f"vmap, because {reason} ({slower})"
     task = Task(nn.Sequential(Odd()), shards(30))
-    assert sentence(task).startswith("vmap, because Sequential is not a graph of known layers: ")
+    assert explanation(task).startswith("vmap, because Sequential is not a graph of known layers: ")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_vmap() -> None:
 def test_why_a_model_is_not_fused(model: nn.Module, loss: Any, reason: str) -> None:
     task = Task(model, shards(30), loss=loss)
     assert task.stack == task.native == reason
-    assert sentence(task) == f"batched layers in torch, because {reason}"
+    assert explanation(task) == f"batched layers in torch, because {reason}"
 
 
 @dataclass(frozen=True)

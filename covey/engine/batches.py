@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class Batch:
         y = self.data[1]
         return y.ndim == 2 and not y.is_floating_point()
 
-    @property
+    @cached_property
     def target_weight(self) -> Tensor | None:
         """The weight of every target, [n, B], or of every position, [n, B * T].
 
@@ -87,10 +87,6 @@ class Batch:
         """
         if not self.by_position:
             return self.weight
-        return self._position_weight
-
-    @cached_property
-    def _position_weight(self) -> Tensor:
         there = self.y != NO_TARGET
         if self.weight is None:
             return there.flatten(1)
@@ -114,20 +110,14 @@ class Batch:
 
         Small examples are gathered for all devices together.
         """
-        # The batches of the devices; all rows of a tensor are split in one call.
-        examples = torch.split(self.examples, 1)
-        count = len(examples)
-        weights: Sequence[Tensor | None] = [None] * count
-        if self.weight is not None:
-            weights = torch.split(self.weight, 1)
+        count = len(self.examples)
         draws_of_rows: Sequence[Draw | None] = [None] * count
         if self.draw is not None:
             draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
-        ids: Sequence[Ids | None] = [None] * count
-        if self.ids is not None:
-            ids = torch.split(self.ids, 1)
-        columns = zip(examples, weights, draws_of_rows, ids, strict=True)
-        rows = [Batch(self.data, *values) for values in columns]
+        columns = [_by_row(values, count) for values in (self.examples, self.weight, self.ids)]
+        rows = []
+        for examples, weight, ids, draw in zip(*columns, draws_of_rows, strict=True):
+            rows.append(Batch(self.data, examples, weight, draw, ids))
         if all(self._gathers_together(values) for values in self.data):
             for row, x, y in zip(rows, torch.split(self.x, 1), torch.split(self.y, 1), strict=True):
                 vars(row).update(x=x, y=y)
@@ -143,6 +133,11 @@ class Batch:
         if values.is_floating_point() and width % _CACHE_LINE:
             return False
         return count * width <= _SMALL
+
+
+def _by_row(values: Tensor | None, count: int) -> Sequence[Any]:
+    """The rows of a tensor in one call, [1, ...] each; None for each where there is none."""
+    return [None] * count if values is None else torch.split(values, 1)
 
 
 RememberedBlocks = tuple[Ids, list[tuple[Tensor | None, Batch]]]
@@ -175,6 +170,7 @@ class Examples:
         self.y = y.to(device)
         if shards.classes is None:
             self.y = self.y.to(dtype)
+        self._target_counts: dict[str, Tensor] = {}
         self.index: dict[str, Tensor] = {}
         self.offset: dict[str, Tensor] = {}
         self._offset_on_device: dict[str, Tensor] = {}
@@ -239,11 +235,13 @@ class Examples:
                 'such devices, or use norm = "group".'
             )
 
-    def _check_train(self, ids: Ids) -> None:
-        """Refuse to draw examples for a device that has none: they would be another device's.
+    def _check_draw(self, ids: Ids, size: int, *, epochs: float | None = None) -> None:
+        """Refuse batches that have no meaning, and those of a device without examples.
 
-        A GPU is not waited for.
+        These would be another device's. A GPU is not waited for.
         """
+        if self._no_single is not None:
+            self.check_size(size, epochs=epochs)
         if not self._has_receivers or ids.device.type != "cpu" or not len(ids):
             return
         empty = ids[self.counts("train", ids) == 0].tolist()
@@ -261,7 +259,8 @@ class Examples:
 
     def counts(self, split: str, ids: Ids) -> Tensor:
         """How many examples of a part each device holds, [n], where `ids` are."""
-        self._check_present(ids)
+        if self.shards.partial:
+            self.shards.check_present(ids.cpu())
         offset = self.offset[split]
         if ids.device.type != "cpu":
             offset = self._offset_on_device[split]
@@ -277,15 +276,12 @@ class Examples:
 
         They are as many as the examples, or as the positions with a label.
         """
+        counts = self.counts(split, ids)
         if not self.shards.by_position:
-            return self.counts(split, ids)
-        self._check_present(ids)
-        counts = self._target_counts[split]
-        return counts[ids.cpu()].to(ids.device)
-
-    @cached_property
-    def _target_counts(self) -> dict[str, Tensor]:
-        return {split: self.shards.target_counts(split) for split in SPLITS}
+            return counts
+        if split not in self._target_counts:
+            self._target_counts[split] = self.shards.target_counts(split)
+        return self._target_counts[split][ids.cpu()].to(ids.device)
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
@@ -306,8 +302,7 @@ class Examples:
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
-        self.check_size(size)
-        self._check_train(ids)
+        self._check_draw(ids, size)
         ids = ids.to(self.device)
         if local is None:
             local = ids
@@ -335,8 +330,7 @@ class Examples:
         ends after `epochs` passes, so that the last batch may be short. A batch beyond the end
         holds one example.
         """
-        self.check_size(size)
-        self._check_train(ids)
+        self._check_draw(ids, size)
         ids = ids.to(self.device)
         counts = self.counts("train", ids)[:, None]
         places = torch.arange(size * steps.start, size * steps.stop, device=self.device)
@@ -345,11 +339,8 @@ class Examples:
         passes = places // counts.clamp(min=1)
         chosen = torch.zeros_like(passes)
         slots = places % counts.clamp(min=1)
-        numbers = range(0)
-        if passes.numel():
-            last = min(int(passes.max()), math.ceil(epochs) - 1)
-            numbers = range(int(passes.min()), last + 1)
-        for number in numbers:
+        first, last = (int(passes.min()), int(passes.max())) if passes.numel() else (0, -1)
+        for number in range(first, min(last + 1, math.ceil(epochs))):
             order = _order(draws.further(address, number), local, counts)
             chosen = torch.where(passes == number, order.gather(1, slots), chosen)
         whole = self.take("train", ids, chosen, inside.to(self.dtype))
@@ -364,8 +355,7 @@ class Examples:
 
         The last batch of a lap is short.
         """
-        self.check_size(size, epochs=1)
-        self._check_train(ids)
+        self._check_draw(ids, size, epochs=1)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size
         first = (turn % batches_per_lap) * size
@@ -425,10 +415,7 @@ class Examples:
             rows = (counts > start).nonzero()[:, 0]
             slots = torch.arange(start, start + size)
             batch = self._padded(split, ids[rows], slots, counts[rows])
-            if len(rows) == len(ids):
-                yield None, batch
-            else:
-                yield rows, batch
+            yield (None if len(rows) == len(ids) else rows), batch
 
     @cached_property
     def longest(self) -> dict[str, int]:
@@ -449,11 +436,9 @@ class Examples:
     def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
         """The examples in these slots [n, B] of each device's part."""
         ids = ids.to(self.device)
-        start = self._offset_on_device[split][ids]
         index = self.index[split]
-        last = max(len(index) - 1, 0)
-        positions = start[:, None] + slots
-        chosen = positions.clamp(max=last)
+        positions = self._offset_on_device[split][ids][:, None] + slots
+        chosen = positions.clamp(max=max(len(index) - 1, 0))
         if len(index):
             chosen = index[chosen]
         return Batch((self.x, self.y), chosen, weight, ids=ids)
@@ -461,12 +446,16 @@ class Examples:
     def labels(self, ids: Ids) -> Tensor:
         """Which classes each device has training examples of, bool [n, classes]."""
         if self.shards.classes is None:
-            fault = "these targets are numbers, but the algorithm needs classes"
-            raise ConfigError(f"{fault}; give integer labels.")
+            raise ConfigError(
+                "these targets are numbers, but the algorithm needs classes; give integer labels."
+            )
         if self.shards.by_position:
-            fault = "these labels are per position, but the algorithm needs one per example"
-            raise ConfigError(f"{fault}; choose another algorithm.")
-        self._check_present(ids)
+            raise ConfigError(
+                "these labels are per position, but the algorithm needs one per example; choose "
+                "another algorithm."
+            )
+        if self.shards.partial:
+            self.shards.check_present(ids.cpu())
         return self._labels[ids.to(self.device)]
 
     @cached_property
@@ -478,13 +467,7 @@ class Examples:
 
     @cached_property
     def _labels(self) -> Tensor:
-        counts = self.shards.labels()
-        return torch.from_numpy(counts > 0).to(self.device)
-
-    def _check_present(self, ids: Ids) -> None:
-        """Refuse to read the examples of a device that are not in these shards."""
-        if self.shards.partial:
-            self.shards.check_present(ids.cpu())
+        return torch.from_numpy(self.shards.labels() > 0).to(self.device)
 
 
 def _order(address: draws.Address, ids: Ids, counts: Tensor) -> Tensor:

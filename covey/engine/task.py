@@ -18,19 +18,8 @@ from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
 from covey.engine.gradients import Gradients
 from covey.engine.measures import tally
-from covey.engine.measures.losses import (
-    Loss,
-    loss_function,
-    losses_of,
-    resolved_loss,
-)
-from covey.engine.measures.metrics import (
-    MetricSpec,
-    Targets,
-    every_metric,
-    metrics_of,
-    terms_of,
-)
+from covey.engine.measures.losses import Loss, loss_function, losses_of, resolved_loss
+from covey.engine.measures.metrics import MetricSpec, Targets, every_metric, metrics_of, terms_of
 from covey.engine.measures.tally import PartScore, Predict
 from covey.engine.modules import trial
 from covey.engine.modules.dropout import Site
@@ -123,15 +112,17 @@ class Task:
             self.stack = "products are computed in bf16"
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
-            self.space,
-            self.forward,
-            self.stack,
-            loss_function(loss, shards.target),
-            self.classifies,
-            self.precision,
-            self.sites,
-            self.augment,
+            space=self.space,
+            forward=self.forward,
+            stack=self.stack,
+            loss=loss_function(loss, shards.target),
+            classifies=self.classifies,
+            precision=self.precision,
+            sites=self.sites,
+            augment=self.augment,
         )
+        self.path = self.forward.path if isinstance(self.stack, str) else "fused"
+        """How gradients are made: "fused", "batched", "each" or "vmap"."""
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -150,13 +141,6 @@ class Task:
         """What devices add up for them."""
         if asked:
             trial.check_metrics(self)
-
-    @property
-    def path(self) -> str:
-        """How gradients are made: "fused", "batched", "each" or "vmap"."""
-        if isinstance(self.stack, str):
-            return self.forward.path
-        return "fused"
 
     @property
     def kernel(self) -> str:
@@ -255,13 +239,7 @@ class Task:
 
         return self._over_all(x, ids, of_block, draw)
 
-    def full_hessian_product(
-        self,
-        x: Rows,
-        ids: Ids,
-        v: Rows,
-        draw: Draw | None = None,
-    ) -> Rows:
+    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows, draw: Draw | None = None) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
@@ -289,19 +267,14 @@ class Task:
         """The mean over each row's training examples, given the mean over any block of them."""
         self.examples.check_size(self.examples.block("train"), epochs=1)
         out = torch.zeros_like(x)
-        counts = self.examples.target_counts("train", ids)
+        counts = self.examples.target_counts("train", ids)[:, None].to(x)
         for number, (rows, batch) in enumerate(self.examples.blocks("train", ids)):
             if draw is not None:
                 batch = batch.drawing(draw.at(number), rows)
             assert batch.target_weight is not None
             taken = batch.target_weight.sum(1, keepdim=True)
-            if rows is None:
-                share = taken / counts[:, None].to(x)
-                out += share * of_block(slice(None), batch)
-            else:
-                share = taken / counts[rows, None].to(x)
-                where = rows.to(x.device)
-                out[where] += share * of_block(where, batch)
+            where = slice(None) if rows is None else rows.to(x.device)
+            out[where] += taken / counts[where] * of_block(where, batch)
         return out
 
     # Scores

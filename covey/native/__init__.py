@@ -99,12 +99,12 @@ class NativeWork(ctypes.Structure):
         ("fresh", ctypes.c_int64),
         ("factored", ctypes.c_int64),
     ]
-    held: dict[str, Tensor]
+    arrays: dict[str, Tensor]
     """The arrays that the call reads, by field; they live as long as it."""
 
-    def hold(self, field: str, array: Tensor) -> None:
+    def point(self, field: str, array: Tensor) -> None:
         """Let a field point to an array."""
-        self.held[field] = array
+        self.arrays[field] = array
         setattr(self, field, array.data_ptr())
 
 
@@ -155,13 +155,15 @@ def serves(rows: Tensor) -> bool:
 
 def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
-    _raise(_call("descend", dtype, ctypes.byref(work)))
+    if fault := _call("descend", dtype, ctypes.byref(work)):
+        raise _error(fault)
 
 
 def alternate(moves: Sequence[NativeWork], times: int, dtype: torch.dtype) -> None:
     """Run all moves by turns, `times` times; the arrays they point to must be alive."""
     array = (NativeWork * len(moves))(*moves)
-    _raise(_call("alternate", dtype, array, len(moves), times))
+    if fault := _call("alternate", dtype, array, len(moves), times):
+        raise _error(fault)
 
 
 def score(
@@ -173,7 +175,8 @@ def score(
     """
     right = torch.empty(len(starts), dtype=torch.float64)
     loss = torch.empty_like(right)
-    _raise(_call("score", dtype, ctypes.byref(work), starts, counts, right, loss))
+    if fault := _call("score", dtype, ctypes.byref(work), starts, counts, right, loss):
+        raise _error(fault)
     return right, loss
 
 
@@ -388,14 +391,10 @@ def _call(name: str, kind: torch.dtype | np.dtype[Any] | None, *arguments: Any) 
     return int(getattr(_library.calls, f"covey_{name}")(*plain))
 
 
-def _raise(fault: int) -> None:
-    """Raise the error of this number; 0 is none."""
-    if not fault:
-        return
-    text = f"the compiled kernel stopped: {_ERRORS[fault]}."
-    if fault == 3:
-        raise MemoryError(text)
-    raise IndexError(text)
+def _error(fault: int) -> Exception:
+    """The error of this number."""
+    kind = MemoryError if fault == 3 else IndexError
+    return kind(f"the compiled kernel stopped: {_ERRORS[fault]}.")
 
 
 def _load(wish: str) -> Library | str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.solvers import solver
+from covey.engine import descend
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
@@ -251,8 +251,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             "compute": str(task.precision),
             "device": str(task.device),
             **self.runtime.report(),
-            "sentence": solver.sentence(task),
-            **solver.used(task),
+            "sentence": descend.explanation(task),
+            **descend.used(task),
         }
         if self.experiment.store_rows != "dense":
             out["store_rows"] = self.experiment.store_rows

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -27,7 +27,6 @@ from covey.data import Shards
 from covey.engine.measures import calibration
 from covey.engine.measures.losses import Loss, cross_entropy, loss_function, predicts_numbers
 from covey.errors import ConfigError, DivergedError, meant, shown
-from covey.origin import FAULTS, told
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
 """From outputs [N, ...] and targets [N, ...] to one number per example, [N]."""
@@ -114,14 +113,14 @@ class Metric:
     table: bool = False
     function: MetricFunction | None = None  # the user's own, whose mean it is
 
-    @property
+    @cached_property
     def own(self) -> Term | None:
         """The sums that no other metric follows from; None where it shares those of others."""
         return self.terms[0] if len(self.terms) == 1 else None
 
     def of(self, sums: Sums) -> Tensor:
         """The figures, from the sums of all terms."""
-        return self.value(*(sums[term] for term in self.terms))
+        return self.value(*map(sums.__getitem__, self.terms))
 
     def figures(self, sums: Sums) -> list[float | None]:
         """The figures as numbers; None where nothing is known of them.
@@ -175,7 +174,7 @@ def _mean(name: str, term: Term, mean: Mean, at: int = 0, **more: Any) -> Metric
 
     def value(sums: Tensor, examples: Tensor) -> Tensor:
         means = sums[:, at] / (examples[:, 0] * max(term.outputs, 1))
-        if mean.is_plain:
+        if mean.outer is float:
             return means
         # Python's functions, for torch's and numpy's differ in the last bit from machine to machine
         return means.new_tensor([mean.outer(value) for value in means.tolist()])
@@ -245,9 +244,8 @@ def of_numbers(outputs: int) -> tuple[Metric, ...]:
     def r2(sums: Tensor, examples: Tensor) -> Tensor:
         """1 - squared errors / squared distances of targets from their mean."""
         values = []
-        for (_, squared, *of_targets), [count] in zip(
-            sums.tolist(), examples.tolist(), strict=True
-        ):
+        for own, [count] in zip(sums.tolist(), examples.tolist(), strict=True):
+            _, squared, *of_targets = own
             spread = _spread(of_targets, count, outputs)
             values.append(1 - squared / spread if spread else math.nan)
         return sums.new_tensor(values)
@@ -425,22 +423,11 @@ class AUC:
 
     def value(self, sums: Tensor) -> Tensor:
         """The mean area."""
-        positive, negative = self._histograms(sums)
+        positive, negative = sums.reshape(len(sums), 2, self._classes, AUC_BINS).unbind(1)
         below = negative.cumsum(-1) - 0.5 * negative
         pairs = positive.sum(-1) * negative.sum(-1)
         area = (positive * below).sum(-1) / pairs
         return _mean_over(area, pairs > 0)
-
-    def largest_error(self, sums: Tensor) -> Tensor:
-        """How far `value` may be from the exact area, [n]: half the pairs that share a bin."""
-        positive, negative = self._histograms(sums)
-        pairs = positive.sum(-1) * negative.sum(-1)
-        shared = (positive * negative).sum(-1)
-        return _mean_over(0.5 * shared / pairs, pairs > 0)
-
-    def _histograms(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        positive, negative = sums.reshape(len(sums), 2, self._classes, AUC_BINS).unbind(1)
-        return positive, negative
 
 
 def _auc(targets: Targets) -> Metric:
@@ -593,17 +580,16 @@ def metrics_of(specs: Sequence[MetricSpec], targets: Targets) -> tuple[Metric, .
     >>> [metric.name for metric in metrics_of(["f1", "top3"], Targets("classes", 10))]
     ['f1', 'top3']
     """
-    known = usual(targets)
     out: dict[str, Metric] = {}
     for spec in specs:
-        metric = _metric(spec, targets, known)
+        metric = _metric(spec, targets)
         if metric.name in out:
             raise ConfigError(f"metrics names {metric.name!r} twice; keep one.")
         out[metric.name] = metric
     return tuple(out.values())
 
 
-def _metric(spec: Any, targets: Targets, known: Sequence[Metric]) -> Metric:
+def _metric(spec: Any, targets: Targets) -> Metric:
     if callable(spec):
         metric = mean_of(spec)
         if _is_known(metric.name):
@@ -611,17 +597,17 @@ def _metric(spec: Any, targets: Targets, known: Sequence[Metric]) -> Metric:
         return metric
     if not isinstance(spec, str):
         raise ConfigError(f"metrics: {shown(spec)} is no metric; give a name or a function.")
-    for metric in known:
-        if metric.name == spec:
-            return metric
+    known = {metric.name: metric for metric in usual(targets)}
+    if spec in known:
+        return known[spec]
     if spec in _MADE[targets.kind]:
         return _MADE[targets.kind][spec](targets)
     number = _TOP.fullmatch(spec)
     if number and targets.kind == "classes":
         k = int(number[1])
         if k >= targets.size:
-            have = f"there are {targets.size} classes"
-            raise ConfigError(f"metrics: top{k} is always 1, for {have}; give a smaller number.")
+            fault = f"top{k} is always 1, for there are {targets.size} classes"
+            raise ConfigError(f"metrics: {fault}; give a smaller number.")
         return top(k)
     raise ConfigError(_misfit(spec, targets))
 
@@ -634,13 +620,20 @@ def every_metric(asked: Sequence[Metric], targets: Targets) -> tuple[Metric, ...
 
 def terms_of(metrics: Sequence[Metric]) -> tuple[Term, ...]:
     """What devices add up for these metrics, each once."""
-    return tuple(dict.fromkeys([*BASE, *(term for metric in metrics for term in metric.terms)]))
+    terms = dict.fromkeys(BASE)
+    for metric in metrics:
+        terms |= dict.fromkeys(metric.terms)
+    return tuple(terms)
 
 
 def by_term(terms: Sequence[Term], sums: Tensor) -> dict[Term, Tensor]:
     """The columns of every term, of sums [n, columns] of all of them."""
-    columns = torch.split(sums, [term.columns for term in terms], dim=1)
-    return dict(zip(terms, columns, strict=True))
+    out = {}
+    start = 0
+    for term in terms:
+        out[term] = sums[:, start : start + term.columns]
+        start += term.columns
+    return out
 
 
 def own_figures(metrics: Sequence[Metric]) -> list[Metric]:
@@ -698,18 +691,3 @@ def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
             fix = f"choose from {known}, or name a function as module:function"
             hint = meant(name, [*_known(), *own])
             raise ConfigError(f"metrics: there is no metric {shown(name)}{hint}; {fix}.")
-
-
-def check_own(metrics: Sequence[Metric], outputs: Tensor, y: Tensor) -> None:
-    """Try functions of the user's own on outputs [n, B, ...] and targets, and say what fails."""
-    for metric in metrics:
-        if metric.function is None or metric.own is None or metric.own.sums is None:
-            continue
-        weight = torch.ones(y.shape[:2], device=y.device)
-        try:
-            metric.own.sums(outputs, y, weight)
-        except FAULTS as error:
-            raise ConfigError(
-                f"metric {metric.name} fails on outputs {tuple(outputs.flatten(0, 1).shape)} and "
-                f"targets {tuple(y.flatten(0, 1).shape)}, with {told(error)}"
-            ) from error

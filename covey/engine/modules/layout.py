@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Slot:
     start: int
     transposed: bool
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """The column after the last."""
         return self.start + self.shape.numel()

@@ -17,7 +17,6 @@ from covey.data.shards import NO_TARGET, some
 from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch, Draw
 from covey.engine.measures.losses import by_target, predicts_numbers
-from covey.engine.measures.metrics import check_own
 from covey.engine.modules import dropout, norm
 from covey.engine.modules.dropout import Met, Site
 from covey.engine.modules.forward import run_module
@@ -109,7 +108,17 @@ def check_metrics(task: Task) -> None:
     """An error if a metric of the user's own does not take the model's outputs and the targets."""
     _, y = task.examples.sample
     outputs, targets, _ = by_target(_outputs(task), y[None])
-    check_own(task.metrics, outputs, targets)
+    weight = torch.ones(targets.shape[:2], device=targets.device)
+    for metric in task.metrics:
+        if metric.function is None or metric.own is None or metric.own.sums is None:
+            continue
+        try:
+            metric.own.sums(outputs, targets, weight)
+        except FAULTS as error:
+            raise ConfigError(
+                f"metric {metric.name} fails on outputs {tuple(outputs.flatten(0, 1).shape)} and "
+                f"targets {tuple(targets.flatten(0, 1).shape)}, with {told(error)}"
+            ) from error
 
 
 def targets(task: Task) -> int:

@@ -7,7 +7,7 @@ its rows stay in the cache. Elsewhere it takes one step after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -99,15 +99,8 @@ class Move:
         l1 = self.l1
         if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
             l1 = None
-        return Objective(
-            self.steps,
-            self.lr,
-            prox=prox,
-            l1=l1,
-            linear=linear,
-            method=self.method,
-            tol=self.tol,
-        )
+        terms = Objective(self.steps, self.lr, prox, l1, linear)
+        return replace(terms, method=self.method, tol=self.tol)
 
     def value(self, rows: Registers, turn: int) -> Rows:
         """The rows `to` after the move of a turn."""
@@ -150,8 +143,9 @@ class Move:
             return "l2 and a linear term meet a gradient at other rows"
         return native_call.data_refusal(loss, start, terms)
 
-    def turn(self, rows: Registers) -> native_call.Turn:
-        """The move as the kernel has it, on these rows themselves."""
+    def work(self, rows: Registers) -> native.NativeWork:
+        """The move as the kernel has it, in place on these rows."""
+        start = rows[self.origin]
         at = None
         other = None
         if isinstance(self.at, Mix):
@@ -159,18 +153,23 @@ class Move:
             other = (rows[self.at.b], self.at.share)
         elif self.at is not None:
             at = rows[self.at]
-        factor = 1.0
-        if self.linear is not None:
-            factor = self.linear[0]
-        return native_call.Turn(
-            self.gradient,
-            to=rows[self.to],
-            start=rows[self.origin],
-            terms=self.objective(rows, scaled=False),
-            linear_scale=factor,
-            at=at,
-            other=other,
+        kernel = None
+        l2 = 0.0
+        if isinstance(self.gradient, DataLoss):
+            task = self.gradient.task
+            assert isinstance(task.native, native_call.NativeKernel)
+            kernel = task.native
+            l2 = task.l2
+        # With `at`, the ridge is that of the rows where the gradient is taken.
+        decay = l2 if at is None else 0.0
+        terms = self.objective(rows, scaled=False)
+        work = native_call.make_work(
+            start, terms, decay, to=rows[self.to], at=at, other=other, kernel=kernel
         )
+        work.l2 = l2
+        if self.linear is not None:
+            work.linear_scale = self.linear[0]
+        return work
 
     def point(self, rows: Registers) -> Rows:
         """The rows at which the gradient is taken."""
@@ -195,12 +194,7 @@ def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
     reason = refusal(rows, moves)
     _remember(moves, reason)
     if reason is None:
-        # All turns in the kernel, in place on copies of the rows.
-        after = {}
-        for name, value in rows.items():
-            after[name] = value.clone(memory_format=torch.contiguous_format)
-        native_call.by_turns([move.turn(after) for move in moves], times)
-        return after
+        return _in_kernel(rows, moves, times)
     steps: dict[DataLoss, int] = {}  # how many steps of each gradient all turns take
     for move in moves:
         if isinstance(move.gradient, DataLoss):
@@ -212,6 +206,35 @@ def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
         for move in moves:
             current[move.to] = move.value(current, turn)
     return current
+
+
+def _in_kernel(rows: Registers, moves: Sequence[Move], times: int) -> dict[str, Rows]:
+    """All turns in the native kernel, in place on copies of the rows.
+
+    A data loss gives one batch for each time, which serves all steps of the move.
+    """
+    after = {}
+    for name, value in rows.items():
+        after[name] = value.clone(memory_format=torch.contiguous_format)
+    works = [move.work(after) for move in moves]
+    on_data: list[tuple[DataLoss, native.NativeWork]] = []
+    for move, work in zip(moves, works, strict=True):
+        if isinstance(move.gradient, DataLoss):
+            terms = move.objective(after, scaled=False)
+            move.gradient.begin(after[move.origin], replace(terms, steps=times * move.steps))
+            on_data.append((move.gradient, work))
+    dtype = after[moves[0].to].dtype
+    for first in range(0, times, native_call.AHEAD):
+        count = min(native_call.AHEAD, times - first)
+        for loss, work in on_data:
+            batches = [loss.fixed] if loss.fixed is not None else []
+            if not batches:
+                batches = list(map(loss.batch_of, range(first, first + count)))
+            native_call.give(work, batches, dtype)
+        native.alternate(works, count, dtype)
+    for loss, _ in on_data:
+        loss.skip(times)
+    return after
 
 
 def _check(rows: Registers, moves: Sequence[Move]) -> None:

@@ -46,7 +46,11 @@ class Matrices:
         self.bias: Tensor | None = None
         if stack.layers[0].bias is not None:
             self.bias = space.slots[stack.layers[0].bias].view(rows).unsqueeze(1)
-        self.upper = [_matrix(space, layer, rows) for layer in stack.layers[1:]]
+        self.upper: list[Tensor] = []  # the weight of each other layer, its bias as the last line
+        for layer in stack.layers[1:]:
+            outputs, _ = space.slots[layer.weight].shape
+            columns = rows[:, _columns(space, layer)]
+            self.upper.append(columns.view(len(rows), -1, outputs))
 
     def outputs(self, x: Tensor) -> Tensor:
         """The outputs of the first layer, without its activation."""
@@ -59,24 +63,15 @@ class Matrices:
 def _columns(space: ParameterLayout, layer: Layer) -> slice:
     """The columns of a row in which the weight and the bias of a layer lie."""
     weight = space.slots[layer.weight]
-    stop = weight.stop
-    if layer.bias is not None:
-        stop = space.slots[layer.bias].stop
-    return slice(weight.start, stop)
-
-
-def _matrix(space: ParameterLayout, layer: Layer, rows: Rows) -> Tensor:
-    """The weight of a layer with its bias as the last line."""
-    outputs, _ = space.slots[layer.weight].shape
-    columns = rows[:, _columns(space, layer)]
-    lines = columns.shape[1] // outputs
-    return columns.view(len(rows), lines, outputs)
+    last = weight if layer.bias is None else space.slots[layer.bias]
+    return slice(weight.start, last.stop)
 
 
 class Passes:
     """Passes through the layers above the first, on memory that is taken once."""
 
     def __init__(self, stack: LinearStack, matrices: Matrices, examples: int) -> None:
+        self.examples = examples
         self._activations = [layer.activation for layer in stack.layers]
         self._classifies = stack.derivative is cross_entropy
         self._matrices = matrices.upper
@@ -86,9 +81,7 @@ class Passes:
             count, width, _ = matrix.shape
             whole = matrix.new_ones(count, examples, width)
             self._whole.append(whole)
-            if layer.bias is not None:
-                width -= 1
-            self._inputs.append(whole[:, :, :width])
+            self._inputs.append(whole if layer.bias is None else whole[:, :, :-1])
         minus_one = matrices.first.new_full((), -1.0)
         self._minus_one = minus_one.expand(len(matrices.first), examples, 1)
 
@@ -104,7 +97,11 @@ class Passes:
         ):
             _activate(activation, outputs[-1], inputs)
             outputs.append(torch.bmm(whole, matrix))
-        errors = self._of_outputs(outputs.pop(), y)
+        errors = outputs.pop()
+        if self._classifies:
+            errors = torch.softmax(errors, dim=2).scatter_add_(2, y.unsqueeze(2), self._minus_one)
+        else:
+            errors = errors - y.view_as(errors)
         if share is not None:
             errors.mul_(share)
         out = [errors]
@@ -115,13 +112,6 @@ class Passes:
             errors = _back(self._activations[number], errors, outputs[number], inputs)
             out.insert(0, errors)
         return out
-
-    def _of_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The derivative of the loss by the outputs of the last layer."""
-        if not self._classifies:
-            return outputs - y.view_as(outputs)
-        probability = torch.softmax(outputs, dim=2)
-        return probability.scatter_add_(2, y.unsqueeze(2), self._minus_one)
 
     def add(self, errors: list[Tensor], *, keep: float, scale: float) -> None:
         """matrices <- keep * matrices + scale * gradient, of the layers above the first."""
@@ -149,35 +139,29 @@ def _back(activation: Activation | None, errors: Tensor, z: Tensor, out: Tensor)
     return errors * activation.slope(z, out)
 
 
-def _shares(y: Tensor, weight: Tensor | None) -> tuple[float, Tensor | None]:
+def shares(batch: Batch) -> tuple[float, Tensor | None]:
     """The share of an example in its row's mean: one number for all, or one for each."""
-    if weight is None:
-        return 1 / y.shape[1], None
-    share = weight / weight.sum(1, keepdim=True)
+    if batch.weight is None:
+        return 1 / batch.y.shape[1], None
+    share = batch.weight / batch.weight.sum(1, keepdim=True)
     return 1.0, share.unsqueeze(2)
 
 
-def factored(
-    stack: LinearStack,
-    space: ParameterLayout,
-    start: Rows,
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
-    *,
-    terms: Objective,
-    lr: float,
-    l2: float,
-) -> Rows:
+def factored(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after `terms.steps` plain steps on one batch; see `gram`.
 
     The outputs z of the first layer follow from its errors alone: z <- shrink z + pull z_anchor -
     lr (x x' + 1) errors, where the 1 is the bias.
     """
+    stack, space, l2 = loss.task.stack, loss.task.space, loss.task.l2
+    batch, lr = loss.fixed, terms.lr
+    assert isinstance(stack, LinearStack)
+    assert batch is not None
+    assert not isinstance(lr, Tensor)
     shrink, pull, anchor = terms.quadratic(start, lr, l2)
-    mean, share = _shares(y, weight)
+    mean, share = shares(batch)
     scale = -lr * mean
-    x = x.flatten(2)
+    x, y = batch.x.flatten(2), batch.y
     x_transposed = x.transpose(1, 2)
     matrices = Matrices(stack, space, start)
     at_anchor = Matrices(stack, space, anchor)
@@ -223,36 +207,3 @@ def all_but(columns: slice, rows: Rows) -> Rows:
     out[:, : columns.start] = rows[:, : columns.start]
     out[:, columns.stop :] = rows[:, columns.stop :]
     return out
-
-
-class Steps:
-    """Steps of a stack on mini-batches, in place on `x`: every term at the x that comes in."""
-
-    def __init__(self, stack: LinearStack, loss: DataLoss, x: Rows, lr: float) -> None:
-        self._stack = stack
-        self._loss = loss
-        self._matrices = Matrices(stack, loss.task.space, x)
-        self._lr = lr
-        self._passes: Passes | None = None
-        self._examples = 0
-
-    def gradient(self, batch: Batch) -> tuple[Tensor, list[Tensor], float]:
-        """The inputs, the errors of every layer, and the factor of their products in a step."""
-        inputs = self._loss.task.gradients.inputs(batch).flatten(2)
-        if self._passes is None or self._examples != inputs.shape[1]:
-            self._examples = inputs.shape[1]
-            self._passes = Passes(self._stack, self._matrices, self._examples)
-            self._ones = inputs.new_ones(len(inputs), 1, self._examples)
-        mean, share = _shares(batch.y, batch.weight)
-        z = self._matrices.outputs(inputs)
-        errors = self._passes.errors(z, batch.y, share)
-        return inputs, errors, -self._lr * mean
-
-    def add(self, inputs: Tensor, errors: list[Tensor], scale: float) -> None:
-        """Add the products to the rows."""
-        assert self._passes is not None
-        matrices = self._matrices
-        matrices.first.baddbmm_(inputs.transpose(1, 2), errors[0], alpha=scale)
-        if matrices.bias is not None:
-            matrices.bias.baddbmm_(self._ones, errors[0], alpha=scale)
-        self._passes.add(errors, keep=1.0, scale=scale)

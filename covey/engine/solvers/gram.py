@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from covey.engine.modules import rowwise
-from covey.engine.modules.layout import ParameterLayout
 from covey.engine.solvers import gpu_steps, in_place
 from covey.engine.solvers.objective import DataLoss, Objective
 from covey.engine.solvers.stack import LinearStack
@@ -57,47 +56,26 @@ def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
 
 def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
-    task = loss.task
-    batch = loss.fixed
-    assert batch is not None
-    assert not isinstance(task.stack, str)
-    assert not isinstance(terms.lr, Tensor)
-    compute = descend
-    if start.is_cuda and gpu_steps.unfit(task.stack, task.space) is None:
-        compute = gpu_steps.factored
-    return compute(
-        task.stack,
-        task.space,
-        start,
-        batch.x,
-        batch.y,
-        batch.weight,
-        terms=terms,
-        lr=terms.lr,
-        l2=task.l2,
-    )
+    stack = loss.task.stack
+    assert not isinstance(stack, str)
+    if start.is_cuda and gpu_steps.unfit(stack, loss.task.space) is None:
+        return gpu_steps.factored(loss, start, terms)
+    return descend(loss, start, terms)
 
 
-def descend(
-    stack: LinearStack,
-    space: ParameterLayout,
-    start: Rows,
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
-    *,
-    terms: Objective,
-    lr: float,
-    l2: float,
-) -> Rows:
+def descend(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
+    stack, space, l2 = loss.task.stack, loss.task.space, loss.task.l2
+    batch, lr = loss.fixed, terms.lr
+    assert isinstance(stack, LinearStack)
+    assert batch is not None
+    assert not isinstance(lr, Tensor)
     number = stack.layers[0].weight
     slot = space.slots[number]
     shrink, pull, anchor = terms.quadratic(start, lr, l2)
-    x = x.flatten(2)
+    x = batch.x.flatten(2)
     x_transposed = x.transpose(1, 2)
-    w_0 = slot.view(start)
-    w_anchor = slot.view(anchor)
+    w_0, w_anchor = slot.view(start), slot.view(anchor)
     out = gpu_steps.all_but(slice(slot.start, slot.stop), start)
     views = [s.view(out) for s in space.slots]
     pairs = zip(views, space.slots, strict=True)
@@ -112,7 +90,7 @@ def descend(
     c = torch.zeros_like(from_start)
     for _ in range(terms.longest):
         inside = rowwise.baddbmm(a * from_start + b * from_anchor, gram, c)
-        factors = stack.factors(views, x, y, weight, inside=inside)
+        factors = stack.factors(views, x, batch.y, batch.weight, inside=inside)
         for view, anchor_view in others:
             view.mul_(shrink).add_(anchor_view, alpha=pull)
         stack.add(views, factors, scale=-lr, first=False)

@@ -31,10 +31,8 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
         return "steps differ from row to row"
     if isinstance(terms.lr, Tensor):
         return "step sizes differ from row to row or from column to column"
-    if terms.prox is not None:
-        lam, _ = terms.prox
-        if isinstance(lam, Tensor):
-            return "the weight of the prox term differs from row to row"
+    if terms.prox is not None and isinstance(terms.prox[0], Tensor):
+        return "the weight of the prox term differs from row to row"
     return None
 
 
@@ -97,12 +95,24 @@ def gpu_stack_steps(
     stack: LinearStack, loss: DataLoss, x: Rows, terms: Objective, lr: float
 ) -> Callable[[Batch], None]:
     """As `_stack_steps`, in fewer kernels."""
-    steps = gpu_steps.Steps(stack, loss, x, lr)
+    matrices = gpu_steps.Matrices(stack, loss.task.space, x)
+    passes: gpu_steps.Passes | None = None
+    ones = x.new_ones(0)
 
     def step(batch: Batch) -> None:
-        inputs, errors, scale = steps.gradient(batch)
+        nonlocal passes, ones
+        inputs = loss.task.gradients.inputs(batch).flatten(2)
+        if passes is None or passes.examples != inputs.shape[1]:
+            passes = gpu_steps.Passes(stack, matrices, inputs.shape[1])
+            ones = inputs.new_ones(len(inputs), 1, inputs.shape[1])
+        mean, share = gpu_steps.shares(batch)
+        errors = passes.errors(matrices.outputs(inputs), batch.y, share)
+        scale = -lr * mean
         step_without_data(x, terms, lr, loss.task.l2)
-        steps.add(inputs, errors, scale)
+        matrices.first.baddbmm_(inputs.transpose(1, 2), errors[0], alpha=scale)
+        if matrices.bias is not None:
+            matrices.bias.baddbmm_(ones, errors[0], alpha=scale)
+        passes.add(errors, keep=1.0, scale=scale)
 
     return step
 

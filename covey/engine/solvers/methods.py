@@ -46,10 +46,7 @@ class Stepper:
                 zeros = torch.zeros_like(x, memory_format=torch.contiguous_format)
                 self._moments.append((zeros, zeros.clone()))
         self._taken += 1
-        out = []
-        for number, (x, g) in enumerate(pairs):
-            out.append(self._adam(number, x, g))
-        return tuple(out)
+        return tuple(self._adam(number, x, g) for number, (x, g) in enumerate(pairs))
 
     def _adam(self, number: int, x: Rows, g: Rows) -> Rows:
         """Adam's step of one of the rows."""
@@ -57,12 +54,15 @@ class Stepper:
         mean, square = self._moments[number]
         mean_correction = 1 - beta1**self._taken
         square_correction = 1 - beta2**self._taken
-        if self._native(x, g):
+        by_column = isinstance(self._lr, Tensor) and self._lr.shape[1:].numel() > 1
+        alike = (x.shape, x.dtype, x.device) == (g.shape, g.dtype, g.device)
+        if native.serves(x) and x.ndim == 2 and alike and not by_column:
+            by_row = torch.as_tensor(self._lr, dtype=torch.float64).reshape(-1)
             return native.adam(
                 x.contiguous(),
                 g.contiguous(),
                 self._moments[number],
-                lr=per_row(self._lr, len(x)),
+                lr=by_row.expand(len(x)).contiguous(),
                 numbers=native.NativeAdam(beta1, beta2, mean_correction, square_correction),
             )
         mean = beta1 * mean + (1 - beta1) * g
@@ -70,22 +70,6 @@ class Stepper:
         self._moments[number] = mean, square
         size = (square / square_correction).sqrt() + 1e-8
         return x - self._lr * mean / mean_correction / size
-
-    def _native(self, *rows: Rows) -> bool:
-        """Whether the kernel takes the step."""
-        if isinstance(self._lr, Tensor) and self._lr.ndim == 2 and self._lr.shape[1] > 1:
-            return False
-        first = rows[0]
-        if first.ndim != 2 or not native.serves(first):
-            return False
-        return len({(x.shape, x.dtype, x.device) for x in rows}) == 1
-
-
-def per_row(value: Coefficient, count: int) -> Tensor:
-    """One number for every row, float64 [n]."""
-    if not isinstance(value, Tensor):
-        return torch.full((count,), value, dtype=torch.float64)
-    return value.double().reshape(-1).expand(count).contiguous()
 
 
 def _stepped(
@@ -106,7 +90,6 @@ def _stepped(
 
 
 plain = partial(_stepped, "gradient")
-adam = partial(_stepped, "adam")
 
 
 def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
@@ -148,14 +131,11 @@ def settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False
-    settled = torch.where(active, moved, x)
-    done = not bool(active.any())
-    return settled, done
+    return torch.where(active, moved, x), not bool(active.any())
 
 
-_Descent = Callable[[Rows, Gradient, Objective], Rows]
-METHODS: dict[str, _Descent] = {
+METHODS: dict[str, Callable[[Rows, Gradient, Objective], Rows]] = {
     "gradient": plain,
     "nesterov": nesterov,
-    "adam": adam,
+    "adam": partial(_stepped, "adam"),
 }

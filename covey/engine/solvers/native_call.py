@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from covey.engine.task import Task
 
 _SCORED = 48  # examples that meet a model together when it is scored
-_AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
+AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,43 +36,6 @@ class NativeKernel:
     table: Tensor
     x: Tensor
     y: Tensor
-
-    def descend(
-        self,
-        start: Rows,
-        batch_of: Callable[[int], Batch],
-        terms: Objective,
-        *,
-        l2: float,
-        fixed: Batch | None = None,
-        factored: bool = False,
-    ) -> Rows:
-        """Plain steps on mini-batches, all of them on the batch `fixed` if it is given.
-
-        Then they may be `factored`, for each row that takes enough steps.
-        """
-        rows = torch.empty_like(start, memory_format=torch.contiguous_format)
-        work = _work(start, terms, terms.decay + l2, to=rows, kernel=self)
-        if fixed is not None:
-            if factored:
-                work.factored = gram.MIN_STEPS
-            _give(work, [fixed], start.dtype)
-            native.descend(work, start.dtype)
-            return rows
-        longest = terms.longest
-        if longest == 0:
-            return start.clone()
-        steps = work.held["steps"]
-        for first in range(0, longest, _AHEAD):
-            stop = min(first + _AHEAD, longest)
-            _give(work, [batch_of(step) for step in range(first, stop)], start.dtype)
-            work.fresh = stop - first > 1
-            steps_of_call = (steps - first).clamp(max=stop - first)
-            work.steps = steps_of_call.data_ptr()
-            native.descend(work, start.dtype)
-            work.start = work.rows
-            work.start_stride = self.space.width
-        return rows
 
     def score(
         self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
@@ -131,28 +94,29 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
-    """As `refusal`, for steps on mini-batches."""
-    task = loss.task
-    fixed = loss.fixed
+def gradient_refusal(task: Task, x: Rows, batch: Batch | None) -> str | None:
+    """Why the kernel cannot take gradients at these rows, on a batch if one is given."""
     if isinstance(task.native, str):
         return task.native
     if task.augment:
         return "the examples are augmented"
+    if batch is not None and (batch.data[0] is not task.x or batch.data[1] is not task.y):
+        return "the batch is of other examples than the task's"
+    if x.dtype != task.dtype or not native.serves(x):
+        return f"rows are {x.dtype}, but the examples {task.dtype}"
+    return None
+
+
+def data_refusal(
+    loss: DataLoss, start: Rows, terms: Objective, *, factored: bool = False
+) -> str | None:
+    """As `refusal`, for steps on mini-batches, which may be `factored`."""
+    if factored and (reason := gram.unfit(loss, terms)):
+        return reason
     if loss.all_examples:
         return "each step takes the gradient of all examples"
-    if fixed is not None:
-        x, y = fixed.data
-        if x is not task.x or y is not task.y:
-            return "the batch is of other examples than the task's"
-    if start.dtype != task.dtype:
-        return f"rows are {start.dtype}, but the examples {task.dtype}"
-    return refusal(loss, start, terms)
-
-
-def factored_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
-    """As `data_refusal`, for factored steps."""
-    return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
+    reason = gradient_refusal(loss.task, start, loss.fixed)
+    return reason or refusal(loss, start, terms)
 
 
 def on_batches(loss: DataLoss, start: Rows, terms: Objective, *, factored: bool = False) -> Rows:
@@ -160,102 +124,38 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective, *, factored: bool 
 
     Those on one batch may be `factored`, for each row that takes enough of them.
     """
-    task = loss.task
-    assert isinstance(task.native, NativeKernel)
-    return task.native.descend(
-        start, loss.batch_of, terms, l2=task.l2, fixed=loss.fixed, factored=factored
-    )
+    kernel = loss.task.native
+    assert isinstance(kernel, NativeKernel)
+    rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+    work = make_work(start, terms, terms.decay + loss.task.l2, to=rows, kernel=kernel)
+    if loss.fixed is not None:
+        if factored:
+            work.factored = gram.MIN_STEPS
+        give(work, [loss.fixed], start.dtype)
+        native.descend(work, start.dtype)
+        return rows
+    longest = terms.longest
+    if longest == 0:
+        return start.clone()
+    steps = work.arrays["steps"]
+    for first in range(0, longest, AHEAD):
+        stop = min(first + AHEAD, longest)
+        give(work, list(map(loss.batch_of, range(first, stop))), start.dtype)
+        work.fresh = stop - first > 1
+        steps_of_call = (steps - first).clamp(max=stop - first)
+        work.steps = steps_of_call.data_ptr()
+        native.descend(work, start.dtype)
+        work.start = work.rows
+        work.start_stride = kernel.space.width
+    return rows
 
 
 def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
-    work = _work(start, terms, terms.decay, to=rows)
+    work = make_work(start, terms, terms.decay, to=rows)
     native.descend(work, start.dtype)
     return rows
-
-
-@dataclass(frozen=True, eq=False)
-class Turn:
-    """A move of several by turns: its rows are read and written where they are.
-
-    The gradient is taken at `at`, or at a + share (b - a) where `at` is a and `other` is (b,
-    share). The linear term is `linear_scale` times that of `terms`.
-    """
-
-    gradient: Gradient
-    to: Rows
-    start: Rows
-    terms: Objective
-    linear_scale: float = 1.0
-    at: Rows | None = None
-    other: tuple[Rows, float | Tensor] | None = None
-
-    @property
-    def loss(self) -> DataLoss | None:
-        """The data loss; None where there is none."""
-        if isinstance(self.gradient, DataLoss):
-            return self.gradient
-        return None
-
-
-def by_turns(turns: Sequence[Turn], times: int) -> None:
-    """Make all moves, `times` times, in place on their rows.
-
-    A data loss gives one batch for each time, which serves all steps of the move.
-    """
-    works = []
-    for turn in turns:
-        works.append(_turn_work(turn))
-        if turn.loss is not None:
-            steps = times * turn.terms.longest
-            turn.loss.begin(turn.start, replace(turn.terms, steps=steps))
-    dtype = turns[0].to.dtype
-    for first in range(0, times, _AHEAD):
-        count = min(_AHEAD, times - first)
-        for turn, work in zip(turns, works, strict=True):
-            if turn.loss is not None:
-                fixed = turn.loss.fixed
-                batches = [] if fixed is None else [fixed]
-                if fixed is None:
-                    batches = [turn.loss.batch_of(time) for time in range(first, first + count)]
-                _give(work, batches, dtype)
-        native.alternate(works, count, dtype)
-    for turn in turns:
-        if turn.loss is not None:
-            turn.loss.skip(times)
-
-
-def _turn_work(turn: Turn) -> native.NativeWork:
-    """A move as the kernel has it."""
-    task = None if turn.loss is None else turn.loss.task
-    l2 = 0.0 if task is None else task.l2
-    decay = turn.terms.decay
-    if turn.at is None:  # else the ridge is that of the rows where the gradient is taken
-        decay += l2
-    kernel = None
-    if task is not None:
-        assert isinstance(task.native, NativeKernel)
-        kernel = task.native
-    work = _work(
-        turn.start, turn.terms, decay, to=turn.to, at=turn.at, other=turn.other, kernel=kernel
-    )
-    work.l2 = l2
-    work.linear_scale = turn.linear_scale
-    return work
-
-
-def gradient_refusal(task: Task, x: Rows, batch: Batch) -> str | None:
-    """Why the kernel cannot take the gradient at these rows; None if it can."""
-    if isinstance(task.native, str):
-        return task.native
-    if task.augment:
-        return "the examples are augmented"
-    if batch.data[0] is not task.x or batch.data[1] is not task.y:
-        return "the batch is of other examples than the task's"
-    if x.dtype != task.dtype or not native.serves(x):
-        return f"rows are {x.dtype}, but the examples {task.dtype}"
-    return None
 
 
 def gradient(task: Task, x: Rows, batch: Batch) -> Rows:
@@ -264,13 +164,13 @@ def gradient(task: Task, x: Rows, batch: Batch) -> Rows:
     assert isinstance(kernel, NativeKernel)
     zeros = x.new_zeros(1, x.shape[1]).expand_as(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    work = _work(zeros, Objective(1, -1.0), 0.0, to=out, at=x, kernel=kernel)
-    _give(work, [batch], x.dtype)
+    work = make_work(zeros, Objective(1, -1.0), 0.0, to=out, at=x, kernel=kernel)
+    give(work, [batch], x.dtype)
     native.descend(work, x.dtype)
     return out
 
 
-def _work(
+def make_work(
     start: Rows,
     terms: Objective,
     decay: float,
@@ -283,6 +183,7 @@ def _work(
     """A call of steps from `start` to `to`, on a model's data unless there is no kernel."""
     devices, width = len(start), start.shape[-1]
     numbers: dict[str, float | Tensor] = {"lr": terms.lr, "lam": 0.0, "gamma": 0.0}
+    numbers["steps"] = terms.steps
     rows = {"start": start, "linear": terms.linear, "mask": terms.mask, "at": at}
     if terms.prox is not None:
         numbers["lam"], rows["anchor"] = terms.prox
@@ -300,36 +201,32 @@ def _work(
         linear_scale=1.0,
         l1=native.NO_L1,
     )
-    work.held = {}
+    work.arrays = {}
     if kernel is not None:
         kernel.bind(work, start)
     if terms.l1 is not None:
         numbers["gamma"], work.rho = terms.l1
         work.l1 = native.SMOOTH if work.rho > 0 else native.SOFT
-    work.hold("steps", _each(terms.steps, devices, torch.int64))
-    for name, number in numbers.items():
-        work.hold(name, _each(number, devices, torch.float64))
+    for name, number in numbers.items():  # one for every row
+        dtype = torch.int64 if name == "steps" else torch.float64
+        each = torch.as_tensor(number, dtype=dtype).reshape(-1)
+        work.point(name, each.expand(devices).contiguous())
     for name, value in rows.items():
         if value is not None:
             array = _rows(value, start)
-            work.hold(name, array)
+            work.point(name, array)
             setattr(work, f"{name}_stride", array.stride(0))
     return work
 
 
 def kernel(
-    stack: LinearStack | str,
-    space: ParameterLayout,
-    loss: object,
-    x: Tensor,
-    y: Tensor,
+    stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor
 ) -> NativeKernel | str:
     """The kernel for a stack, or the reason why there is none."""
     if isinstance(stack, str):
         return stack
     assert isinstance(loss, str)
     if not native.serves(x):
-        # Why the kernel does not serve such rows.
         if not native.loaded():
             return f"the native kernel is {native.status()}"
         if x.device.type != "cpu":
@@ -341,64 +238,37 @@ def kernel(
     if any(0 in shape for shape in shapes):
         return "the model has a layer without units"
     table = [_description(layer, space) for layer in stack.layers]
-    y_dtype = x.dtype
-    if loss == "cross_entropy":
-        y_dtype = torch.int64
-    return NativeKernel(
-        stack,
-        space,
-        loss,
-        torch.tensor(table),
-        x.flatten(1).contiguous(),
-        y.to(y_dtype).contiguous(),
-    )
+    y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype).contiguous()
+    return NativeKernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y)
 
 
 def _description(layer: Layer, space: ParameterLayout) -> list[int]:
     """One line of the kernel's table of layers."""
     weight = space.slots[layer.weight]
     outputs, inputs = weight.shape
-    bias = -1
-    if layer.bias is not None:
-        bias = space.slots[layer.bias].start
-    activation = "none"
+    bias = -1 if layer.bias is None else space.slots[layer.bias].start
+    activation = 0
     parameter = 0.0
     if layer.activation is not None:
-        activation = layer.activation.name
+        activation = native.ACTIVATIONS.index(layer.activation.name)
         parameter = layer.activation.parameter
     [parameter_bits] = struct.unpack("q", struct.pack("d", parameter))
-    return [
-        inputs,
-        outputs,
-        weight.start,
-        bias,
-        native.ACTIVATIONS.index(activation),
-        parameter_bits,
-    ]
+    return [inputs, outputs, weight.start, bias, activation, parameter_bits]
 
 
-def _give(work: native.NativeWork, batches: Sequence[Batch], dtype: torch.dtype) -> None:
+def give(work: native.NativeWork, batches: Sequence[Batch], dtype: torch.dtype) -> None:
     """Let the work read these batches: one for every step, or one for all."""
-    if any(len(batch.examples) != work.devices for batch in batches):
-        raise ProgramError(
-            f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; "
-            "give one for each."
-        )
     examples = torch.stack([batch.examples for batch in batches], dim=1)
+    if len(examples) != work.devices:
+        raise ProgramError(
+            f"a batch for {len(examples)} devices meets {work.devices} rows; give one for each."
+        )
     weights = [batch.weight for batch in batches if batch.weight is not None]
     work.batches, work.batch = examples.shape[1:]
-    work.hold("examples", examples)
+    work.point("examples", examples)
     work.weight = None
     if weights:
-        work.hold("weight", torch.stack(weights, dim=1).to(dtype))
-
-
-def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """One number for every row."""
-    if not isinstance(value, Tensor):
-        return torch.full((count,), value, dtype=dtype)
-    numbers = value.to(dtype).reshape(-1)
-    return numbers.expand(count).contiguous()
+        work.point("weight", torch.stack(weights, dim=1).to(dtype))
 
 
 def _rows(value: Tensor, like: Rows) -> Tensor:
