@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.data.shards import some
-from covey.data.tables.options import TableOptions
+from covey.data.tables.options import TableOptions, files_below
 from covey.data.tables.table_readers import ENDINGS, form_of, read, stem
 from covey.data.tables.tables import Faults, Table, joined
 from covey.errors import DataError
@@ -87,9 +87,7 @@ def _words(tables: Sequence[Table]) -> dict[str, bool]:
 
 def _paths(folder: Path) -> list[Path]:
     """The devices' files under a folder, all in it or all one level below it."""
-    below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    visible = [path for path in below if not any(part.startswith(".") for part in path.parts)]
-    paths = [path for path in visible if form_of(path) is not None]
+    paths = [path for path in files_below(folder) if form_of(path) is not None]
     if not paths:
         raise DataError(
             f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."

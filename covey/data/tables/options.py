@@ -156,6 +156,14 @@ def is_folder(path: Path) -> bool:
         ) from error
 
 
+def files_below(folder: Path) -> list[Path]:
+    """The files under a folder, relative to it and in order, without hidden ones."""
+    if not is_folder(folder):
+        raise DataError(f"there is no folder {folder}; {RELATIVE}.")
+    paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+
+
 def _check_names(options: TableOptions) -> None:
     """That every column is for one thing."""
     labels = list(options.labels)
