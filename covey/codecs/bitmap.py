@@ -8,9 +8,8 @@ from torch import Tensor
 
 from covey.codecs import bits, blocks, header, numbers
 from covey.codecs.blocks import Reader, Sent
-from covey.codecs.dense import Dense
+from covey.codecs.dense import Dense, Sparse
 from covey.codecs.header import Tag
-from covey.codecs.sparse import Sparse
 
 
 @dataclass(frozen=True)

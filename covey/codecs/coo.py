@@ -11,9 +11,8 @@ from torch import Tensor
 
 from covey.codecs import blocks, gaps, header, numbers
 from covey.codecs.blocks import Reader, Sent
-from covey.codecs.dense import Dense
+from covey.codecs.dense import Dense, Sparse
 from covey.codecs.header import Tag
-from covey.codecs.sparse import Sparse
 from covey.errors import DecodeError
 
 _COUNT = 4  # bytes of the number of values sent

@@ -1,5 +1,10 @@
-"""Every value of the row, as it lies in memory or in 16 bits."""
+"""Every value of the row, as it lies in memory or in 16 bits.
 
+`Sparse` is what the codecs share that send only some values, or a dense message if that is shorter.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.codecs import bits, blocks, header, numbers
-from covey.codecs.blocks import Reader, Sent
+from covey.codecs.blocks import Layout, Reader, Sent
 from covey.codecs.header import Tag
 from covey.codecs.numbers import Format
 from covey.errors import DecodeError
@@ -15,18 +20,12 @@ from covey.fields import check
 
 
 @dataclass(frozen=True)
-class Dense:
-    """All values: a message of one size, whatever the values are.
-
-    A mask is sent beside the row and saves nothing. Lossless with its own `values`.
-
-    >>> message = Dense().encode(torch.tensor([1.0, 0.0, 2.0]))
-    >>> len(message), Dense().decode(message, limit=3)[0].tolist()
-    (18, [1.0, 0.0, 2.0])
-    """
+class Values(ABC):
+    """A codec that sends values of a row in a number format; lossless in the row's own."""
 
     values: Format = "own"  # format of the values on the wire
-    tag: ClassVar[Tag] = Tag.DENSE
+    layout: ClassVar[str]
+    tag: ClassVar[Tag]
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -34,29 +33,67 @@ class Dense:
 
     @property
     def name(self) -> str:
-        """dense, dense_f16 or dense_bf16."""
-        return "dense" if self.lossless else f"dense_{self.values}"
+        """The layout, and the number format of the values if it is not the row's own."""
+        return self.layout if self.lossless else f"{self.layout}_{self.values}"
 
     @property
     def lossless(self) -> bool:
         """Where the values are sent as they are."""
         return self.values == "own"
 
-    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
-        """The header and all values.
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """Those of its messages; the first wins a tie."""
+        return (self,)
 
-        Values outside the mask are sent as zeros, so that they do not leak.
-        """
-        return self.write(blocks.sent(row, mask, self.values))
+    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+        """The shortest message; values outside the mask are not told."""
+        return blocks.shortest(self.layouts, blocks.sent(row, mask, self.values))
 
     def decode(
         self, message: bytes, *, limit: int, borrow: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The row, and its mask if one was sent.
 
-        With `borrow` the row may lie in the memory of the message, and must not be written.
+        With `borrow` a dense row may lie in the memory of the message, and must not be written.
         """
-        return blocks.decode([self], message, values=self.values, limit=limit, borrow=borrow)
+        return blocks.decode(self.layouts, message, values=self.values, limit=limit, borrow=borrow)
+
+    def roundtrip(
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """Each value as it arrives."""
+        return blocks.arriving(rows, mask, self.values)
+
+    @abstractmethod
+    def length(self, sent: Sent) -> int:
+        """The length of a message in this layout."""
+
+    @abstractmethod
+    def write(self, sent: Sent) -> bytes:
+        """The message in this layout."""
+
+    @abstractmethod
+    def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
+        """The row of a message in this layout, and its mask if one was sent."""
+
+
+@dataclass(frozen=True)
+class Dense(Values):
+    """All values: a message of one size, whatever the values are.
+
+    A mask is sent beside the row and saves nothing: values outside it are sent as zeros.
+
+    >>> message = Dense().encode(torch.tensor([1.0, 0.0, 2.0]))
+    >>> len(message), Dense().decode(message, limit=3)[0].tolist()
+    (18, [1.0, 0.0, 2.0])
+    """
+
+    layout: ClassVar[str] = "dense"
+    tag: ClassVar[Tag] = Tag.DENSE
 
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same for every row."""
@@ -68,15 +105,6 @@ class Dense:
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """The same whatever is sent."""
         return torch.full_like(sent, _length(width, numbers.size(self.values, size), masked))
-
-    def roundtrip(
-        self,
-        rows: Tensor,
-        mask: Tensor | None = None,
-        keys: Tensor | None = None,
-    ) -> Tensor:
-        """Each value as it arrives."""
-        return blocks.arriving(rows, mask, self.values)
 
     def length(self, sent: Sent) -> int:
         """Of one message."""
@@ -109,6 +137,21 @@ def _length(width: int, size: int, masked: bool) -> int:
     if masked:
         length += bits.length(width)
     return length
+
+
+@dataclass(frozen=True)
+class Sparse(Values):
+    """A layout of the values that are not zero, beside the dense layout.
+
+    "Zero" is the bit pattern of +0.0, so that -0.0 is sent. With a mask the values inside the mask
+    are sent, whatever they are: the receiver averages over the senders that kept a weight, and a
+    kept weight may be 0. A row is sent dense where that is not longer.
+    """
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """The dense layout, which wins a tie, and this one."""
+        return Dense(self.values), self
 
 
 CODECS = (Dense(), Dense("f16"), Dense("bf16"))

@@ -59,13 +59,10 @@ def facts(shards: Shards) -> dict[str, Any]:
 
 
 def _line(thing: object) -> str:
-    """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
-    whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
-    if whole:
-        text = sys.modules[thing.__module__].__doc__
-    else:
-        text = inspect.getdoc(thing)
-    return _first(text)
+    """The first line of a docstring; of what is alone in its file, that of the file."""
+    home = thing.__module__
+    alone = inspect.isclass(thing) or home == f"covey.models.{getattr(thing, '__name__', '')}"
+    return _first(sys.modules[home].__doc__ if alone else inspect.getdoc(thing))
 
 
 def _first(text: str | None) -> str:

@@ -31,8 +31,12 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
             "write one with safetensors.torch.save_file(module.state_dict(), path)."
         ) from error
     wanted = module.state_dict()
-    tied = _ties(wanted)
-    missing = [name for name in wanted if not tied[name] & values.keys()]
+    given = {_memory(wanted[name]) for name in values if name in wanted}
+    missing = [
+        name
+        for name, own in wanted.items()
+        if name not in values and not (own.numel() and _memory(own) in given)
+    ]
     unexpected = [name for name in values if name not in wanted]
     if missing or unexpected:
         raise ModelError(_names_differ(path, module, missing, unexpected, values))
@@ -49,18 +53,8 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     return module
 
 
-def _ties(wanted: dict[str, Tensor]) -> dict[str, set[str]]:
-    """For every name, the names of the same memory, itself among them."""
-    by_memory: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}
-    for name, value in wanted.items():
-        by_memory.setdefault(_memory(value), set()).add(name)
-    return {
-        name: by_memory[_memory(value)] if value.numel() else {name}
-        for name, value in wanted.items()
-    }
-
-
 def _memory(value: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """That of tied parameters is the same."""
     return value.data_ptr(), value.shape, value.stride()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ModelError
-from covey.models.shared.pooling import Pool, check, pooled
+from covey.models.pooling import Pool, check, pooled
 
 
 def transformer(
@@ -141,7 +141,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The values that each position attends to, itself and those before it."""
         length = x.shape[1]
-        query, key, value = self._split(self.inputs(x))
+        by_head = torch.unflatten(self.inputs(x), 2, (3, self.heads, -1))
+        # each [B, heads, T, width / heads]
+        query, key, value = (part.transpose(1, 2) for part in by_head.unbind(2))
         scale = query.shape[-1] ** -0.5
         scores = (query * scale) @ key.transpose(2, 3)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
@@ -149,9 +151,3 @@ class Attention(nn.Module):
         mixed = scores.softmax(dim=-1) @ value
         out: Tensor = self.outputs(mixed.transpose(1, 2).flatten(2))
         return out
-
-    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, heads, T, width / heads] of values [B, T, 3 * width]."""
-        by_head = torch.unflatten(projected, 2, (3, self.heads, -1))
-        query, key, value = by_head.unbind(2)
-        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

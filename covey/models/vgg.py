@@ -39,7 +39,19 @@ def vgg(
     280074
     """
     image = image_shape(shape)
-    _check(layers, head, classes, groups)
+    channels = [layer for layer in layers if layer != "M"]
+    sizes = (*channels, *head, classes)
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        arguments = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
+        raise ModelError(
+            f"vgg({arguments}): give numbers of 1 or more, and 'M' in layers for a pooling."
+        )
+    uneven = [size for size in channels if groups is not None and (groups < 1 or size % groups)]
+    if uneven:
+        raise ModelError(
+            f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; "
+            "give a divisor, or None."
+        )
     inside = image[0]
     modules = [nn.Flatten(), nn.Unflatten(1, image)]
     for layer in layers:
@@ -57,26 +69,3 @@ def vgg(
             "give fewer or larger images."
         )
     return nn.Sequential(*modules, *mlp(inside * points, *head, classes))
-
-
-def _check(
-    layers: Sequence[Layer],
-    head: Sequence[int],
-    classes: int,
-    groups: int | None,
-) -> None:
-    channels = [layer for layer in layers if layer != "M"]
-    sizes = (*channels, *head, classes)
-    if not all(isinstance(size, int) and size >= 1 for size in sizes):
-        arguments = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
-        raise ModelError(
-            f"vgg({arguments}): give numbers of 1 or more, and 'M' in layers for a pooling."
-        )
-    if groups is None:
-        return
-    uneven = [size for size in channels if groups < 1 or size % groups]
-    if uneven:
-        raise ModelError(
-            f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; "
-            "give a divisor, or None."
-        )

@@ -210,14 +210,18 @@ def _shards(
     # A pair without examples says nothing about shapes: an empty list of labels arrives as floats.
     filled = [(number % devices, *pair) for number, pair in enumerate(pairs) if len(pair[0])]
     owners = [device for device, _, _ in filled]
-    labels, names = _coded([y for _, _, y in filled], owners)
     x = _together("x", [x for _, x, _ in filled], owners)
-    y = _together("y", labels, owners)
-    y, classes, names = _numbered(y, names, classes)
+    y, classes, names = _numbered([y for _, _, y in filled], owners, classes)
     how = None
     count = None
+    if tokens is not False and (x.is_floating_point() or x.dtype == torch.bool):
+        raise DataError(
+            f"tokens = {tokens}, but x is {x.dtype}; give whole numbers, as in x.astype('int64')."
+        )
     if tokens is not False:
-        x, count = _token_ids(x, tokens)
+        x = x.long()
+        # A negative id is refused later, with its place.
+        count = max(int(x.max()) + 1, 1) if tokens is True else tokens
     elif x.dtype == torch.uint8 and x.ndim > 2:
         how = scaling("unit", x, torch.arange(0))
         x = scaled(channels_first(x), how)
@@ -254,15 +258,13 @@ def _converted(pairs: Any, name: str) -> list[Ready]:
                 "give a pair of arrays (x, y), or a torch Dataset."
             )
         x = _tensor(pair[0], f"{name}: x of device {device}")
-        y = _targets(pair[1], f"{name}: y of device {device}")
+        y = _targets(pair[1], x, f"{name}: y of device {device}")
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise DataError(
                 f"{name}: device {device} has x of shape {tuple(x.shape)} and y of shape "
                 f"{tuple(y.shape)}; "
                 "give one row of x and one of y per example."
             )
-        if isinstance(y, Tensor):
-            y = _of_one_type(y, x)
         ready.append((x, y))
     return ready
 
@@ -328,37 +330,28 @@ def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
     return None
 
 
-def _of_one_type(y: Tensor, x: Tensor) -> Tensor:
-    """Targets in the type of float features, labels as int64; True and False stay."""
-    if y.dtype == torch.bool:
-        return y
-    if not y.is_floating_point():
-        return y.long()
-    if x.is_floating_point():
-        return y.to(x.dtype)
-    if x.dtype == torch.uint8:
-        return y.float()  # what images of bytes become
-    return y
-
-
-def _targets(array: Any, name: str) -> Tensor | Texts:
-    """Numbers as a tensor, or text labels as an array of text."""
-    if isinstance(array, Tensor):
-        return _tensor(array, name)
-    values = array
-    if not isinstance(array, list | tuple):
+def _targets(array: Any, x: Tensor, name: str) -> Tensor | Texts:
+    """Text labels as an array of text, or numbers in the type that goes with x."""
+    values = () if isinstance(array, Tensor) else array
+    if not isinstance(values, list | tuple):
         flat = np.asarray(array)
         values = flat.tolist() if flat.ndim == 1 and flat.dtype.kind in "UTO" else ()
     text = [isinstance(value, str) and value != "" for value in values]
-    if not any(text):
-        return _tensor(array, name)
-    if not all(text):
-        place = text.index(False)
-        raise DataError(
-            f"{name} has text labels, but {shown(values[place])} at {place}; "
-            "give every example one that is not empty."
-        )
-    return np.array(list(values), dtype=np.str_)
+    if any(text):
+        if not all(text):
+            place = text.index(False)
+            raise DataError(
+                f"{name} has text labels, but {shown(values[place])} at {place}; "
+                "give every example one that is not empty."
+            )
+        return np.array(list(values), dtype=np.str_)
+    y = _tensor(array, name)
+    if y.is_floating_point() and x.is_floating_point():
+        return y.to(x.dtype)
+    if y.is_floating_point() and x.dtype == torch.uint8:
+        return y.float()  # what images of bytes become
+    whole = not y.is_floating_point() and y.dtype != torch.bool
+    return y.long() if whole else y
 
 
 def _tensor(array: Any, name: str) -> Tensor:
@@ -394,29 +387,6 @@ def _tensor(array: Any, name: str) -> Tensor:
     return torch.from_numpy(array.astype(dtype, order="C"))
 
 
-def _coded(
-    labels: list[Tensor | Texts], owners: Sequence[int]
-) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Labels as tensors, and the sorted names of the classes where labels are text."""
-    texts = [y for y in labels if not isinstance(y, Tensor)]
-    tensors = [y for y in labels if isinstance(y, Tensor)]
-    if not texts and all(y.dtype == torch.bool and y.ndim == 1 for y in tensors):
-        return tensors, ()
-    if not texts:
-        return [y.long() if y.dtype == torch.bool else y for y in tensors], ()
-    if tensors:
-        kinds = [isinstance(y, Tensor) for y in labels]
-        raise DataError(
-            f"y of device {owners[kinds.index(False)]} is text, "
-            f"of device {owners[kinds.index(True)]} numbers; "
-            "give all devices the same kind of labels."
-        )
-    names, codes = np.unique(np.concatenate(texts), return_inverse=True)
-    ends = np.cumsum([len(y) for y in texts])
-    pieces = np.split(codes.astype(np.int64), ends[:-1])
-    return [torch.from_numpy(piece) for piece in pieces], tuple(str(name) for name in names)
-
-
 def _together(name: str, tensors: list[Tensor], owners: Sequence[int]) -> Tensor:
     """All tensors one after the other, which are of one type and shape."""
     want = tensors[0]
@@ -434,23 +404,36 @@ def _together(name: str, tensors: list[Tensor], owners: Sequence[int]) -> Tensor
 
 
 def _numbered(
-    y: Tensor, names: tuple[str, ...], classes: int | None
+    labels: list[Tensor | Texts], owners: Sequence[int], classes: int | None
 ) -> tuple[Tensor, int | None, tuple[str, ...]]:
     """Labels that count from 0, the number of classes if they are not targets, and their names.
 
     Numbers have names only where they counted from 1.
     """
-    if names:
+    texts = [y for y in labels if not isinstance(y, Tensor)]
+    tensors = [y for y in labels if isinstance(y, Tensor)]
+    if texts and tensors:
+        kinds = [isinstance(y, Tensor) for y in labels]
+        raise DataError(
+            f"y of device {owners[kinds.index(False)]} is text, "
+            f"of device {owners[kinds.index(True)]} numbers; "
+            "give all devices the same kind of labels."
+        )
+    if texts:
+        names, codes = np.unique(np.concatenate(texts), return_inverse=True)
         if classes not in (None, len(names)):
             raise DataError(
                 f"classes = {shown(classes)}, but the labels are {len(names)} names "
-                f"({some(names)}); leave classes out."
+                f"({some(names.tolist())}); leave classes out."
             )
-        return y, len(names), names
-    if y.is_floating_point():
+        return torch.from_numpy(codes.astype(np.int64)), len(names), tuple(map(str, names))
+    truths = all(y.dtype == torch.bool and y.ndim == 1 for y in tensors)
+    whole = [y.long() if y.dtype == torch.bool else y for y in tensors]
+    y = _together("y", whole, owners)
+    if truths and classes is None:
+        classes = 2
+    if truths or y.is_floating_point():
         return y, classes, ()
-    if y.dtype == torch.bool:
-        return y.long(), 2 if classes is None else classes, ()
     occurring = torch.unique(y)
     k = len(occurring)
     from_one = y.ndim == 1 and k > 1 and torch.equal(occurring, torch.arange(1, k + 1))
@@ -464,18 +447,6 @@ def _numbered(
                 "number the classes from 0, or give float targets for regression."
             )
     return y, classes, ()
-
-
-def _token_ids(x: Tensor, tokens: bool | int) -> tuple[Tensor, int]:
-    """The features as whole numbers, and how many token ids there are."""
-    if x.is_floating_point() or x.dtype == torch.bool:
-        raise DataError(
-            f"tokens = {tokens}, but x is {x.dtype}; give whole numbers, as in x.astype('int64')."
-        )
-    x = x.long()
-    if tokens is True:
-        return x, max(int(x.max()) + 1, 1)  # a negative id is refused later, with its place
-    return x, tokens
 
 
 def channels_first(x: Tensor) -> Tensor:

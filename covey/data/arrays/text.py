@@ -6,13 +6,15 @@ They are `.txt` files in a folder, or a column of a table.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from covey.data.arrays.windows import Windows, token_names
 from covey.data.partitions import partition
 from covey.data.partitions.partition import SPLIT, Split
-from covey.data.shards import Names, Shards, some
+from covey.data.shards import Shards, some
+from covey.data.tables.options import files_below
 from covey.errors import DataError
 
 _SUFFIX = ".txt"
@@ -64,22 +66,14 @@ def text(
             f"there is no folder of {_SUFFIX} files and no .csv table {where}; give one of them."
         )
     speakers.sort(key=lambda speaker: speaker.edge)  # devices of an edge are consecutive
+    edges = Counter(speaker.edge for speaker in speakers)
+    if set(edges) == {""}:
+        edges.clear()
     windows = Windows.of([speaker.text for speaker in speakers], length)
     parts = partition.split(windows.pieces, split=split, seed=seed)
     tokens = token_names(windows.vocabulary(parts[0].index))
-    x, y = windows.encoded(tokens)
-    edges = _edges(speakers)
-    devices = tuple(speaker.device for speaker in speakers)
-    return Shards(
-        x,
-        y,
-        *parts,
-        classes=len(tokens),
-        name=where.resolve().name,
-        edges=tuple(edges.values()),
-        names=Names(devices, tuple(edges), tokens, tokens=tokens),
-        tokens=len(tokens),
-    )
+    devices = [speaker.device for speaker in speakers]
+    return windows.shards(tokens, parts, where.resolve().name, devices, edges)
 
 
 def device_text(
@@ -93,36 +87,24 @@ def device_text(
     """The shards of one new device, from its text, with the tokens of the run."""
     windows = Windows.of([_read(path)], length)
     parts = partition.split(windows.pieces, split=split, seed=seed)
-    x, y = windows.encoded(tokens)
-    return Shards(
-        x,
-        y,
-        *parts,
-        classes=len(tokens),
-        name=path.stem,
-        names=Names((path.stem,), classes=tokens, tokens=tokens),
-        tokens=len(tokens),
-    )
+    return windows.shards(tokens, parts, path.stem, [path.stem])
 
 
 def _folder(folder: Path) -> list[_Speaker]:
     """The texts under a folder, all in it or all one level below it."""
-    listed = sorted(folder.rglob(f"*{_SUFFIX}"))
-    paths = [path for path in listed if path.is_file() and not path.name.startswith(".")]
+    paths = [path for path in files_below(folder) if path.suffix == _SUFFIX]
     if not paths:
         raise DataError(f"there is no {_SUFFIX} file in {folder}; put one there for each device.")
-    depths = {len(path.relative_to(folder).parts) for path in paths}
-    if depths not in ({1}, {2}):
+    if {len(path.parts) for path in paths} not in ({1}, {2}):
         raise DataError(
             f"the {_SUFFIX} files of {folder} do not lie all in it or all in subfolders of it; "
             "give every device a subfolder named after its edge, or none."
         )
-    speakers = []
-    for path in paths:
-        edge = "" if path.parent == folder else path.parent.name
-        speakers.append(_Speaker(path.stem, edge, _read(path)))
-    _check_names(speakers, folder)
-    return speakers
+    names = Counter(path.stem for path in paths)
+    twice = sorted(name for name, count in names.items() if count > 1)
+    if twice:
+        raise DataError(f"{folder} has several files called {some(twice)}; rename the devices.")
+    return [_Speaker(path.stem, path.parent.name, _read(folder / path)) for path in paths]
 
 
 def _read(path: Path) -> str:
@@ -134,13 +116,6 @@ def _read(path: Path) -> str:
         raise DataError(
             f"{path} is not text in UTF-8 ({error.reason}); save it in UTF-8."
         ) from error
-
-
-def _check_names(speakers: list[_Speaker], folder: Path) -> None:
-    names = [speaker.device for speaker in speakers]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{folder} has several files called {some(twice)}; rename the devices.")
 
 
 def _table(path: Path, column: str, device: str, edge: str) -> list[_Speaker]:
@@ -170,13 +145,3 @@ def _table(path: Path, column: str, device: str, edge: str) -> list[_Speaker]:
     if not lines:
         raise DataError(f"{path} has no rows; add some.")
     return [_Speaker(name, edges[name], "\n".join(texts)) for name, texts in lines.items()]
-
-
-def _edges(speakers: list[_Speaker]) -> dict[str, int]:
-    """How many devices stand under each edge; empty where there are no edges."""
-    out: dict[str, int] = {}
-    for speaker in speakers:
-        out[speaker.edge] = out.get(speaker.edge, 0) + 1
-    if set(out) == {""}:
-        return {}
-    return out

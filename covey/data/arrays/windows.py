@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.data.shards import NO_TARGET
+from covey.data.partitions.partition import Parts
+from covey.data.shards import NO_TARGET, Names, Shards
 from covey.errors import DataError, shown
 
 UNKNOWN = "\ufffd"
@@ -96,6 +97,28 @@ class Windows:
             x[window, :count] = encoded[:-1]
             y[window, :count] = encoded[1:]
         return torch.from_numpy(x), torch.from_numpy(y)
+
+    def shards(
+        self,
+        tokens: tuple[str, ...],
+        parts: Parts,
+        name: str,
+        devices: Sequence[str] = (),
+        edges: Mapping[str, int] | None = None,
+    ) -> Shards:
+        """The windows as shards, dealt as `parts` say; `edges` are the sizes of named edges."""
+        x, y = self.encoded(tokens)
+        under = dict(edges or {})
+        return Shards(
+            x,
+            y,
+            *parts,
+            classes=len(tokens),
+            name=name,
+            edges=tuple(under.values()),
+            names=Names(tuple(devices), tuple(under), tokens, tokens=tokens),
+            tokens=len(tokens),
+        )
 
     def _text(self, window: int) -> str:
         number, start = self.starts[window]

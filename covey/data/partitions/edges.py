@@ -43,10 +43,8 @@ def random(shards: Shards, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
     Tree: 1 server, 4 edges, 10 devices
     """
     check_edges(edges, shards.devices)
-    return grouped(
-        shards,
-        _even(generator(seed, Use.EDGES).permutation(shards.devices), edges),
-    )
+    order = generator(seed, Use.EDGES).permutation(shards.devices)
+    return grouped(shards, _even(order, edges))
 
 
 def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
@@ -63,11 +61,8 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
             "give one per device."
         )
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return grouped(
-        shards,
-        np.array([number[name] for name in names]),
-        tuple(map(str, number)),
-    )
+    edge = np.array([number[name] for name in names])
+    return grouped(shards, edge, tuple(map(str, number)))
 
 
 def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tree]:
@@ -79,13 +74,22 @@ def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tre
     >>> by_label(digits(), WORST)[0].edges
     (8, 12)
     """
-    _check_sets(shards, sets)
+    if shards.classes is None:
+        raise DataError(
+            "by_label needs labels, but this data has numbers to predict; "
+            "choose edges in another way."
+        )
+    wrong = [label for owned in sets for label in owned if not 0 <= label < shards.classes]
+    if wrong or not sets or not all(map(len, sets)):
+        raise DataError(
+            f"sets={sets}; give each edge at least one label, from 0 to {shards.classes - 1}, "
+            "as in edges.WORST for ten classes."
+        )
     held = shards.labels()
+    fits = np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)
     edge = np.zeros(shards.devices, dtype=np.int64)
     sizes = np.zeros(len(sets), dtype=np.int64)
-    for device, fit in enumerate(
-        np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)
-    ):
+    for device, fit in enumerate(fits):
         edge[device] = np.lexsort((sizes, -fit))[0]
         sizes[edge[device]] += 1
     if not sizes.all():
@@ -120,20 +124,6 @@ def check_edges(edges: int, devices: int) -> None:
         raise DataError(
             f"edges={edges} for {devices} devices; "
             f"give 1 to {devices}, so that every edge has a device."
-        )
-
-
-def _check_sets(shards: Shards, sets: Sequence[Sequence[int]]) -> None:
-    if shards.classes is None:
-        raise DataError(
-            "by_label needs labels, but this data has numbers to predict; "
-            "choose edges in another way."
-        )
-    wrong = [label for owned in sets for label in owned if not 0 <= label < shards.classes]
-    if wrong or not sets or not all(map(len, sets)):
-        raise DataError(
-            f"sets={sets}; give each edge at least one label, from 0 to {shards.classes - 1}, "
-            "as in edges.WORST for ten classes."
         )
 
 

@@ -85,8 +85,9 @@ def copies(shards: Shards) -> Copies:
     rows = shards.x.reshape(len(shards.x), -1).cpu().contiguous().numpy()
     hashes = [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
     content = np.frombuffer(b"".join(hashes), dtype=np.uint64)
-    used = _numbers(shards, ("train", "validation"))
-    tested = _numbers(shards, ("test",))
+    train, validation, test = (shards.part(split).index.numpy() for split in SPLITS)
+    used = np.union1d(train, validation)
+    tested = np.unique(test)
     held = np.union1d(used, tested)
     others = tested[~np.isin(tested, used)]  # the same number in both is what `overlaps` counts
     leaks = np.isin(content[others], content[used])
@@ -96,11 +97,6 @@ def copies(shards: Shards) -> Copies:
         tested=len(tested),
         leaks=int(np.count_nonzero(leaks)),
     )
-
-
-def _numbers(shards: Shards, splits: tuple[str, ...]) -> Numbers:
-    """The examples that somebody has in these parts, each once and sorted."""
-    return np.unique(np.concatenate([shards.part(split).index.numpy() for split in splits]))
 
 
 def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, int]:
@@ -131,28 +127,19 @@ def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:
     return np.unique(np.concatenate(example) * shards.devices + np.concatenate(device))
 
 
-def _pairs(test: Numbers, used: Numbers, users: Numbers, devices: int) -> int:
+def _pairs(leaked: Numbers, used: Numbers, users: Numbers, devices: int) -> int:
     """The number of pairs of a tested device and another device that uses one of its examples."""
-    first = users.cumsum() - users
     who = used % devices
-    example = test // devices
-    tested = test % devices
-    example = example[np.argsort(tested, kind="stable")]
-    ends = np.bincount(tested, minlength=devices).cumsum()
-    start = 0
+    ends = users.cumsum()  # example e is used by who[ends[e] - users[e] : ends[e]]
+    example, tested = np.divmod(leaked, devices)
+    cuts = np.bincount(tested, minlength=devices).cumsum()[:-1]
     pairs = 0
     # Device by device: all pairs at once could be many times as many as the entries.
-    for device in np.unique(tested):
-        own = example[start : ends[device]]
-        start = ends[device]
+    for device, own in enumerate(np.split(example[np.argsort(tested, kind="stable")], cuts)):
+        counts = users[own]
+        places = np.repeat(ends[own] - counts.cumsum(), counts) + np.arange(int(counts.sum()))
         meets = np.zeros(devices, dtype=bool)
-        meets[who[_ranges(first[own], users[own])]] = True
+        meets[who[places]] = True
         meets[device] = False
         pairs += int(np.count_nonzero(meets))
     return pairs
-
-
-def _ranges(first: Numbers, counts: Numbers) -> Numbers:
-    """first[i], first[i] + 1, ..., counts[i] of them, for each i, one after the other."""
-    start = counts.cumsum() - counts
-    return np.repeat(first - start, counts) + np.arange(int(counts.sum()))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from covey.data.partitions import partition as ways
@@ -32,12 +31,11 @@ class _Way:
     usual: Mapping[str, Any] = field(default_factory=dict)  # of every option
 
 
-def _sfedhp(
-    y: Labels, seed: int, share: float, *, setting: int, shared: bool = False, **own: Any
-) -> Dealt:
-    return recipes.sfedhp(
-        y, setting=setting, validation_share=share, shared=shared, seed=seed, **own
-    )
+def _sfedhp(about: str, **chosen: Any) -> _Way:
+    def dealt(y: Labels, seed: int, share: float, **own: Any) -> Dealt:
+        return recipes.sfedhp(y, validation_share=share, seed=seed, **chosen, **own)
+
+    return _Way(about, dealt, {"devices": 20, "labels": 5})
 
 
 _DEALS = {
@@ -70,25 +68,23 @@ _DEALS = {
         lambda y, seed, share, devices: recipes.power_law(y, devices=devices, seed=seed),
         {"devices": 1000},
     ),
-    "sfedhp1": _Way(
+    "sfedhp1": _sfedhp(
         "sFedHP's setting 1: five labels per device, few images to train on, many to test on",
-        partial(_sfedhp, setting=1),
-        {"devices": 20, "labels": 5},
+        setting=1,
     ),
-    "sfedhp2": _Way(
+    "sfedhp2": _sfedhp(
         "sFedHP's setting 2: five labels per device, many images to train on, few to test on",
-        partial(_sfedhp, setting=2),
-        {"devices": 20, "labels": 5},
+        setting=2,
     ),
-    "sfedhp1_shared": _Way(
+    "sfedhp1_shared": _sfedhp(
         "as sfedhp1, but the devices with a label have the same images of it",
-        partial(_sfedhp, setting=1, shared=True),
-        {"devices": 20, "labels": 5},
+        setting=1,
+        shared=True,
     ),
-    "sfedhp2_shared": _Way(
+    "sfedhp2_shared": _sfedhp(
         "as sfedhp2, but the devices with a label have the same images of it",
-        partial(_sfedhp, setting=2, shared=True),
-        {"devices": 20, "labels": 5},
+        setting=2,
+        shared=True,
     ),
     "permfl": _Way(
         "PerMFL's MNIST and Fashion-MNIST: two labels per device, log-normal sizes, "
@@ -149,10 +145,13 @@ def deal(
     dealt = way.deal(y, seed, share, **{**way.usual, **chosen})
     if dealt.test is None:
         return ways.split(dealt.train, split=split, seed=seed)
+    train = _shuffled(dealt.train, seed)
     if dealt.validation is None:
-        train, validation = _validated(dealt.train, share, seed)
+        cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in train]
+        pairs = list(zip(train, cuts, strict=True))
+        train = [pile[:cut] for pile, cut in pairs]
+        validation = [pile[cut:] for pile, cut in pairs]
     else:
-        train = _shuffled(dealt.train, seed)
         validation = _shuffled(dealt.validation, seed)
     return Part.of(train), Part.of(validation), Part.of(dealt.test)
 
@@ -163,34 +162,22 @@ def _shuffled(piles: list[Numbers], seed: int) -> list[Numbers]:
     return [draw.permutation(pile) for draw, pile in zip(draws, piles, strict=True)]
 
 
-def _validated(
-    piles: list[Numbers], share: float, seed: int
-) -> tuple[list[Numbers], list[Numbers]]:
-    """Each pile cut in two, train and validation, of which validation has this share."""
-    shuffled = _shuffled(piles, seed)
-    cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in piles]
-    pairs = list(zip(shuffled, cuts, strict=True))
-    return [pile[:cut] for pile, cut in pairs], [pile[cut:] for pile, cut in pairs]
-
-
 def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
     if partition not in _DEALS:
         hint = meant(partition, _DEALS)
         raise DataError(f"partition={partition!r}{hint}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _DEALS[partition].usual:
-            option = name
-            if isinstance(value, int | float):
-                option = f"{name}={shown(value)}"
+            option = f"{name}={shown(value)}" if isinstance(value, int | float) else name
             users = ", ".join(other for other, way in _DEALS.items() if name in way.usual)
             raise DataError(
                 f"{option} is not an option of partition {partition!r}; "
                 f"leave it out, or choose a partition that has it: {users}."
             )
-    if partition == "writer" and len(chosen.get("writers", ())) != examples:
+    known = len(chosen.get("writers", ()))
+    if partition == "writer" and known != examples:
         raise DataError(
-            f"partition 'writer' has the writers of {len(chosen.get('writers', ()))} of "
-            f"{examples} examples; "
-            "give writers=, one for each, "
-            "or choose another partition if the data does not say who wrote what."
+            f"partition 'writer' has the writers of {known} of {examples} examples; "
+            "give writers=, one for each, or choose another partition if the data does not say "
+            "who wrote what."
         )

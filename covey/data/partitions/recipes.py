@@ -190,11 +190,7 @@ def sfedhp(
 
 
 def permfl(
-    y: Labels,
-    *,
-    devices: int = 40,
-    labels: int = 2,
-    seeds: tuple[int, int] = (5, 9),
+    y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
 ) -> Dealt:
     """PerMFL's MNIST and Fashion-MNIST, 25 % for testing.
 
@@ -235,12 +231,7 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
 
 
 def permfl_femnist(
-    y: Labels,
-    *,
-    devices: int = 3500,
-    labels: int = 3,
-    seed: int = 1,
-    shuffle: bool = True,
+    y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
 ) -> Dealt:
     """PerMFL's FEMNIST (EMNIST by class), 25 % for testing.
 

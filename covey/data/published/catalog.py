@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from covey.errors import DataError, meant
@@ -52,13 +52,11 @@ def known(name: str, split: str | None = None) -> KnownSet:
     """
     key = f"{name}-{split or 'digits'}" if name == "emnist" else name
     if key not in CATALOG or (split is not None and name != "emnist"):
-        if split is None:
-            wanted = f"{name!r}"
-        else:
-            wanted = f"{name!r} with split={split!r}"
-        hint = meant(key, CATALOG)
-        listed = ", ".join(CATALOG)
-        raise DataError(f"no data set is called {wanted}{hint}; choose one of {listed}.")
+        wanted = repr(name) if split is None else f"{name!r} with split={split!r}"
+        raise DataError(
+            f"no data set is called {wanted}{meant(key, CATALOG)}; "
+            f"choose one of {', '.join(CATALOG)}."
+        )
     return CATALOG[key]
 
 
@@ -94,15 +92,44 @@ def _emnist(split: str, classes: str, train: int, test: int) -> KnownSet:
     )
 
 
+def _cifar(
+    kinds: int,
+    classes: str,
+    binary: tuple[str, ...],
+    python: tuple[str, ...],
+    binary_folder: str,
+    python_folder: str,
+    md5: Mapping[str, str],
+) -> KnownSet:
+    """CIFAR-10 or CIFAR-100, in its two formats, each as files or as the archive of them."""
+    own = f"cifar-{kinds}"
+    archives = (f"{own}-binary.tar.gz", f"{own}-python.tar.gz")
+    return KnownSet(
+        name=f"cifar{kinds}",
+        shape=(3, 32, 32),
+        classes=tuple(classes.split()),
+        train=50_000,
+        test=10_000,
+        ways=(
+            Way(f"{own} binary", binary),
+            Way(f"{own} python", python),
+            Way(f"{own} binary", archives[:1]),
+            Way(f"{own} python", archives[1:]),
+        ),
+        places=_places(
+            (f"cifar{kinds}", own, f"CIFAR{kinds}"),
+            (f"{own}-{binary_folder}", f"{own}-{python_folder}"),
+        ),
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        download=f"{', or '.join(archives)}, or {_listed(binary)}",
+        repository=f"uoft-cs/cifar{kinds}",
+        md5=md5,
+    )
+
+
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-CIFAR10_BINARY = (
-    *(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test_batch.bin",
-)
-CIFAR10_PYTHON = (
-    *(f"data_batch_{number}" for number in range(1, 6)),
-    "test_batch",
-)
+CIFAR10_BINARY = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+CIFAR10_PYTHON = tuple(name.removesuffix(".bin") for name in CIFAR10_BINARY)
 CIFAR100_BINARY = ("train.bin", "test.bin")
 CIFAR100_PYTHON = ("train", "test")
 
@@ -149,18 +176,7 @@ _CIFAR100_MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
-_FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_FASHION = "T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -190,7 +206,7 @@ _SETS = (
     KnownSet(
         name="fashion_mnist",
         shape=(1, 28, 28),
-        classes=_FASHION,
+        classes=tuple(_FASHION.split("|")),
         train=60_000,
         test=10_000,
         ways=(Way("idx", _idx()),),
@@ -218,49 +234,10 @@ _SETS = (
         repository="flwrlabs/femnist",
         label="character",
     ),
-    KnownSet(
-        name="cifar10",
-        shape=(3, 32, 32),
-        classes=tuple(_CIFAR10.split()),
-        train=50_000,
-        test=10_000,
-        ways=(
-            Way("cifar-10 binary", CIFAR10_BINARY),
-            Way("cifar-10 python", CIFAR10_PYTHON),
-            Way("cifar-10 binary", ("cifar-10-binary.tar.gz",)),
-            Way("cifar-10 python", ("cifar-10-python.tar.gz",)),
-        ),
-        places=_places(
-            ("cifar10", "cifar-10", "CIFAR10"),
-            ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        ),
-        page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        download=f"cifar-10-binary.tar.gz, or cifar-10-python.tar.gz, or {_listed(CIFAR10_BINARY)}",
-        repository="uoft-cs/cifar10",
-        md5=_CIFAR10_MD5,
-    ),
-    KnownSet(
-        name="cifar100",
-        shape=(3, 32, 32),
-        classes=tuple(_CIFAR100.split()),
-        train=50_000,
-        test=10_000,
-        ways=(
-            Way("cifar-100 binary", CIFAR100_BINARY),
-            Way("cifar-100 python", CIFAR100_PYTHON),
-            Way("cifar-100 binary", ("cifar-100-binary.tar.gz",)),
-            Way("cifar-100 python", ("cifar-100-python.tar.gz",)),
-        ),
-        places=_places(
-            ("cifar100", "cifar-100", "CIFAR100"),
-            ("cifar-100-binary", "cifar-100-python"),
-        ),
-        page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        download="cifar-100-binary.tar.gz, or cifar-100-python.tar.gz, "
-        f"or {_listed(CIFAR100_BINARY)}",
-        repository="uoft-cs/cifar100",
+    _cifar(10, _CIFAR10, CIFAR10_BINARY, CIFAR10_PYTHON, "batches-bin", "batches-py", _CIFAR10_MD5),
+    replace(
+        _cifar(100, _CIFAR100, CIFAR100_BINARY, CIFAR100_PYTHON, "binary", "python", _CIFAR100_MD5),
         label="fine_label",
-        md5=_CIFAR100_MD5,
     ),
 )
 CATALOG = {entry.name: entry for entry in _SETS}

@@ -10,7 +10,6 @@ from importlib import resources
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from covey.data.partitions import partition
 from covey.data.partitions.partition import SPLIT, Split
@@ -34,25 +33,16 @@ def digits(
     >>> shards.devices, shards.classes, tuple(shards.x.shape)
     (20, 10, (1797, 64))
     """
-    x, y = _load()
+    packed = resources.files("covey.data").joinpath("digits.csv.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
+    table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    x = torch.from_numpy(table[:, :64] / 16)  # of the 16 points of a pixel's block, the dark ones
+    y = torch.from_numpy(table[:, 64].astype(np.int64))
     if alpha is not None:
         dealt = partition.dirichlet(y, devices=devices, alpha=alpha, seed=seed)
     elif labels is not None:
         dealt = partition.by_labels(y, devices=devices, labels=labels, seed=seed)
     else:
         dealt = partition.iid(len(y), devices, seed)
-    train, validation, test = partition.split(dealt, split=split, seed=seed)
-    return Shards(x, y, train, validation, test, classes=10, name="digits")
-
-
-def _load() -> tuple[Tensor, Tensor]:
-    packed = resources.files("covey.data").joinpath("digits.csv.gz").read_bytes()
-    table = np.loadtxt(
-        gzip.decompress(packed).decode().splitlines(),
-        delimiter=",",
-        dtype=np.float32,
-    )
-    x = torch.from_numpy(
-        table[:, :64] / 16
-    )  # a pixel counts the dark points of a 4 x 4 block: 0 to 16
-    return x, torch.from_numpy(table[:, 64].astype(np.int64))
+    parts = partition.split(dealt, split=split, seed=seed)
+    return Shards(x, y, *parts, classes=10, name="digits")

@@ -136,8 +136,12 @@ def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
     """Images and labels of the training part, then of the test part."""
     arrays = []
     for path, axes in zip(files, (3, 1, 3, 1), strict=True):
-        with reading(path), open(path, "rb") as stream:
-            arrays.append(idx(_unpacked(stream), str(path), axes))
+        with reading(path), open(path, "rb") as file:
+            # By what it holds: some programs unpack a .gz file and leave it its name.
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if packed else file
+            arrays.append(idx(cast(IO[bytes], stream), str(path), axes))
     train_x, train_y, test_x, test_y = arrays
     if turned:  # EMNIST keeps its images column by column
         train_x = train_x.transpose(0, 2, 1)
@@ -145,50 +149,41 @@ def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
     return _joined([(train_x, train_y), (test_x, test_y)], [files[1], files[3]])
 
 
-def _unpacked(stream: IO[bytes]) -> IO[bytes]:
-    """By what it holds, not by its name: some programs unpack a .gz file and leave it its name."""
-    packed = stream.read(2) == b"\x1f\x8b"
-    stream.seek(0)
-    if packed:
-        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
-    return stream
+def _cifar(files: Files, *, members: Sequence[str], batch: Callable[[bytes, str], Pair]) -> Arrays:
+    """The images of all batches, each as `batch` reads it."""
+    pairs = []
+    names = []
+    for name, data in _contents(files, members):
+        pairs.append(batch(data, name))
+        names.append(name)
+    return _joined(pairs, names)
 
 
-def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Arrays:
+def _binary_batch(data: bytes, name: str, *, labels: int) -> Pair:
     """Records of one image each.
 
     A record has the labels, one byte each with the finest last, then the red, green and blue plane.
     """
-    pairs = []
-    names = []
-    for name, data in _contents(files, members):
-        size = labels + 3 * 32 * 32
-        if not data or len(data) % size:
-            raise DataError(
-                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
-                "download it again."
-            )
-        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
-        pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
-        names.append(name)
-    return _joined(pairs, names)
+    size = labels + 3 * 32 * 32
+    if not data or len(data) % size:
+        raise DataError(
+            f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
+            "download it again."
+        )
+    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
 
 
-def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Arrays:
-    """Pickled dictionaries with the images as rows of 3072 bytes."""
-    pairs = []
-    names = []
-    for name, data in _contents(files, members):
-        content = pickles.batch(data, name)
-        if lacking := {"data", labels} - content.keys():
-            raise DataError(
-                f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
-                "download the official file again."
-            )
-        with reading(name):
-            pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
-        names.append(name)
-    return _joined(pairs, names)
+def _python_batch(data: bytes, name: str, *, labels: str) -> Pair:
+    """A pickled dictionary with the images as rows of 3072 bytes."""
+    content = pickles.batch(data, name)
+    if lacking := {"data", labels} - content.keys():
+        raise DataError(
+            f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
+            "download the official file again."
+        )
+    with reading(name):
+        return content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])
 
 
 def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
@@ -268,10 +263,16 @@ FORMATS: dict[str, Callable[[Files], Arrays]] = {
     "idx": _idx_files,
     "turned idx": partial(_idx_files, turned=True),
     "leaf": _leaf,
-    "cifar-10 binary": partial(_cifar_binary, members=catalog.CIFAR10_BINARY, labels=1),
-    "cifar-10 python": partial(_cifar_python, members=catalog.CIFAR10_PYTHON, labels="labels"),
-    "cifar-100 binary": partial(_cifar_binary, members=catalog.CIFAR100_BINARY, labels=2),
+    "cifar-10 binary": partial(
+        _cifar, members=catalog.CIFAR10_BINARY, batch=partial(_binary_batch, labels=1)
+    ),
+    "cifar-10 python": partial(
+        _cifar, members=catalog.CIFAR10_PYTHON, batch=partial(_python_batch, labels="labels")
+    ),
+    "cifar-100 binary": partial(
+        _cifar, members=catalog.CIFAR100_BINARY, batch=partial(_binary_batch, labels=2)
+    ),
     "cifar-100 python": partial(
-        _cifar_python, members=catalog.CIFAR100_PYTHON, labels="fine_labels"
+        _cifar, members=catalog.CIFAR100_PYTHON, batch=partial(_python_batch, labels="fine_labels")
     ),
 }

@@ -18,22 +18,26 @@ from covey.data.published.catalog import KnownSet
 from covey.data.published.formats import Arrays, Bytes
 from covey.errors import DataError, needed
 
-PATIENCE = (
-    4.5  # seconds until a hub that does not answer counts as out of reach: a user knows within five
-)
+PATIENCE = 4.5
+"""Seconds until a hub that does not answer counts as out of reach: a user knows within five."""
 _IMAGES = ("image", "img")
 _WRITER = "writer_id"
 
 
 def fetch(entry: KnownSet, repository: str) -> Arrays:
     """All examples of a set in a repository's train and test splits, converted to arrays."""
-    if not _local(repository):
-        _check_within_reach()
+    local = _local(repository)
+    said = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    # Then the library is to use only what it has kept itself.
+    offline = any(word.upper() in ("1", "ON", "YES", "TRUE") for word in said)
+    # Asked before the library is imported, which takes seconds and retries for minutes.
+    if not local and not offline and importlib.util.find_spec("datasets"):
+        trouble = unreachable()
+        if trouble:
+            raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
     datasets = needed("datasets", extra="hub", to=f"fetch {repository} from the hub")
     try:
-        splits = datasets.load_dataset(
-            str(Path(repository).expanduser()) if _local(repository) else repository
-        )
+        splits = datasets.load_dataset(str(Path(repository).expanduser()) if local else repository)
     except Exception as error:  # the library has errors of many kinds
         raise DataError(
             f"{repository} cannot be fetched from the hub ({type(error).__name__}: {error})."
@@ -43,11 +47,8 @@ def fetch(entry: KnownSet, repository: str) -> Arrays:
             f"{repository} has the splits {', '.join(splits)}, but not train; "
             "choose another repository with hub."
         )
-    return _converted(
-        entry,
-        repository,
-        [splits[name] for name in ("train", "test") if name in splits],
-    )
+    parts = [splits[name] for name in ("train", "test") if name in splits]
+    return _converted(entry, repository, parts)
 
 
 def origin(repository: str) -> str:
@@ -58,12 +59,13 @@ def origin(repository: str) -> str:
     if not _local(repository):
         return repository
     root = Path(repository).expanduser().absolute()
-    facts = sorted(
-        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in root.rglob("*")
-        if path.is_file()
-    )
-    return f"{root} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+    files = sorted(facts([path for path in root.rglob("*") if path.is_file()]))
+    return f"{root} {hashlib.sha256(repr(files).encode()).hexdigest()}"
+
+
+def facts(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """The name, size and time of every file."""
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def unreachable(patience: float = PATIENCE) -> str | None:
@@ -72,36 +74,25 @@ def unreachable(patience: float = PATIENCE) -> str | None:
     It takes at most `patience` seconds.
     """
     answers: list[str | None] = []
+
+    def ask() -> None:
+        answer = None
+        try:
+            request = urllib.request.Request(
+                _endpoint(), method="HEAD", headers={"User-Agent": "covey"}
+            )
+            urllib.request.urlopen(request, timeout=patience).close()
+        except urllib.error.HTTPError as refusal:  # who refuses is there
+            refusal.close()
+        except Exception as error:  # an answer may be malformed in any way
+            answer = str(getattr(error, "reason", error)) or type(error).__name__
+        answers.append(answer)
+
     # In a thread of its own, because looking up a name cannot be given a time limit.
-    thread = threading.Thread(target=lambda: answers.append(_asked(patience)), daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(patience)
     return answers[0] if answers else f"no answer within {patience:g} s"
-
-
-def _check_within_reach() -> None:
-    """Raise a DataError unless the hub answers.
-
-    Checked before the library is imported, which takes seconds and retries for minutes.
-    """
-    said = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
-    # Then the library is to use only what it has kept itself.
-    offline = any(word.upper() in ("1", "ON", "YES", "TRUE") for word in said)
-    if importlib.util.find_spec("datasets") and not offline and (trouble := unreachable()):
-        raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
-
-
-def _asked(patience: float) -> str | None:
-    try:
-        request = urllib.request.Request(
-            _endpoint(), method="HEAD", headers={"User-Agent": "covey"}
-        )
-        urllib.request.urlopen(request, timeout=patience).close()
-    except urllib.error.HTTPError as refusal:  # who refuses is there
-        refusal.close()
-    except Exception as error:  # an answer may be malformed in any way
-        return str(getattr(error, "reason", error)) or type(error).__name__
-    return None
 
 
 def _endpoint() -> str:
@@ -122,8 +113,15 @@ def _converted(entry: KnownSet, repository: str, parts: list[Any]) -> Arrays:
     who: list[str] = []
     wanted = [image, label, *([_WRITER] if _WRITER in columns else [])]
     for index, row in enumerate(row for part in parts for row in part.select_columns(wanted)):
-        x[index] = _image(entry, row[image], f"{repository}, example {index}")
-        y[index] = _label(entry, row[label], f"{repository}, example {index}")
+        where = f"{repository}, example {index}"
+        kind = row[label]
+        if not isinstance(kind, int) or not 0 <= kind < len(entry.classes):
+            raise DataError(
+                f"{where}: the label is {kind!r}, "
+                f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}."
+            )
+        x[index] = _image(entry, row[image], where)
+        y[index] = kind
         who.append(str(row.get(_WRITER)))
     arrays = Arrays(x, y, train=len(parts[0]))
     return arrays.written_by(who) if _WRITER in columns else arrays
@@ -155,12 +153,3 @@ def _image(entry: KnownSet, cell: Any, where: str) -> Bytes:
     if channels == 1:
         return np.asarray(cell.convert("L"))
     return np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
-
-
-def _label(entry: KnownSet, cell: Any, where: str) -> int:
-    if not isinstance(cell, int) or not 0 <= cell < len(entry.classes):
-        raise DataError(
-            f"{where}: the label is {cell!r}, "
-            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}."
-        )
-    return cell

@@ -45,7 +45,34 @@ def present(data_dir: str | Path | None = None) -> list[SetStatus]:
     ['mnist', 'fashion_mnist', 'emnist-digits', 'emnist-byclass', 'femnist', 'cifar10', 'cifar100']
     """
     root = locations.folder(data_dir)
-    return [_status(entry, root) for entry in CATALOG.values()]
+    out = []
+    for entry in CATALOG.values():
+        located = locations.find(entry, root)
+        copy = locations.hub_copy(entry, root)
+        source = f"{located.way.format} in {located.folder}"
+        files = located.files
+        missing = located.missing
+        if missing and copy.is_file():
+            source = f"hub copy {copy}"
+            files = (copy,)
+            missing = ()
+        get = locations.advice(entry, root)
+        if entry.repository is not None:
+            get = f"covey fetches {entry.repository} from the hub ({install('hub')}), or {get}"
+        out.append(
+            SetStatus(
+                entry.name,
+                not missing,
+                "" if missing else source,
+                files,
+                missing,
+                entry.train,
+                entry.test,
+                len(entry.classes),
+                get,
+            )
+        )
+    return out
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[FileVerdict]:
@@ -73,33 +100,6 @@ def check(name: str, data_dir: str | Path | None = None) -> list[FileVerdict]:
     return lacking + compared
 
 
-def _status(entry: KnownSet, root: Path) -> SetStatus:
-    located = locations.find(entry, root)
-    copy = locations.hub_copy(entry, root)
-    source = f"{located.way.format} in {located.folder}"
-    files = located.files
-    missing = located.missing
-    if missing and copy.is_file():
-        source = f"hub copy {copy}"
-        files = (copy,)
-        missing = ()
-    get = locations.advice(entry, root)
-    if entry.repository is not None:
-        get = f"covey fetches {entry.repository} from the hub ({install('hub')}), or {get}"
-    shown = source if not missing else ""
-    return SetStatus(
-        entry.name,
-        not missing,
-        shown,
-        files,
-        missing,
-        entry.train,
-        entry.test,
-        len(entry.classes),
-        get,
-    )
-
-
 def _compared(entry: KnownSet, path: Path) -> tuple[str, bool]:
     with reading(path), open(path, "rb") as stream:
         have = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -108,10 +108,7 @@ def _compared(entry: KnownSet, path: Path) -> tuple[str, bool]:
         return "md5 as published", True
     if path.suffix == ".gz" and locations.unpacked_md5(path) == entry.md5.get(path.stem):
         return "recompressed, contents as published", True
-    return (
-        f"md5 is {have}, published is {want}; download it again from {entry.page}",
-        False,
-    )
+    return f"md5 is {have}, published is {want}; download it again from {entry.page}", False
 
 
 def _counted(entry: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
@@ -119,10 +116,7 @@ def _counted(entry: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
     images = len(arrays.x)
     labels = len(np.unique(arrays.y))
     numbers = f"no published checksum known; {images} images, {labels} labels, shapes fit"
-    published = (entry.train, entry.test)
-    if entry.test and (arrays.train, images - arrays.train) != published:
-        return (
-            f"{numbers}, but {published[0]} to train and {published[1]} to test on are published",
-            False,
-        )
+    if entry.test and (arrays.train, images - arrays.train) != (entry.train, entry.test):
+        published = f"{entry.train} to train and {entry.test} to test on are published"
+        return f"{numbers}, but {published}", False
     return numbers, True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import sys
 import zlib
@@ -47,7 +48,11 @@ def find(entry: KnownSet, root: Path) -> Located:
     """
     tried = [_look(way, root / subfolder) for way in entry.ways for subfolder in entry.places]
     own = [located for located in tried if not _foreign(entry, located)]
-    return min(own, key=_lack, default=tried[0])
+
+    def lack(located: Located) -> float:
+        return len(located.missing) if located.files else math.inf
+
+    return min(own, key=lack, default=tried[0])
 
 
 def hub_copy(entry: KnownSet, root: Path) -> Path:
@@ -88,29 +93,19 @@ def user_data() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
 
 
-def _lack(located: Located) -> tuple[bool, int]:
-    """Orders what was found: the whole first, then what lacks fewest files, then what has none."""
-    return not located.files, len(located.missing) if located.files else 0
-
-
 def _look(way: Way, folder: Path) -> Located:
-    matches = {name: _matches(folder, name) for name in way.files}
-    files = tuple(path for paths in matches.values() for path in paths)
-    return Located(
-        way,
-        folder,
-        files,
-        tuple(name for name, paths in matches.items() if not paths),
-    )
-
-
-def _matches(folder: Path, name: str) -> list[Path]:
-    if "*" in name:
-        # By length first, so that 10 comes after 9.
-        return sorted(folder.glob(name), key=lambda path: (len(path.name), path.name))
-    return [path for path in (folder / name, folder / name.removesuffix(".gz")) if path.is_file()][
-        :1
-    ]
+    files: list[Path] = []
+    missing = []
+    for name in way.files:
+        if "*" in name:  # by length first, so that 10 comes after 9
+            found = sorted(folder.glob(name), key=lambda path: (len(path.name), path.name))
+        else:
+            forms = (folder / name, folder / name.removesuffix(".gz"))
+            found = [path for path in forms if path.is_file()][:1]
+        files += found
+        if not found:
+            missing.append(name)
+    return Located(way, folder, tuple(files), tuple(missing))
 
 
 def _foreign(entry: KnownSet, located: Located) -> bool:

@@ -85,25 +85,6 @@ def mnist(
     return _dealt("mnist", locals())
 
 
-def femnist(
-    *,
-    partition: str = "writer",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.
-
-    The images have 28 x 28 grey pixels, dark on light. All arguments are those of `mnist`.
-    """
-    return _dealt("femnist", locals())
-
-
 def emnist(
     *,
     kind: Literal["digits", "byclass"] = "digits",
@@ -125,18 +106,25 @@ def emnist(
     return _dealt("emnist", locals())
 
 
-def _as_mnist(function: Callable[P, Shards], name: str, about: str) -> Callable[P, Shards]:
-    """The function of another set, with the arguments of `mnist`."""
+def _as_mnist(
+    function: Callable[P, Shards], name: str, about: str, **defaults: str
+) -> Callable[P, Shards]:
+    """The function of another set, with the arguments of `mnist` and some defaults of its own."""
+    call = signature(function)
+    given = call.parameters.values()
+    own = [each.replace(default=defaults.get(each.name, each.default)) for each in given]
+    call = call.replace(parameters=own)
 
     @wraps(function)
     def shards(*none: P.args, **options: P.kwargs) -> Shards:
-        call = signature(function).bind(*none, **options)
-        call.apply_defaults()
-        return _dealt(name, call.arguments)
+        bound = call.bind(*none, **options)
+        bound.apply_defaults()
+        return _dealt(name, bound.arguments)
 
     shards.__name__ = name
     shards.__qualname__ = name
     shards.__doc__ = f"{about}\n\nAll arguments are those of `mnist`."
+    vars(shards)["__signature__"] = call
     return shards
 
 
@@ -144,6 +132,13 @@ fashion_mnist = _as_mnist(
     mnist,
     "fashion_mnist",
     "Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels.",
+)
+femnist = _as_mnist(
+    mnist,
+    "femnist",
+    "FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.\n\n"
+    "The images have 28 x 28 grey pixels, dark on light.",
+    partition="writer",
 )
 cifar10 = _as_mnist(
     mnist,
@@ -157,10 +152,7 @@ cifar100 = _as_mnist(
 )
 
 
-def _dealt(
-    name: str,
-    arguments: Mapping[str, Any],
-) -> Shards:
+def _dealt(name: str, arguments: Mapping[str, Any]) -> Shards:
     """The set dealt to devices by a partition and its options."""
     options = dict(arguments)
     kind = options.pop("kind", None)
@@ -206,9 +198,7 @@ def _load(name: str, root: Path, hub: str | None) -> Raw:
         source = str(located.folder)
     else:
         arrays, source = _from_hub(entry, root, located, hub)
-    writers = None
-    if arrays.writers is not None:
-        writers = torch.from_numpy(arrays.writers)
+    writers = None if arrays.writers is None else torch.from_numpy(arrays.writers)
     x = torch.from_numpy(arrays.x)
     y = torch.from_numpy(arrays.y)
     return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
@@ -219,9 +209,7 @@ def _from_files(entry: KnownSet, root: Path, located: Located) -> Arrays:
         return formats.read(entry, located)
     # Minutes of reading text: kept as arrays, where the folder may be written to.
     copy = root / f"{entry.name}-leaf.npz"
-    source = repr(
-        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in located.files]
-    )
+    source = repr(hubs.facts(located.files))
     arrays = formats.kept(copy, source)
     if arrays is None:
         arrays = formats.read(entry, located)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from covey.data.arrays.windows import Windows, token_names
 from covey.data.partitions import partition
 from covey.data.partitions.partition import SPLIT, Split
-from covey.data.shards import Names, Shards
+from covey.data.shards import Shards
 from covey.errors import DataError, shown
 
 Floats = npt.NDArray[np.float64]
@@ -108,9 +108,21 @@ def speakers(
     >>> shards.devices, shards.by_position, shards.tokens == shards.classes
     (2, True, True)
     """
-    _check(devices, characters, dialects, variety)
+    if not partition.whole_within(devices, 1, _MOST_DEVICES):
+        raise DataError(f"devices={shown(devices)}; give 1 to {_MOST_DEVICES:,}.")
+    if not partition.whole_within(characters, _FEWEST_CHARACTERS, _MOST_CHARACTERS):
+        raise DataError(
+            f"characters={shown(characters)}; give {_FEWEST_CHARACTERS} to {_MOST_CHARACTERS:,}."
+        )
+    if not partition.whole_within(dialects, 1, _MOST_DEVICES):
+        raise DataError(f"dialects={shown(dialects)}; give 1 to {_MOST_DEVICES:,}.")
+    if not partition.within(variety, 0.01, 1000):
+        raise DataError(f"variety={shown(variety)}; give 0.01 to 1000.")
     counts = np.random.default_rng([seed, 0]).uniform(0.5, 1.5, devices) * characters
-    of_dialect = [_habits(seed, dialect, _HABITS_OF_DIALECT) for dialect in range(dialects)]
+    of_dialect = [
+        _habits(np.random.default_rng([seed, 2, dialect]), _HABITS_OF_DIALECT)
+        for dialect in range(dialects)
+    ]
     texts = []
     for speaker in range(devices):
         habits = of_dialect[speaker * dialects // devices]
@@ -119,16 +131,7 @@ def speakers(
     windows = Windows.of(texts, length)
     parts = partition.split(windows.pieces, split=split, seed=seed)
     tokens = token_names(ALPHABET)  # whatever the seed, so that seeds run side by side
-    x, y = windows.encoded(tokens)
-    return Shards(
-        x,
-        y,
-        *parts,
-        classes=len(tokens),
-        name="speakers",
-        names=Names(classes=tokens, tokens=tokens),
-        tokens=len(tokens),
-    )
+    return windows.shards(tokens, parts, "speakers")
 
 
 def speech(
@@ -140,7 +143,7 @@ def speech(
     """About so many characters of one speaker."""
     preferences = {kind: _preference(draw, len(words), variety) for kind, words in _WORDS.items()}
     patterns = _preference(draw, len(_PATTERNS), variety)
-    own = [_HABITS[k] for k in draw.choice(len(_HABITS), _HABITS_OF_SPEAKER, replace=False)]
+    own = _habits(draw, _HABITS_OF_SPEAKER)
     sentences = []
     said = 0
     while said < characters:
@@ -176,20 +179,6 @@ def _preference(draw: np.random.Generator, count: int, variety: float) -> Floats
     return probabilities
 
 
-def _habits(seed: int, dialect: int, count: int) -> list[tuple[str, str]]:
-    """What a dialect does to letters."""
-    draw = np.random.default_rng([seed, 2, dialect])
+def _habits(draw: np.random.Generator, count: int) -> list[tuple[str, str]]:
+    """What a dialect or a speaker does to letters."""
     return [_HABITS[k] for k in draw.choice(len(_HABITS), count, replace=False)]
-
-
-def _check(devices: int, characters: int, dialects: int, variety: float) -> None:
-    if not partition.whole_within(devices, 1, _MOST_DEVICES):
-        raise DataError(f"devices={shown(devices)}; give 1 to {_MOST_DEVICES:,}.")
-    if not partition.whole_within(characters, _FEWEST_CHARACTERS, _MOST_CHARACTERS):
-        raise DataError(
-            f"characters={shown(characters)}; give {_FEWEST_CHARACTERS} to {_MOST_CHARACTERS:,}."
-        )
-    if not partition.whole_within(dialects, 1, _MOST_DEVICES):
-        raise DataError(f"dialects={shown(dialects)}; give 1 to {_MOST_DEVICES:,}.")
-    if not partition.within(variety, 0.01, 1000):
-        raise DataError(f"variety={shown(variety)}; give 0.01 to 1000.")

@@ -57,19 +57,14 @@ def synthetic(
     # The papers' generator: a newer one would draw other devices from the same seed.
     draws = np.random.RandomState(seed)
     counts = _sizes(sizes, devices, draws)
-    pairs = _examples(alpha, beta, counts, draws)
+    mean = draws.normal(0, alpha, devices)
+    mean_v = draws.normal(0, beta, devices)
+    v = [draws.normal(mean_v[k], 1, FEATURES) for k in range(devices)]
+    pairs = [_device(mean[k], v[k], counts[k], draws) for k in range(devices)]
     pieces = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*pairs, strict=True))
-    train, validation, test = partition.split(pieces, split=split, seed=seed)
-    return Shards(
-        x,
-        y,
-        train,
-        validation,
-        test,
-        classes=CLASSES,
-        name=f"synthetic({alpha}, {beta})",
-    )
+    parts = partition.split(pieces, split=split, seed=seed)
+    return Shards(x, y, *parts, classes=CLASSES, name=f"synthetic({alpha}, {beta})")
 
 
 def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
@@ -93,16 +88,6 @@ def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomStat
             f"give one per device, each at least 1, {_MOST_EXAMPLES:,} in all at most."
         )
     return [int(count) for count in sizes]
-
-
-def _examples(
-    alpha: float, beta: float, counts: list[int], draws: np.random.RandomState
-) -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-    devices = len(counts)
-    mean = draws.normal(0, alpha, devices)
-    mean_v = draws.normal(0, beta, devices)
-    v = [draws.normal(mean_v[k], 1, FEATURES) for k in range(devices)]
-    return [_device(mean[k], v[k], counts[k], draws) for k in range(devices)]
 
 
 def _device(

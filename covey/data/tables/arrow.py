@@ -199,7 +199,7 @@ def _images_table(
     files = {}
     for row, cell in enumerate(data.table.column(name).to_pylist()):
         files[f"{folder}, row {row}"] = (cell or {}).get("bytes") or b""
-    x = pixels_of(files, folder, size=side_of(size), grey=grey)
+    x = pixels_of(files, folder, side_of(size), grey)
 
     def texts(name: str) -> list[str]:
         return texts_of(data[name])

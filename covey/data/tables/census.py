@@ -258,7 +258,11 @@ def read(
             together = whole["columns"]
     if not texts:
         raise DataError(f"{path} has no device; put device0.json and so on there.")
-    names = order or _numbered(path, texts)
+    numbers = {number_of(name): name for name in texts}
+    if not order and None in numbers:
+        fix = "name files as device17.json, or give data.order, a list of names"
+        raise DataError(f"{path}: {numbers[None]!r} is no device; {fix}.")
+    names = order or [numbers.get(number, f"device{number}") for number in range(len(texts))]
     missing = sorted(set(names) - set(texts))
     if missing:
         raise DataError(f"{path} lacks the devices {', '.join(missing[:5])}; describe them too.")
@@ -287,15 +291,6 @@ def number_of(name: str, order: Sequence[str] = ()) -> int | None:
         return order.index(name)
     number = re.fullmatch(r"[a-z-]+(\d{1,8})", name)
     return None if number is None else int(number[1])
-
-
-def _numbered(path: Path, texts: Mapping[str, Any]) -> list[str]:
-    """The names of all devices, in the order of the numbers in them."""
-    numbers = {number_of(name): name for name in texts}
-    if None in numbers:
-        fix = "name files as device17.json, or give data.order, a list of names"
-        raise DataError(f"{path}: {numbers[None]!r} is no device; {fix}.")
-    return [numbers.get(number, f"device{number}") for number in range(len(texts))]
 
 
 def text(devices: Sequence[DeviceFacts], columns: Mapping[str, ColumnFacts]) -> str:

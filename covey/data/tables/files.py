@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -272,26 +271,18 @@ def device_file(
     one example. `missing` counts where the encoding fills no gaps. `number` is that of the device
     whose rows are cut so.
     """
-    named = path.suffix.lower() != ".npz"
-    if not named:
-        encoding = None  # an array x has the columns of inputs
-    if encoding is not None and encoding.missing != "error":
-        missing = encoding.missing
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else classes
     options = TableOptions(
         label,
         device or TableOptions.device,
-        features=(tuple(features) or None) if named else None,
         classes=names,
         regression=classes is None and not yes_no,
         decimal=decimal,
         missing=missing,
         split=split,
         seed=seed,
-        text=(),
     )
-    if encoding is not None:
-        options = replace(options, features=encoding.features, text=encoding.text)
+    options, encoding = _as_trained(options, path, features, encoding)
     table, goal, homes, parts, notes = device_rows(
         path, options, number, several=device is not None
     )
@@ -306,6 +297,19 @@ def device_file(
     form = {"scaling": scaling, "tokens": tokens, "encoding": encoding, "target": target}
     notes += table.notes
     return _shards(x, goal, homes, parts, features, name=stem(path), notes=notes, **form)
+
+
+def _as_trained(
+    options: TableOptions, path: Path, features: Sequence[str], encoding: Encoding | None
+) -> tuple[TableOptions, Encoding | None]:
+    """The options that read a file as the run's own data was read, and the encoding to apply."""
+    if path.suffix.lower() == ".npz" or not features:
+        return replace(options, text=()), None  # an array x has the columns of inputs
+    if encoding is None:  # every feature was a number
+        return replace(options, features=tuple(features), text=()), None
+    missing = options.missing if encoding.missing == "error" else encoding.missing
+    names = encoding.features
+    return replace(options, features=names, text=encoding.text, missing=missing), encoding
 
 
 def unlabelled(
@@ -325,18 +329,8 @@ def unlabelled(
     """
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")
-    named = path.suffix.lower() != ".npz" and bool(features)
-    if not named:
-        encoding = None  # an array x has the columns of inputs
-    wanted = replace(
-        options,
-        features=tuple(features) if named else None,
-        labelled=False,
-        text=(),  # without an encoding, every feature was a number
-    )
-    if encoding is not None:
-        wanted = replace(wanted, features=encoding.features, text=encoding.text)
-        wanted = replace(wanted, missing=encoding.missing)
+    wanted = replace(options, labelled=False)
+    wanted, encoding = _as_trained(wanted, path, features, encoding)
     table = read(path, wanted, faults)
     if encoding is not None:
         faults.refuse("correct or remove them")
@@ -387,7 +381,9 @@ def _with_values(table: Table, options: TableOptions) -> tuple[Table, tuple[str,
         if cells
     }
     if options.missing == "drop" and table.x.dtype.kind == "f":
-        lacking |= _gaps(table)
+        lacking |= {name: table.gaps(name) for name in table.features}
+        if not table.features:
+            lacking["x"] = np.isnan(table.x.reshape(len(table), -1)).any(axis=1)
     lost = np.any([np.zeros(len(table), dtype=bool), *lacking.values()], axis=0)
     if not lost.any():
         return table, ()
@@ -396,13 +392,6 @@ def _with_values(table: Table, options: TableOptions) -> tuple[Table, tuple[str,
     if lost.all():
         raise DataError(f"{told} No row remains; leave out the columns that are empty.")
     return table.taken(np.flatnonzero(~lost)), (told,)
-
-
-def _gaps(table: Table) -> dict[str, npt.NDArray[np.bool_]]:
-    """The rows without a value, by feature."""
-    if not table.features:
-        return {"x": np.isnan(table.x.reshape(len(table), -1)).any(axis=1)}
-    return {name: table.gaps(name) for name in table.features}
 
 
 def _tokens(table: Table, normalise: Normalise) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.data.shards import some
-from covey.data.tables.options import TableOptions
+from covey.data.tables.options import TableOptions, files_below
 from covey.data.tables.table_readers import ENDINGS, form_of, read, stem
 from covey.data.tables.tables import Faults, Table, joined
 from covey.errors import DataError
@@ -54,42 +54,30 @@ def check_alone(table: Table, options: TableOptions, path: Path) -> None:
 def _read_all(paths: Sequence[Path], options: TableOptions, faults: Faults) -> list[Table]:
     """The table of every file.
 
-    Where files disagree whether a column has words or numbers, most of all its cells decide.
+    Where files disagree whether a column has words or numbers, most of all its cells decide. A
+    column without any value in a file has neither there.
     """
     found = [Faults() for _ in paths]
     tables = [read(path, options, own) for path, own in zip(paths, found, strict=True)]
-    agreed = _words(tables)
-    for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
-        text = {name for name in table.features if agreed.get(name, False)}
-        if text != table.words.keys():
-            found[number] = Faults()
-            tables[number] = read(path, replace(options, text=tuple(text)), found[number])
-        for (source, position), why in found[number].reasons.items():
-            faults.add(source, position, why)
-        faults.hints.update(found[number].hints)
-    return tables
-
-
-def _words(tables: Sequence[Table]) -> dict[str, bool]:
-    """Of every column that has words in some table, whether most of its cells are words.
-
-    A column without any value in a file has neither there.
-    """
-    agreed = {}
-    for name in dict.fromkeys(name for table in tables for name in table.words):
+    text = set()
+    for name in {name for table in tables for name in table.words}:
         words = sum(len(table.words.get(name, ())) for table in tables)
         others = [table for table in tables if name in table.features and name not in table.words]
-        columns = [table.x[:, table.features.index(name)] for table in others]
-        values = sum(int(np.isfinite(column).sum()) for column in columns)
-        agreed[name] = words > values or not any(map(len, others))
-    return agreed
+        values = sum(int(np.isfinite(table.column(name)).sum()) for table in others)
+        if words > values or not any(map(len, others)):
+            text.add(name)
+    for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
+        own = text & {*table.features}
+        if own != table.words.keys():
+            found[number] = Faults()
+            tables[number] = read(path, replace(options, text=tuple(own)), found[number])
+        faults.take(found[number])
+    return tables
 
 
 def _paths(folder: Path) -> list[Path]:
     """The devices' files under a folder, all in it or all one level below it."""
-    below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    visible = [path for path in below if not any(part.startswith(".") for part in path.parts)]
-    paths = [path for path in visible if form_of(path) is not None]
+    paths = [path for path in files_below(folder) if form_of(path) is not None]
     if not paths:
         raise DataError(
             f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."

@@ -21,6 +21,10 @@ Complain = Callable[[int, str], None]  # takes a row and what is wrong with its 
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
+_ODD = {
+    "text": "not a number as others are",
+    "fraction": "a number where others are text",
+}
 YES_OR_NO = ("0.0", "1.0")
 """What a library writes for 0 and 1 in a column of floats: two classes."""
 
@@ -45,7 +49,8 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
 
     Text among fractions, or a fraction among text, is a mistake: the rarer kind is complained of.
     """
-    kinds = {label: _kind(label) for label in set(labels)}
+    kinds = {label: "fraction" if is_number(label) else "text" for label in set(labels)}
+    kinds |= {label: "whole" for label in kinds if _WHOLE.fullmatch(label)}
     have = Counter(map(kinds.__getitem__, labels))
     if have["text"] and have["fraction"]:
         odd = min("text", "fraction", key=have.__getitem__)
@@ -106,9 +111,7 @@ def several(
     >>> several({"heat": ["0.5", "2"], "flow": ["1", "7"]}, print).yes_no
     False
     """
-    yes_no = not numbers
-    if numbers is None:
-        yes_no = _are_yes_or_no(columns)
+    yes_no = _are_yes_or_no(columns) if numbers is None else not numbers
     values = []
     for name, cells in columns.items():
         column = np.array([_target(cell) for cell in cells])
@@ -116,7 +119,10 @@ def several(
         if yes_no:
             wrong |= (column != 0) & (column != 1)
         for row in np.flatnonzero(wrong).tolist():
-            complain(row, f"column {name!r} {_complaint(cells[row], yes_no)}")
+            why = complaint(cells[row])
+            if yes_no and is_number(cells[row]):
+                why = f"is {cells[row]}, not 0 or 1"
+            complain(row, f"column {name!r} {why}")
         values.append(column)
     y = torch.from_numpy(np.stack(values, axis=1)).to(torch.float32)
     return LabelTargets(y, labels=tuple(columns), yes_no=yes_no)
@@ -127,49 +133,25 @@ def _target(cell: str) -> float:
     return _TRUTHS.get(cell.lower(), number(cell))
 
 
-def _complaint(cell: str, yes_no: bool) -> str:
-    if yes_no and is_number(cell):
-        return f"is {cell}, not 0 or 1"
-    return complaint(cell)
-
-
 def _are_yes_or_no(columns: Mapping[str, Sequence[str]]) -> bool:
     """Whether all columns are yes-or-no labels; an error if only some of them are."""
     names = ", ".join(map(repr, columns))
-    kinds = {name: _kind_of_column(cells) for name, cells in columns.items()}
-    words = [name for name, kind in kinds.items() if kind == "words"]
-    if words:
-        raise DataError(
-            f"label lists {names}, but {words[0]!r} holds words, such as "
-            f"{columns[words[0]][0]!r}; several label columns hold 0 and 1, or numbers, so give "
-            "one column of classes, or leave this one out."
-        )
-    labels = [name for name, kind in kinds.items() if kind == "labels"]
-    others = [name for name, kind in kinds.items() if kind == "numbers"]
+    labels: list[str] = []
+    others: list[str] = []
+    for name, cells in columns.items():
+        values = [_target(cell) for cell in set(cells)]
+        present = [value for value in values if not math.isnan(value)]
+        if 2 * len(present) < len(values):
+            raise DataError(
+                f"label lists {names}, but {name!r} holds words, such as {cells[0]!r}; several "
+                "label columns hold 0 and 1, or numbers, so give one column of classes, or leave "
+                "this one out."
+            )
+        kind = labels if set(present) <= {0.0, 1.0} else others
+        kind.append(name)
     if labels and others:
         raise DataError(
             f"label lists {names}: {some(labels)} holds 0 and 1, but {some(others)} other numbers; "
             'give columns of one kind, or set loss = "squared_error" to predict all as numbers.'
         )
     return not others
-
-
-def _kind_of_column(cells: Sequence[str]) -> str:
-    """Whether most cells are words, all are 0 or 1, or they are numbers."""
-    values = [_target(cell) for cell in set(cells)]
-    present = [value for value in values if not math.isnan(value)]
-    if 2 * len(present) < len(values):
-        return "words"
-    return "labels" if set(present) <= {0.0, 1.0} else "numbers"
-
-
-_ODD = {
-    "text": "not a number as others are",
-    "fraction": "a number where others are text",
-}
-
-
-def _kind(label: str) -> str:
-    if _WHOLE.fullmatch(label):
-        return "whole"
-    return "fraction" if is_number(label) else "text"

@@ -89,6 +89,12 @@ class TableOptions:
         return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
     @property
+    def columns(self) -> dict[str, str]:
+        """The column of every role; of the labels the first."""
+        names = (self.labels[0], self.device, self.edge, self.part)
+        return dict(zip(ROLES, names, strict=True))
+
+    @property
     def several(self) -> bool:
         """Whether there are several label columns, each with targets of its own."""
         return len(self.labels) > 1
@@ -115,21 +121,15 @@ class TableOptions:
         >>> TableOptions(label="state", labelled=False).roles(["heat", "state", "device"])
         {'device': 'device'}
         """
-        names = {"label": self.labels[0], "device": self.device}
-        names |= {"edge": self.edge, "part": self.part}
-        if not self.labelled:
-            names = {"device": self.device}
-        return {
-            role: name
-            for role, name in names.items()
-            if name in header and name not in self.exclude
-        }
+        names = self.columns if self.labelled else {"device": self.device}
+        read = [name for name in header if name not in self.exclude]
+        return {role: name for role, name in names.items() if name in read}
 
     def chosen(self, header: Sequence[str]) -> tuple[str, ...]:
         """The features of a file with this header."""
         if self.features is not None:
             return tuple(self.features)
-        others = [*self.labels, self.device, self.edge, self.part, *self.exclude]
+        others = {*self.labels, *self.columns.values(), *self.exclude}
         return tuple(name for name in header if name not in others)
 
 
@@ -156,6 +156,14 @@ def is_folder(path: Path) -> bool:
         ) from error
 
 
+def files_below(folder: Path) -> list[Path]:
+    """The files under a folder, relative to it and in order, without hidden ones."""
+    if not is_folder(folder):
+        raise DataError(f"there is no folder {folder}; {RELATIVE}.")
+    paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+
+
 def _check_names(options: TableOptions) -> None:
     """That every column is for one thing."""
     labels = list(options.labels)
@@ -163,13 +171,12 @@ def _check_names(options: TableOptions) -> None:
         not options.several or len(set(labels)) < len(labels)
     ):
         raise DataError(f"label = {labels}; list two columns or more, each once, or give one name.")
-    names = {"label": labels[0], "device": options.device}
-    names |= {"edge": options.edge, "part": options.part}
+    names = options.columns
     if len(set(names.values())) < len(names):
         settings = ", ".join(f"{role} = {name!r}" for role, name in names.items())
         raise DataError(f"{settings}: name four different columns.")
     if options.several:
-        others = [options.device, options.edge, options.part]
+        others = [*names.values()][1:]
         others += [*(options.features or ()), *options.exclude, *options.categorical]
         both = [name for name in labels if name in others]
         if both:

@@ -289,7 +289,13 @@ def _npz(path: Path, options: TableOptions, faults: Faults) -> Table:
             f"features = {list(options.features)}, but the columns of x in {path} have no names; "
             "leave features out."
         )
-    arrays = _arrays(path)
+    arrays = {}
+    remedy = "write it with numpy.savez, and text as array.astype(str)"
+    with open(path, "rb") as file, reading(path, remedy), zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as stream:  # objects could run code when they are read
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+            arrays[name.removesuffix(".npy")] = array
     options = replace(options, label="y")
     if "train_x" not in arrays or not options.labelled:
         return _examples(path, f"{path}, row", arrays, options, faults)
@@ -306,18 +312,6 @@ def _npz(path: Path, options: TableOptions, faults: Faults) -> Table:
             f"{path} has examples of shapes {shapes}; give its parts the same features."
         )
     return joined(tables)
-
-
-def _arrays(path: Path) -> dict[str, Array]:
-    """The arrays in a file, none of Python objects: those could run code when they are read."""
-    remedy = "write it with numpy.savez, and text as array.astype(str)"
-    with open(path, "rb") as file, reading(path, remedy), zipfile.ZipFile(file) as archive:
-        found = {}
-        for name in archive.namelist():
-            with archive.open(name) as stream:
-                array = np.lib.format.read_array(stream, allow_pickle=False)
-            found[name.removesuffix(".npy")] = array
-        return found
 
 
 def _examples(

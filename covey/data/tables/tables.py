@@ -131,6 +131,11 @@ class Faults:
         for row in rows:
             self.add(table.source[row], table.position[row], why)
 
+    def take(self, others: Faults) -> None:
+        """Those of another file too."""
+        self.reasons.update(others.reasons)
+        self.hints.update(others.hints)
+
     def refuse(self, advice: str) -> None:
         """A DataError that names the first five, if there are any.
 
