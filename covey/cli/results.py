@@ -17,10 +17,10 @@ from covey.data.tables.options import ROLES, TableOptions
 from covey.data.tables.tables import Faults, Table
 from covey.errors import ConfigError
 from covey.folder import show
-from covey.folder.folder import refused
 from covey.folder.load import Loaded, load, summary
 from covey.folder.terminal import Console, printable
 from covey.runs.csv_text import csv_text
+from covey.runs.saved.run_folder import refused
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, asked_for, for_devices, headline
 

@@ -15,12 +15,12 @@ import covey
 from covey.atomic import replacing
 from covey.errors import ConfigError, CoveyError, ModelError, meant, needed
 from covey.folder import nodes
-from covey.folder.folder import refused
 from covey.folder.formats import FORMATS, ExportedModel, Format, units
 from covey.folder.load import MOST_PERSONAL, Loaded
 from covey.folder.nodes import NodeAddress
 from covey.models import merge
 from covey.origin import FAULTS, told
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 
 ALL = "all"
@@ -71,7 +71,7 @@ def export_all(run: Loaded, format: Format, model: str | None, out: Path | None)
             "name one node, or leave out --to."
         )
     read = run.snapshot(model)
-    folder = out or run.place / "export"
+    folder = out or RunFolder(run.place).export
     if folder.is_file():
         raise ConfigError(f"--out {folder} is a file; with --node all, name a folder.")
     examples = _examples(run)
@@ -258,4 +258,4 @@ def _default(run: Loaded, node: NodeAddress, read: Snapshot, format: Format) -> 
     if node.name != node.code:
         words.insert(1, node.name)
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(words))[:100]
-    return run.place / "export" / f"{stem}{format.suffix}"
+    return RunFolder(run.place).export / f"{stem}{format.suffix}"

@@ -39,6 +39,7 @@ from covey.kernel.nodes import Nodes
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which, history, private_part
 from covey.runs.saved import checkpoint, snapshot
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 from covey.runs.scores.devices import DeviceScore, from_csv
 from covey.runs.selection import select
@@ -55,7 +56,6 @@ Array = npt.NDArray[Any]
 
 _ROOMS = ("covey.deployed.files.node_folder",)
 """The modules of rooms that open folders of their own; each has `opened(folder, trust=...)`."""
-_FOLDERS: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _CHUNK = 4096  # examples that go through a module at once
 MOST_PERSONAL = ("personal", "edge", "global")
 """Which model is used where none is named: the first of these that the run has."""
@@ -72,12 +72,7 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None, trust: bool =
         opened: Loaded | None = import_module(room).opened(folder, trust=trust)
         if opened is not None:
             return opened
-    if not (folder / "config.toml").exists():
-        raise ConfigError(
-            f"{folder} is not a run folder: it has no config.toml; "
-            "give the folder that `covey run` named."
-        )
-    return Loaded(folder, seed, trust=trust)
+    return Loaded(RunFolder.found(folder).path, seed, trust=trust)
 
 
 class Loaded:
@@ -95,9 +90,8 @@ class Loaded:
             last = self.seeds[-1]
             raise ConfigError(f"seed = {seed}: this run has the seeds {first} to {last}.")
         self.seed = self.seeds[0] if seed is None else seed
-        self.place = folder
-        if len(self.seeds) > 1:
-            self.place = folder / f"seed-{self.seed}"
+        self._files = RunFolder(folder).of_seeds(self.seeds[0], len(self.seeds))[self.seed]
+        self.place = self._files.path
         self._snapshots: dict[tuple[str, Which], Snapshot] = {}
 
     def __repr__(self) -> str:
@@ -110,7 +104,7 @@ class Loaded:
         """The resolved experiment file; no code that it names is run."""
         from covey.files.config import unchecked
 
-        return unchecked(self.folder / "config.toml")
+        return unchecked(RunFolder(self.folder).config)
 
     @cached_property
     def _refusal(self) -> str | None:
@@ -126,7 +120,7 @@ class Loaded:
 
         if self._refusal is not None:
             raise ConfigError(self._refusal)
-        return load_config(self.folder / "config.toml", [])
+        return load_config(RunFolder(self.folder).config, [])
 
     @property
     def seeds(self) -> range:
@@ -141,7 +135,7 @@ class Loaded:
     @cached_property
     def history(self) -> list[Round]:
         """Every round's record up to the last checkpoint."""
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         return history(saved) if saved.exists() else []
 
     @property
@@ -152,7 +146,7 @@ class Loaded:
     @cached_property
     def stopped_early(self) -> bool:
         """Whether the run ended before its last round, by the rule of its `stop`."""
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         if self.config.stop is None or not saved.exists():
             return False
         facts = checkpoint.read(saved, tensors=False).facts
@@ -191,9 +185,9 @@ class Loaded:
 
         out = {}
         for table in self.config.compared():
-            folder = self.folder / "compare" / as_file(table["name"])
-            if (folder / "config.toml").exists():
-                other = Loaded(folder, self.seed, trust=self._trust)
+            folder = RunFolder(self.folder).beside(as_file(table["name"]))
+            if folder.config.exists():
+                other = Loaded(folder.path, self.seed, trust=self._trust)
                 if other.history:
                     out[other.config.method()] = other
         return out
@@ -210,7 +204,7 @@ class Loaded:
         from covey.report.pictures.plot import draw
 
         self._need_scores()
-        target = self.place / "plot.png" if path is None else Path(path)
+        target = self._files.plot if path is None else Path(path)
         draw(
             [self.history],
             target,
@@ -228,10 +222,10 @@ class Loaded:
         self._need_scores()
         if not self.finished:
             return self._run.devices()
-        path = self.place / "devices.csv"
+        path = self._files.devices
         if not path.exists():
             raise ConfigError(
-                f"{path} does not exist; repeat the run: covey run {self.folder}/config.toml"
+                f"{path} does not exist; repeat the run: covey run {RunFolder(self.folder).config}"
             )
         return from_csv(path.read_text(encoding="utf-8"))
 
@@ -302,8 +296,8 @@ class Loaded:
 
     def _written(self, name: str, which: Which) -> Snapshot:
         """A model of a finished run: in its file or, if it has none, in the checkpoint's rows."""
-        path = self.place / _FOLDERS[which] / f"{name}.safetensors"
-        saved = self.place / "checkpoint.safetensors"
+        path = self._files.model(name, which)
+        saved = self._files.checkpoint
         if path.exists() or checkpoint.ROWS not in checkpoint.read(saved, tensors=False).facts:
             return snapshot.read(path, self._space)
         return self._saved_run.snapshot(name, which, mapped=True)
@@ -394,7 +388,7 @@ class Loaded:
     def _form(self) -> DataForm:
         from covey.files.data_form import DataForm
 
-        return DataForm.read(self.place / "data.json")
+        return DataForm.read(self._files.data)
 
     @cached_property
     def _space(self) -> ParameterLayout:
@@ -403,7 +397,7 @@ class Loaded:
         Rows hold what trains, so the frozen parameters must be those of the run.
         """
         space = self._run.runtime.task.space
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         if space.frozen and saved.exists():
             facts = checkpoint.read(saved, tensors=False).facts["experiment"]
             names = ("frozen", "model")
@@ -418,14 +412,14 @@ class Loaded:
     @cached_property
     def _run(self) -> Run:
         """The run itself; at its last checkpoint if it is unfinished, else at its beginning."""
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         goes_on = saved.exists() and not self.finished
         return Run(self.experiment, resume=saved if goes_on else None)
 
     @cached_property
     def _saved_run(self) -> Run:
         """The finished run at its last round, with its rows where they lie."""
-        return Run(self.experiment, resume=self.place / "checkpoint.safetensors", reading=True)
+        return Run(self.experiment, resume=self._files.checkpoint, reading=True)
 
     @cached_property
     def _simulator(self) -> Simulator:
@@ -433,7 +427,7 @@ class Loaded:
 
         The data must be the data that the run was trained on.
         """
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         facts = checkpoint.read(saved, tensors=False).facts
         checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
         runtime = Run(self.experiment).runtime
@@ -562,7 +556,7 @@ class Loaded:
     @cached_property
     def _lacks(self) -> str | None:
         """Whose rows the folder of a deployed run does not have, in words."""
-        saved = self.place / "checkpoint.safetensors"
+        saved = self._files.checkpoint
         if not saved.exists():
             return None
         text: str | None = checkpoint.read(saved, tensors=False).facts.get(checkpoint.LACKS)
@@ -788,7 +782,7 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     for seed in seeds:
         seed._need_scores()
     histories = [seed.history for seed in seeds]
-    private = private_part(first.place / "checkpoint.safetensors")
+    private = private_part(first._files.checkpoint)
     # Of an unfinished run they are in the checkpoint, which needs the model.
     devices = [seed.devices() if seed.finished or not seed._refusal else [] for seed in seeds]
     out = summarise(histories, first.config.protocol, devices, first._learner, private)

@@ -16,8 +16,8 @@ from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.server_run import finish, server_run
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config, load
-from covey.folder.folder import NODE_FACTS
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     folder = nodes.folder / "device3"
     before = {path: path.read_bytes() for path in (folder / "models").iterdir()}
     assert before
-    facts = (folder / NODE_FACTS).read_bytes()
+    facts = RunFolder(folder).node.read_bytes()
 
     def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         save_file(tensors, path, metadata)
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(CheckpointError, match="No space left on device"):
         own_models.write(node, own_models.as_arguments([model]), [])
     assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
-    assert (folder / NODE_FACTS).read_bytes() == facts
+    assert RunFolder(folder).node.read_bytes() == facts
 
 
 OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]

@@ -27,21 +27,19 @@ from torch import Tensor
 
 from covey.data import Shards
 from covey.deployed.files.device_data import own_examples
-from covey.deployed.node import own_models
+from covey.deployed.node.own_models import DISK
 from covey.deployed.plan.process import Process
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
 from covey.files.data_form import DataForm
-from covey.folder.folder import NODE_FACTS, Folder, refused
 from covey.folder.load import Loaded
 from covey.folder.own_code import write_config
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which
 from covey.runs.saved import snapshot
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.saved.snapshot import Snapshot
 from covey.runtimes.simulator import Simulator
-
-_OWN_DATA = "own_data.json"
 
 
 def make_folders(process: Process) -> None:
@@ -64,7 +62,8 @@ def write_forms(config: Config, process: Process, data: Shards, modules: Mapping
         write_form(state / seat, config, data, modules)
         if seat in process.data:
             file = str(Path(process.data[seat]).absolute())
-            Folder(state / seat).write_json(_OWN_DATA, {"file": file})
+            folder = RunFolder(state / seat)
+            folder.write_json(folder.own_data, {"file": file})
 
 
 def write_form(
@@ -73,9 +72,9 @@ def write_form(
     """Write what the models of one node are used with."""
     with refused(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = Folder(path)
+    folder = RunFolder(path)
     write_config(folder, config, modules)
-    folder.write_json("data.json", DataForm.of(data).as_dict())
+    folder.write_json(folder.data, DataForm.of(data).as_dict())
 
 
 class LoadedNode(Loaded):
@@ -86,7 +85,7 @@ class LoadedNode(Loaded):
 
     def __init__(self, folder: Path, *, trust: bool = False) -> None:
         super().__init__(folder, None, trust=trust)
-        path = folder / NODE_FACTS
+        path = RunFolder(folder).node
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             self.tier = str(facts["tier"])
@@ -99,7 +98,7 @@ class LoadedNode(Loaded):
     def experiment(self) -> Experiment:
         """What was run, with the examples of this device where they stay with it."""
         described = self._runnable.experiment(self.seed)
-        path = self.place / _OWN_DATA
+        path = self._files.own_data
         if not path.exists() or self._runnable.learner().needs_examples is None:
             return described
         try:
@@ -161,8 +160,7 @@ class LoadedNode(Loaded):
             )
         name = self.most_personal(model)
         if (name, which) not in self._snapshots:
-            path = self.place / own_models.FOLDER / f"{name}.safetensors"
-            self._snapshots[name, which] = snapshot.read(path, self._space)
+            self._snapshots[name, which] = snapshot.read(self._files.model(name), self._space)
         return self._snapshots[name, which]
 
     @property
@@ -210,7 +208,7 @@ class LoadedNode(Loaded):
 
 def opened(folder: Path, *, trust: bool = False) -> LoadedNode | None:
     """A node's folder; None where it is none, an error where its models are not written yet."""
-    if (folder / NODE_FACTS).exists():
+    if RunFolder(folder).node.exists():
         return LoadedNode(folder, trust=trust)
     reason = _refusal(folder)
     if reason is not None:
@@ -220,10 +218,10 @@ def opened(folder: Path, *, trust: bool = False) -> LoadedNode | None:
 
 def _refusal(folder: Path) -> str | None:
     """Why a folder of a deployed node cannot be loaded; None where it is none of a node."""
-    if (folder / own_models.DISK).exists():
+    if (folder / DISK).exists():
         when = "the run ends, or its server is stopped"
         return f"{folder} is a node's state without models yet; they are written when {when}."
-    seats = sorted(str(path.parent) for path in folder.glob(f"*/{own_models.DISK}"))
+    seats = sorted(str(path.parent) for path in folder.glob(f"*/{DISK}"))
     if seats:
         return f"{folder} has the state of a process; give the folder of a node in it: {seats[0]}."
     return None
