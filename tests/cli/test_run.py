@@ -229,11 +229,11 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, call: i
     """A Ctrl-C in the given call of a method of the folder, before it has done anything."""
     whole, calls = getattr(owner, method), []
 
-    def stop(*arguments: Any) -> Any:
+    def stop(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) == call:
             raise KeyboardInterrupt
-        return whole(*arguments)
+        return whole(*arguments, **options)
 
     monkeypatch.setattr(owner, method, stop)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import covey
-from covey.deployed.files.node_folder import LoadedNode, write_form
+from covey.deployed.files.node_folder import NodeModels, write_form
 from covey.deployed.node import own_models
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.server_run import finish, server_run
@@ -64,7 +64,7 @@ def test_a_device_predicts_with_its_own_disk(nodes: LocalTree, simulated: Path) 
     examples = whole.experiment.data.x[:20].numpy()
     for number in (0, 5):
         device = covey.load(nodes.folder / f"device{number}")
-        assert isinstance(device, LoadedNode)
+        assert isinstance(device.source, NodeModels)
         assert device.models() == whole.models()
         assert device.chosen == whole.chosen
         assert f"<device {number} of small" in repr(device)
@@ -104,7 +104,7 @@ def test_a_nodes_module_takes_the_units_of_the_table(tmp_path: Path) -> None:
         folder = tree.folder / f"device{number}"
         write_form(folder, config, shards)
         device = covey.load(folder)
-        assert isinstance(device, LoadedNode)
+        assert isinstance(device.source, NodeModels)
         for model in device.models():
             bare = device.module(model, scaled=True)
             expected = shards.target.undone(bare(shards.x).double()).float()
