@@ -54,7 +54,7 @@ def check_scores(run: Loaded, which: Any = "chosen") -> None:
     """Predictions for every device's test examples have the accuracy that devices.csv states."""
     lines = [line for line in run.devices() if line.part == "test"]
     assert {line.model for line in lines} == set(run.models())
-    shards = run._run.trained
+    shards = run.source.run.trained
     assert len(lines) == len(run.models()) * shards.devices
     for line in lines:
         number = run.device_names.index(line.device)

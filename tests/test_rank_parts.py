@@ -19,9 +19,9 @@ import covey
 from covey import Run
 from covey.errors import CheckpointError
 from covey.folder import recover
-from covey.folder.folder import Folder
 from covey.folder.terminal import Console
 from covey.runs.saved import checkpoint, rank_parts, saving
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.saving import Saved
 from covey.runtimes.base import part_of
 from covey.runtimes.ranks.shares import Shares
@@ -185,7 +185,7 @@ def test_a_part_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_bad_part_is_made_up_for_by_the_checkpoint_before(
     whole: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     run = begun(2)
     save_as_ranks(run, folder.checkpoint, 2)
     next(run)

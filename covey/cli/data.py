@@ -22,8 +22,8 @@ from covey.data.published.catalog import known
 from covey.data.published.inventory import SetStatus
 from covey.data.shards import SPLITS
 from covey.files.config import load
-from covey.folder.folder import refused
 from covey.folder.terminal import Console
+from covey.runs.saved.run_folder import refused
 from covey.tree import Tree
 
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -194,13 +194,13 @@ def run(
         return
     show.table(console, summary)
     write_after_run(folder.path, console)
-    pictures = ["plot.png", "devices.png"]
+    pictures = [folder.plot, folder.devices_plot]
     if summary.yardsticks:
-        pictures.append("compare.png")
-    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}")
+        pictures.append(folder.compare_plot)
+    console.print(f"folder: {folder.path}   pictures: {', '.join(path.name for path in pictures)}")
     console.print(f"look again: covey show {folder.path} --devices")
     again = " --force" if forced else ""
-    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
+    console.print(f"repeat: covey run {folder.config}{again}")
 
 
 app.command(epilog=EPILOG, rich_help_panel=TRAIN)(compare)

@@ -10,6 +10,7 @@ import typer
 from covey.errors import ConfigError
 from covey.files.config import Config, load
 from covey.folder.terminal import Console
+from covey.runs.saved.run_folder import RunFolder
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 What = Annotated[
@@ -29,11 +30,11 @@ def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
         raise ConfigError(
             f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
         )
-    if files and (Path(files[0]) / "config.toml").is_file():
-        run = files[0].rstrip("/")
+    if files and RunFolder(Path(files[0])).config.is_file():
+        run = Path(files[0])
         raise ConfigError(
             f"{run} is the folder of a run; resume it with covey run --resume {run},"
-            f" repeat it with covey run {run}/config.toml, or show it with covey show {run}."
+            f" repeat it with covey run {RunFolder(run).config}, or show it with covey show {run}."
         )
     changes = [word for word in words if word not in files]
     if not files:

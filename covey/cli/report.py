@@ -10,12 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from covey.errors import ConfigError, CoveyError
-from covey.folder.folder import NODE_FACTS, Folder
 from covey.folder.terminal import Console
 from covey.report.facts import facts
 from covey.report.page.page import build
-
-NAME = "report.html"
+from covey.runs.saved.run_folder import RunFolder
 
 
 def report(
@@ -47,10 +45,10 @@ def report(
       covey report runs/demo-sfedhp-1 runs/demo-permfl-1 --out both.html
     """
     for run in runs:
-        if (run / NODE_FACTS).exists():
+        if RunFolder(run).node.exists():
             rule = "has the models of one node, and no rounds"
             raise ConfigError(f"{run} {rule}; give the run folder of the server.")
-    page = out or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
+    page = out or RunFolder(runs[0] if len(runs) == 1 else Path()).report
     write(runs, page)
     console = Console()
     console.print(f"report: {page} ({page.stat().st_size / 1e3:,.0f} kB)")
@@ -60,8 +58,9 @@ def report(
 
 def write(runs: Sequence[Path], page: Path) -> None:
     """Write the page of these runs, in one step."""
+    folder = RunFolder(page.parent)
     if page.is_dir():
-        raise ConfigError(f"--out {page} is a folder; name a file, such as {page / NAME}.")
+        raise ConfigError(f"--out {page} is a folder; name a file, as in {RunFolder(page).report}.")
     if not page.parent.is_dir():
         raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
     value = facts(runs)
@@ -74,16 +73,16 @@ def write(runs: Sequence[Path], page: Path) -> None:
         )
     for other in value["runs"][1:]:
         _check_data(first, other)
-    Folder(page.parent).write(page.name, build(value))
+    folder.write(page, build(value))
 
 
 def write_after_run(folder: Path, console: Console) -> None:
     """Write the page of a run that has ended; the run is good even where that fails."""
-    page = folder / NAME
+    page = RunFolder(folder).report
     try:
         write([folder], page)
     except CoveyError as error:
-        console.print(f"note: no {NAME}: {error}")
+        console.print(f"note: no {page.name}: {error}")
         return
     console.print(f"open first: {page}")
 

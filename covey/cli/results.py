@@ -17,10 +17,10 @@ from covey.data.tables.options import ROLES, TableOptions
 from covey.data.tables.tables import Faults, Table
 from covey.errors import ConfigError
 from covey.folder import show
-from covey.folder.folder import refused
 from covey.folder.load import Loaded, load, summary
 from covey.folder.terminal import Console, printable
 from covey.runs.csv_text import csv_text
+from covey.runs.saved.run_folder import refused
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, asked_for, for_devices, headline
 
@@ -206,9 +206,9 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
         file,
         TableOptions(**{name: data[name] for name in names}),
         features=run.names.features,
-        shape=run.shape,
+        shape=run.form.shape,
         faults=faults,
-        encoding=run.encoding,
+        encoding=run.form.encoding,
     )
     faults.refuse("correct or remove them")
     return table
@@ -229,7 +229,7 @@ def _owners(
         return [(device, model)] * len(table)
     if run.alike(model) and table.device is not None:
         return [(owner, model) for owner in run.owners(table.device, model)]
-    if table.device is None and (run.alike(model) or run.only_device is not None):
+    if table.device is None and (run.alike(model) or run.source.only_device is not None):
         return [(None, model)] * len(table)
     if table.device is None:
         name = run.snapshot(model).model
@@ -240,9 +240,9 @@ def _owners(
         )
     trained = set(run.device_names)
     reason = "did not train in this run"
-    if run.only_device is not None:
-        trained = {run.only_device}
-        reason = f"has its models elsewhere; these are those of device {run.only_device}"
+    if run.source.only_device is not None:
+        trained = {run.source.only_device}
+        reason = f"has its models elsewhere; these are those of device {run.source.only_device}"
     if unknown is not None:
         if not run.experiment.algorithm.learns_global or not run.alike(unknown):
             fix = "train models for such devices by covey personalize, or give --device NAME"

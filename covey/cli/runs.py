@@ -13,12 +13,13 @@ import typer
 from rich.table import Table
 
 from covey.cli.options import AsJson
-from covey.errors import ConfigError, CoveyError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.folder.show import print_wide
 from covey.folder.terminal import Console
 from covey.report.run_files import RunFiles
 from covey.report.seed_facts import SeedFacts
 from covey.runs.saved import status
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.status import State
 from covey.runs.scores.headline import named
 
@@ -96,8 +97,8 @@ def runs_in(folder: Path) -> list[ListedRun]:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; `covey run` makes runs/.")
     folders = [folder]
-    if not (folder / "config.toml").exists():
-        folders = sorted(path.parent for path in folder.glob("*/config.toml"))
+    if not RunFolder(folder).config.exists():
+        folders = [run.path for run in RunFolder.inside(folder)]
     listed = []
     for path in folders:
         try:
@@ -133,7 +134,8 @@ def _read(folder: Path) -> ListedRun:
 def _of_summary(folder: Path) -> dict[str, Any]:
     """The figures of a finished run, from its summary; none where that cannot be read."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        run = RunFolder(folder)
+        summary = run.read_json(run.summary) or {}
         models = {model["model"]: model for model in summary["models"]}
         metric = str(summary.get("select", "")) or _metric(models)
         return {
@@ -144,7 +146,7 @@ def _of_summary(folder: Path) -> dict[str, Any]:
             "personal": _mean(models.get("personal"), metric),
             "global_": _mean(models.get("global"), metric),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import covey
@@ -12,15 +12,17 @@ from covey.files.assemble import Experiments
 from covey.files.config import Config, load
 from covey.files.data_form import is_census
 from covey.folder import recover
-from covey.folder.folder import Folder, create, unused
+from covey.folder.folder import create, unused
 from covey.folder.outcome import go_on, write_commands, write_outcome
 from covey.folder.own_code import write_config
-from covey.folder.seeds import Histories, Seeds, Start, folders_of
+from covey.folder.seeds import Histories, Seeds, Start
 from covey.folder.stop import Interrupted, Stop, stoppable
 from covey.folder.terminal import Console
 from covey.folder.trackers import Maker
 from covey.report.summary import Summary, summarise
 from covey.runs.saved.live_folder import check_store
+from covey.runs.saved.run_folder import RunFolder
+from covey.runs.saved.status import StatusFile
 
 __all__ = ["Interrupted", "resume", "start"]
 
@@ -35,7 +37,7 @@ def start(
     command: list[str],
     experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
-) -> tuple[Folder, Summary]:
+) -> tuple[RunFolder, Summary]:
     """A new run in a new folder; everything wrong with it is said before the folder is made.
 
     `experiments` are those of the file, where some were made already. `makers` make trackers.
@@ -54,7 +56,7 @@ def start(
                 f"{experiments.ranks} cannot see {path.absolute()}, which rank 0 has made; "
                 "give --out a folder that all machines share."
             )
-    folder = Folder(path, writes=experiments.ranks.leads)
+    folder = RunFolder(path, writes=experiments.ranks.leads)
     with folder.lock():
         return _Command(config, folder, console, command, experiments, makers or {}).play(first)
 
@@ -68,27 +70,25 @@ def resume(
     makers: Mapping[str, Maker] | None = None,
     *,
     anyway: bool = False,
-) -> tuple[Folder, Summary]:
+) -> tuple[RunFolder, Summary]:
     """Go on with a run from its last checkpoint, perhaps for more rounds.
 
     With `anyway`, it goes on where code of the user's own has changed since.
     """
     experiments = experiments or Experiments()
-    if not (path / "config.toml").exists():
-        raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
+    folder = replace(RunFolder.found(path), writes=experiments.ranks.leads)
     if other := [change for change in changes if not change.startswith(_MAY_CHANGE)]:
         rule = (
             "a resumed run may only get more rounds, another stop or another store; "
             "start a new one for others"
         )
         raise ConfigError(f"{other[0]!r}: {rule}.")
-    folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
-        config = load(path / "config.toml", changes)
+        config = load(folder.config, changes)
         _check_data(config, path)
         recover.check_seeds(config, folder)
-        before = load(path / "config.toml", []).rounds
-        recover.check_schedule(config, folders_of(config, folder).values(), before)
+        before = load(folder.config, []).rounds
+        recover.check_schedule(config, folder.of_seeds(config.seed, config.seeds).values(), before)
         resumed = _Command(
             config, folder, console, command, experiments, makers or {}, True, anyway
         )
@@ -129,7 +129,7 @@ class _Command:
     """One command that runs a file into a folder."""
 
     config: Config
-    folder: Folder
+    folder: RunFolder
     console: Console
     command: list[str]
     experiments: Experiments
@@ -137,12 +137,12 @@ class _Command:
     resumed: bool = False
     anyway: bool = False
 
-    def play(self, first: Start | None) -> tuple[Folder, Summary]:
+    def play(self, first: Start | None) -> tuple[RunFolder, Summary]:
         """All rounds that are left, then the summary.
 
         However it ends, the user is told how to go on.
         """
-        folders = folders_of(self.config, self.folder)
+        folders = self.folder.of_seeds(self.config.seed, self.config.seeds)
         more = go_on(self.folder)
         try:
             with stoppable(self.console, self.experiments.ranks) as stop:
@@ -160,7 +160,7 @@ class _Command:
                     first,
                     makers=self.makers,
                 )
-                with self.folder.status():
+                with StatusFile(self.folder):
                     histories, engine = seeds.run()
                     others = self._beside(stop, seeds.printed)
                     summary = write_outcome(
@@ -176,9 +176,9 @@ class _Command:
             raise CheckpointError(f"{error} After the repair, resume with: {more}") from error
         return self.folder, summary
 
-    def _mend(self, config: Config, folder: Folder) -> None:
+    def _mend(self, config: Config, folder: RunFolder) -> None:
         """Mend what a crash has damaged; refuse what cannot go on."""
-        targets = folders_of(config, folder)
+        targets = folder.of_seeds(config.seed, config.seeds)
         with self.experiments.ranks.together("mend the folder"):
             if folder.writes:
                 for target in targets.values():
@@ -207,7 +207,7 @@ class _Command:
             write_config(folder, other)
             seeds = Seeds(
                 other,
-                folders_of(other, folder),
+                folder.of_seeds(other.seed, other.seeds),
                 self.experiments,
                 self.console,
                 stop,
@@ -216,11 +216,11 @@ class _Command:
             seeds.printed = printed
             seeds.lines = 1
             try:
-                with folder.status():
+                with StatusFile(folder):
                     histories, _ = seeds.run()
             except DivergedError as error:
                 self.console.print(f"note: {title} is left out of the table: {error}")
                 continue
-            folder.write_json("summary.json", summarise(histories, other.protocol).as_dict())
+            folder.write_json(folder.summary, summarise(histories, other.protocol).as_dict())
             others[title] = histories
         return others

@@ -15,12 +15,13 @@ import covey
 from covey.atomic import replacing
 from covey.errors import ConfigError, CoveyError, ModelError, meant, needed
 from covey.folder import nodes
-from covey.folder.folder import refused
 from covey.folder.formats import FORMATS, ExportedModel, Format, units
+from covey.folder.inputs import with_units
 from covey.folder.load import MOST_PERSONAL, Loaded
 from covey.folder.nodes import NodeAddress
 from covey.models import merge
 from covey.origin import FAULTS, told
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 
 ALL = "all"
@@ -71,7 +72,7 @@ def export_all(run: Loaded, format: Format, model: str | None, out: Path | None)
             "name one node, or leave out --to."
         )
     read = run.snapshot(model)
-    folder = out or run.place / "export"
+    folder = out or RunFolder(run.place).export
     if folder.is_file():
         raise ConfigError(f"--out {folder} is a file; with --node all, name a folder.")
     examples = _examples(run)
@@ -213,7 +214,7 @@ def _model(run: Loaded, node: NodeAddress, read: Snapshot, format: Format) -> Ex
     network = run.module(read.model, device, pooled=under, scaled=True)
     network = merge(network.cpu()).eval()
     facts = _facts(run, node, read, inside=format.name != "safetensors")
-    return ExportedModel(network, run.in_units(network), run.experiment.dtype, facts)
+    return ExportedModel(network, with_units(network, run.form), run.experiment.dtype, facts)
 
 
 def _facts(run: Loaded, node: NodeAddress, read: Snapshot, *, inside: bool) -> dict[str, Any]:
@@ -226,9 +227,9 @@ def _facts(run: Loaded, node: NodeAddress, read: Snapshot, *, inside: bool) -> d
         "tier": node.tier,
         "round": read.round + 1,
         "seed": run.seed,
-        "shape": list(run.shape),
+        "shape": list(run.form.shape),
         "dtype": str(run.experiment.dtype).removeprefix("torch."),
-        **units(None if inside else run.scaling, None if inside else run.target),
+        **units(None if inside else run.form.scaling, None if inside else run.form.target),
         "outputs": "values" if run.classes is None else "logits",
         "classes": run.class_names,
         "features": list(run.names.features),
@@ -247,8 +248,8 @@ def _examples(run: Loaded) -> Tensor:
     x = x[torch.linspace(0, len(x) - 1, min(_EXAMPLES, len(x))).long()]
     if run.experiment.data.tokens is not None:
         return x.contiguous()
-    if run.scaling is not None and run.scaling.kind != "none":
-        x = run.scaling.undone(x.double())
+    if run.form.scaling is not None and run.form.scaling.kind != "none":
+        x = run.form.scaling.undone(x.double())
     return x.to(run.experiment.dtype).contiguous()
 
 
@@ -258,4 +259,4 @@ def _default(run: Loaded, node: NodeAddress, read: Snapshot, format: Format) -> 
     if node.name != node.code:
         words.insert(1, node.name)
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(words))[:100]
-    return run.place / "export" / f"{stem}{format.suffix}"
+    return RunFolder(run.place).export / f"{stem}{format.suffix}"

@@ -8,31 +8,32 @@ from typing import Any
 
 from covey.files.config import Config
 from covey.files.registry import method
-from covey.folder.folder import Folder, environment, refused
-from covey.folder.seeds import Histories, folders_of
+from covey.folder.folder import environment
+from covey.folder.seeds import Histories
 from covey.report.summary import Gain, Summary, summarise
 from covey.runs.run import private_part
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.scores.devices import DeviceScore, from_csv
 
 
-def go_on(folder: Folder) -> str:
+def go_on(folder: RunFolder) -> str:
     """The command that continues the run in a folder."""
     return f"covey run --resume {shlex.quote(str(folder.path))}"
 
 
-def write_commands(config: Config, folder: Folder, command: list[str]) -> None:
+def write_commands(config: Config, folder: RunFolder, command: list[str]) -> None:
     """How to repeat the run, and on what it was run."""
-    repeat = f"covey run {shlex.quote(str(folder.path / 'config.toml'))}"
+    repeat = f"covey run {shlex.quote(str(folder.config))}"
     more = f"{go_on(folder)} rounds={config.rounds + 10}"
     if config.schedule() is not None:
         more = go_on(folder)
-    folder.write("repeat.txt", f"{repeat}\n{more}\n")
-    folder.write_json("environment.json", environment(command))
+    folder.write(folder.repeat, f"{repeat}\n{more}\n")
+    folder.write_json(folder.environment, environment(command))
 
 
 def write_outcome(
     config: Config,
-    folder: Folder,
+    folder: RunFolder,
     histories: Histories,
     others: Mapping[str, Histories],
     engine: Mapping[str, Any],
@@ -47,7 +48,9 @@ def write_outcome(
     if not folder.writes:
         return summarise(histories, config.protocol)
     devices = device_scores(config, folder)
-    private = private_part(next(iter(folders_of(config, folder).values())).checkpoint)
+    private = private_part(
+        next(iter(folder.of_seeds(config.seed, config.seeds).values())).checkpoint
+    )
     summary = summarise(histories, config.protocol, devices, config.learner(), private)
     compared = {}
     for name, other in config.yardsticks().items():
@@ -56,21 +59,21 @@ def write_outcome(
             compared[other.method()] = (others[other.method()], scores)
     if compared:
         summary = compare.beside(summary, devices, compared)
-    folder.write_json("environment.json", environment(command) | {"engine": dict(engine)})
-    folder.write_json("summary.json", summary.as_dict())
+    folder.write_json(folder.environment, environment(command) | {"engine": dict(engine)})
+    folder.write_json(folder.summary, summary.as_dict())
     _draw(config, folder, histories, others, devices, summary.gains)
     return summary
 
 
-def device_scores(config: Config, folder: Folder) -> list[list[DeviceScore]]:
+def device_scores(config: Config, folder: RunFolder) -> list[list[DeviceScore]]:
     """The scores of every seed's devices, from its file."""
-    files = [seed.path / "devices.csv" for seed in folders_of(config, folder).values()]
-    return [from_csv(file.read_text(encoding="utf-8")) for file in files]
+    seeds = folder.of_seeds(config.seed, config.seeds).values()
+    return [from_csv(seed.devices.read_text(encoding="utf-8")) for seed in seeds]
 
 
 def _draw(
     config: Config,
-    folder: Folder,
+    folder: RunFolder,
     histories: Histories,
     others: Mapping[str, Histories],
     devices: list[list[DeviceScore]],
@@ -80,14 +83,11 @@ def _draw(
     from covey.report.pictures.plot import draw, draw_devices
 
     title = method(config.algorithm["name"])
-    plot = folder.path / "plot.png"
-    per_device = folder.path / "devices.png"
-    compared = folder.path / "compare.png"
-    with refused(plot):
-        draw(histories, plot, title, devices, config.protocol)
-    with refused(per_device):
-        draw_devices(histories, per_device, title, devices)
+    with refused(folder.plot):
+        draw(histories, folder.plot, title, devices, config.protocol)
+    with refused(folder.devices_plot):
+        draw_devices(histories, folder.devices_plot, title, devices)
     if others:
-        with refused(compared):
+        with refused(folder.compare_plot):
             runs = {config.method(): histories} | dict(others)
-            compare.draw(runs, compared, gains, config.protocol)
+            compare.draw(runs, folder.compare_plot, gains, config.protocol)

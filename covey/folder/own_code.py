@@ -26,10 +26,9 @@ from covey.errors import ConfigError
 from covey.fields import plain
 from covey.files.config import Config, unchecked
 from covey.files.modules import is_own_name
-from covey.folder.folder import Folder, refused
 from covey.runs.saved import source
+from covey.runs.saved.run_folder import RunFolder, refused
 
-_MARK = "made_here.txt"
 _SECRET = 32  # bytes
 
 
@@ -56,13 +55,15 @@ def write_modules(folder: Path, texts: Mapping[str, str]) -> None:
             atomic.write(file, text)
 
 
-def write_config(folder: Folder, config: Config, modules: Mapping[str, str] | None = None) -> None:
+def write_config(
+    folder: RunFolder, config: Config, modules: Mapping[str, str] | None = None
+) -> None:
     """Write the resolved file of a folder, its modules and, where it names any, the mark."""
     if modules:
         write_modules(folder.path, modules)
-    folder.write("config.toml", config.text())
+    folder.write(folder.config, config.text())
     if _named(config) and folder.writes and (secret := _secret()) is not None:
-        folder.write(_MARK, _mark(folder.path, secret))
+        folder.write(folder.mark, _mark(folder, secret))
 
 
 def refusal(folder: Path) -> str | None:
@@ -70,13 +71,14 @@ def refusal(folder: Path) -> str | None:
 
     Copies that Python compiled are not part of a mark, so they are removed.
     """
-    names = _named(unchecked(folder / "config.toml"))
+    run = RunFolder(folder)
+    names = _named(unchecked(run.config))
     if not names:
         return None
     with suppress(OSError, ValueError):
-        made = (folder / _MARK).read_text(encoding="ascii")
+        made = run.mark.read_text(encoding="ascii")
         secret = _secret()
-        if secret is not None and hmac.compare_digest(made, _mark(folder, secret)):
+        if secret is not None and hmac.compare_digest(made, _mark(run, secret)):
             for cache in folder.rglob("__pycache__"):
                 shutil.rmtree(cache)
             return None
@@ -86,17 +88,17 @@ def refusal(folder: Path) -> str | None:
     return f"{what}, {why}; to run that code here, if you trust it, {fix}."
 
 
-def _mark(folder: Path, secret: bytes) -> str:
+def _mark(folder: RunFolder, secret: bytes) -> str:
     """The hash of a folder's file and of all that Python could import from it, with a secret."""
     mark = hmac.new(secret, digestmod="sha256")
-    files = [folder / "config.toml"]
-    for path in sorted(folder.rglob("*")):
+    files = [folder.config]
+    for path in sorted(folder.path.rglob("*")):
         code = path.is_file() and path.name.endswith(tuple(all_suffixes()))
         if path.is_symlink() or (code and path.parent.name != "__pycache__"):
             files.append(path)
     for path in files:
         content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
-        mark.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+        mark.update(f"{path.relative_to(folder.path)} {len(content)}\n".encode() + content)
     return mark.hexdigest()
 
 

@@ -17,12 +17,12 @@ from covey.engine.measures.metrics import DEFAULTS
 from covey.errors import ConfigError
 from covey.files.config import Config, load
 from covey.files.data_form import DataForm
-from covey.folder.folder import refused
 from covey.folder.formats import KEY, units
 from covey.folder.own_code import refusal
 from covey.kernel.algorithm import Algorithm
 from covey.runs.newcomers import Newcomers
 from covey.runs.saved import checkpoint, snapshot
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.headline import Headline, named
 from covey.runs.scores.scoring import Score, score_of
@@ -95,19 +95,19 @@ def personalize(
     run's table reports.
     """
     config, folder, seed = _run(run, changes, seed, trust)
-    form = DataForm.read(folder / "data.json")
+    form = DataForm.read(folder.data)
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
     task = Newcomers([experiment], [shards])
     space = task.task.space
     above = experiment.algorithm.above()
-    if not (folder / "models" / f"{above}.safetensors").exists():
+    if not folder.model(above).exists():
         above = "global"  # the run has no models of the tier above
-    w = snapshot.read(folder / "models" / "global.safetensors", space).rows
+    w = snapshot.read(folder.model("global"), space).rows
     rows = w
     names = ["global"]
     if above != "global":
-        snap = snapshot.read(folder / "models" / f"{above}.safetensors", space)
+        snap = snapshot.read(folder.model(above), space)
         rows = snap.rows
         names = _edge_names(snap, form, experiment.algorithm)
     if edge is not None:
@@ -128,10 +128,10 @@ def personalize(
     statistics = None
     if space.norms:
         statistics = task.task.statistics(personal, task.ids).cpu()
-    paths = {data.stem: out or folder / f"personal-{data.stem}.safetensors"}
+    paths = {data.stem: out or folder.newcomer(data.stem)}
     if shards.devices > 1:
         paths = {
-            name: (out or folder) / f"personal-{quote(name, safe='')}.safetensors"
+            name: RunFolder(out or folder.path).newcomer(quote(name, safe=""))
             for name in shards.names.devices
         }
     done = []
@@ -160,10 +160,11 @@ def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[s
     return [str(number) for number in numbers]
 
 
-def _run(run: Path, changes: list[str], seed: int | None, trust: bool) -> tuple[Config, Path, int]:
+def _run(
+    run: Path, changes: list[str], seed: int | None, trust: bool
+) -> tuple[Config, RunFolder, int]:
     """The run's file with changes, and the folder and number of one of its seeds."""
-    if not (run / "config.toml").exists():
-        raise ConfigError(f"{run} is not a run folder: it has no config.toml.")
+    found = RunFolder.found(run)
     if other := [
         change
         for change in changes
@@ -175,16 +176,16 @@ def _run(run: Path, changes: list[str], seed: int | None, trust: bool) -> tuple[
         )
     if not trust and (reason := refusal(run)) is not None:
         raise ConfigError(reason)
-    config = load(run / "config.toml", changes)
+    config = load(found.config, changes)
     first = config.seed
     count = config.seeds
     seed = first if seed is None else seed
     if not first <= seed < first + count:
         raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
-    folder = run if count == 1 else run / f"seed-{seed}"
-    if not (folder / "models" / "global.safetensors").exists():
+    folder = found.of_seeds(first, count)[seed]
+    if not folder.model("global").exists():
         raise ConfigError(
-            f"{folder} has no models yet; finish the run first: covey run --resume {run}"
+            f"{folder.path} has no models yet; finish the run first: covey run --resume {run}"
         )
     return config, folder, seed
 

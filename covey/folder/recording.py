@@ -1,12 +1,7 @@
-"""What a run folder gets while a seed is run: its rounds, its nodes, its checkpoints, its models.
+"""What a run folder gets while a seed is run: its rounds, its nodes, its models, its checkpoints.
 
-Figures of single nodes are for reports, see docs/watch.md:
-
-    nodes.json    written when the run starts: the tree, names, examples and labels of every device
-    nodes.jsonl   a line per scored round: the sums of every device (runs/scores/node_round.py)
-    totals.json   written with each checkpoint: the bytes of every node in all rounds so far
-
-A run of more than `DEVICES` devices has nodes.json alone, with a note in place of the devices.
+Figures of single nodes are for reports, see docs/watch.md. A run of more than `DEVICES` devices has
+nodes.json alone, with a note in place of the devices.
 """
 
 from __future__ import annotations
@@ -18,24 +13,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from covey.data import NO_TARGET, Shards
 from covey.errors import CheckpointError, CoveyError, RankError
 from covey.files.data_form import DataForm
-from covey.folder.folder import Folder, refused
-from covey.folder.tracking import RunTracker
+from covey.runs.models import Which
 from covey.runs.run import Round
+from covey.runs.saved import snapshot
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.scores import confusion, node_round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.figures import PARTS
 from covey.runs.seed import Seed
+from covey.runs.tracker import RunTracker
 from covey.runs.tracker import to_csv as rounds_csv
 
 DEVICES = 10_000
 """With more devices than this, figures of single nodes are not written."""
+MODEL = 2**28
+"""Bytes of a model's rows in files; with more, no copy of them is written into models/."""
 _SUMS = 50_000_000
 """Sums of single devices that one seed writes; of longer runs, not every scored round has a line.
 The rounds that are the best so far have one in any case."""
@@ -45,14 +44,12 @@ _LABELS = 2_000_000
 
 @dataclass(eq=False)
 class Recorder(RunTracker):
-    """Writes one seed into its folder."""
+    """Writes one seed into its folder: rounds as they come, its state, in the end its models."""
 
-    folder: Folder
+    folder: RunFolder
     run: Seed
     method: str
     """What the run's algorithm calls itself."""
-    every: int | None = None
-    """Rounds between two checkpoints; None: the last round alone has one."""
     place: int = 0
     """Of the seed among those that run side by side."""
     say: Callable[[str], None] = print
@@ -62,28 +59,68 @@ class Recorder(RunTracker):
 
     def begin(self) -> None:
         """Write what is known before the first round that is left."""
-        self.folder.metrics(self.run.history)
-        self.folder.write_json("data.json", DataForm.of(self.run.trained).as_dict())
+        self._write_records()
+        self.folder.write_json(self.folder.data, DataForm.of(self.run.trained).as_dict())
         if self.folder.writes:
             self._begin_nodes()
 
     def log(self, records: Sequence[Round]) -> None:
-        """Write one more round; every so many of them, the state."""
-        self.folder.append(records[self.place])
+        self.folder.append(self.folder.metrics, json.dumps(records[self.place].as_dict()))
         self._add_nodes()
-        if self.every is not None and self.run.round % self.every == 0 and not self.run.done:
+
+    def save(self) -> None:
+        """Write a checkpoint, once everything is on the disk that it counts on."""
+        if not self.run.done:
             self.sync()
             self.run.save(self.folder.checkpoint, wait=False)
 
     def end(self, error: BaseException | None) -> None:
-        """Save the state, whatever ended the run, but for a disk or another process that fails."""
+        """Save the state, whatever ended the run, but for a disk or another process that fails.
+
+        The checkpoint comes last: one of the last round says that everything else is there. With
+        an older one it is all redone.
+        """
         # SystemExit: nobody reads the output any more.
         usual = error is None or isinstance(error, KeyboardInterrupt | SystemExit | CoveyError)
         if not usual or isinstance(error, CheckpointError | RankError):
             return
-        left_out = self.save()
-        if error is not None:
+        left_out: list[str] = []
+        if self.run.done:
+            left_out = write_models(self.folder, self.run)
+            self._write_devices()
+        self._write_records()
+        self.folder.write(self.folder.metrics_csv, rounds_csv(self.run.history))
+        self.sync()
+        self.run.save(self.folder.checkpoint)
+        if error is None:
+            self._say_what_lacks(left_out)
+
+    def sync(self) -> None:
+        """Bring everything to the disk that a checkpoint counts on."""
+        self._add_nodes()
+        if not self.folder.writes or _devices(self.run) > DEVICES:
             return
+        with refused(self.folder.nodes), open(self.folder.nodes, "a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
+        self._write_totals()
+
+    def _write_records(self) -> None:
+        """All records so far; rounds that a crash wrote after the last checkpoint are run again."""
+        lines = [json.dumps(record.as_dict()) + "\n" for record in self.run.history]
+        self.folder.write(self.folder.metrics, "".join(lines))
+
+    def _write_devices(self) -> None:
+        """How every device does with every model, and which classes are taken for which."""
+        run = self.run
+        self.folder.write(self.folder.devices, to_csv(run.devices(DEVICES)))
+        if "confusion" in run.experiment.metrics:
+            data = run.experiment.data
+            classes = list(data.names.classes) or [str(k) for k in range(data.classes or 0)]
+            text = confusion.to_csv(run.history, classes, run.experiment.protocol)
+            if text is not None:
+                self.folder.write(self.folder.confusion, text)
+
+    def _say_what_lacks(self, left_out: Sequence[str]) -> None:
         for name in left_out:
             self.say(
                 f"note: the rows of {name!r} are in checkpoint.rows alone, because they are large; "
@@ -95,49 +132,15 @@ class Recorder(RunTracker):
         if scored > DEVICES:
             self.say(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
 
-    def save(self) -> list[str]:
-        """Write everything; the checkpoint comes last.
-
-        One of the last round says that everything else is there; with an older one it is all
-        redone. The names of models are returned that were not written apart.
-        """
-        run = self.run
-        folder = self.folder
-        left_out: list[str] = []
-        if run.done:
-            left_out = folder.models(run)
-            folder.write("devices.csv", to_csv(run.devices(DEVICES)))
-            if "confusion" in run.experiment.metrics:
-                data = run.experiment.data
-                classes = list(data.names.classes) or [str(k) for k in range(data.classes or 0)]
-                text = confusion.to_csv(run.history, classes, run.experiment.protocol)
-                if text is not None:
-                    folder.write("confusion.csv", text)
-        folder.metrics(run.history)
-        folder.write("metrics.csv", rounds_csv(run.history))
-        self.sync()
-        run.save(folder.checkpoint)
-        return left_out
-
-    def sync(self) -> None:
-        """Bring everything to the disk that a checkpoint counts on."""
-        self._add_nodes()
-        if not self.folder.writes or _devices(self.run) > DEVICES:
-            return
-        path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a", encoding="utf-8") as file:
-            os.fsync(file.fileno())
-        self._write_totals()
-
     # Single nodes
 
     def _begin_nodes(self) -> None:
         """Describe the nodes; drop lines of rounds that will be run again."""
         text = json.dumps(described(self.run, self.method))  # on one line: a number per device
-        self.folder.write("nodes.json", text + "\n")
+        self.folder.write(self.folder.described, text + "\n")
         if _devices(self.run) > DEVICES:
             return
-        path = self.folder.path / "nodes.jsonl"
+        path = self.folder.nodes
         text = ""
         if path.exists():
             with refused(path):
@@ -150,7 +153,7 @@ class Recorder(RunTracker):
                 if 0 <= round < len(history) and history[round].models:
                     kept[round] = line
         kept = dict(sorted(kept.items()))
-        self.folder.write("nodes.jsonl", "\n".join([*kept.values(), ""]))
+        self.folder.write(path, "\n".join([*kept.values(), ""]))
         self.lines = max(kept, default=-1)
         self._write_totals()
 
@@ -170,9 +173,7 @@ class Recorder(RunTracker):
         best_so_far = bool(figures.holds)
         if not (evenly_spaced or best_so_far or run.done):
             return
-        path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a", encoding="utf-8") as file:
-            file.write(figures.line() + "\n")
+        self.folder.append(self.folder.nodes, figures.line())
         self.lines = figures.round
 
     def _write_totals(self) -> None:
@@ -181,7 +182,27 @@ class Recorder(RunTracker):
         for (tier, name), values in self.run.totals.items():
             by_tier.setdefault(tier, {})[name] = values.tolist()
         text = json.dumps({"rounds": self.run.round, "totals": by_tier})
-        self.folder.write("totals.json", text + "\n")
+        self.folder.write(self.folder.totals, text + "\n")
+
+
+def write_models(folder: RunFolder, run: Seed) -> list[str]:
+    """Write every kept model in its chosen round, and below `last` in the last round.
+
+    The format is that of covey/runs/saved/snapshot.py. The names of those are returned whose rows
+    stay in the checkpoint alone, because they are too many.
+    """
+    algorithm = type(run.experiment.algorithm).__name__
+    space = run.runtime.task.space
+    left_out = []
+    for name in run.models(scored=False):
+        if run.stored_bytes(name) > MODEL and not space.norms:
+            left_out.append(name)
+            continue
+        for which in get_args(Which):
+            kept = run.snapshot(name, which)  # all ranks together
+            if folder.writes:
+                snapshot.write(folder.model(name, which), kept, space, algorithm)
+    return left_out
 
 
 def _devices(run: Seed) -> int:

@@ -14,29 +14,29 @@ from typing import Any
 import covey
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
-from covey.folder.folder import Folder, refused
 from covey.folder.terminal import Console
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.saved import checkpoint, rank_parts
+from covey.runs.saved.run_folder import RunFolder, refused
 from covey.runs.stopping import StopCount
 
 
-def rounds_run(folder: Folder) -> int:
+def rounds_run(folder: RunFolder) -> int:
     """How many rounds the checkpoint of a folder has run; 0 where there is none."""
     if not folder.checkpoint.exists():
         return 0
     return int(checkpoint.read(folder.checkpoint, tensors=False).facts["round"])
 
 
-def check_seeds(config: Config, folder: Folder) -> None:
+def check_seeds(config: Config, folder: RunFolder) -> None:
     """An error if the folder was made for other seeds than its file says."""
     wanted = set()
     if config.seeds > 1:
         wanted = set(range(config.seed, config.seed + config.seeds))
-    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
-    present = {int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()}
-    begun = any(folder.seed(seed).checkpoint.exists() for seed in present)
+    there = folder.seeds_there()
+    present = set(there)
+    begun = any(seed.checkpoint.exists() for seed in there.values())
     lacking = begun and present != wanted
     other = bool(present - wanted)
     alone = config.seeds > 1 and folder.checkpoint.exists()
@@ -45,12 +45,12 @@ def check_seeds(config: Config, folder: Folder) -> None:
         if present:
             had = f"the seeds {min(present)} to {max(present)}"
         raise ConfigError(
-            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, "
+            f"{folder.config} says seed = {config.seed} and seeds = {config.seeds}, "
             f"but the run has {had}; restore the file, or start a new run."
         )
 
 
-def check_rounds(config: Config, folder: Folder) -> None:
+def check_rounds(config: Config, folder: RunFolder) -> None:
     """An error, before anything is written, if more rounds were run already than are wanted."""
     rounds = rounds_run(folder)
     if rounds > config.rounds:
@@ -58,7 +58,7 @@ def check_rounds(config: Config, folder: Folder) -> None:
         raise ConfigError(f"rounds = {config.rounds}, but {already}; give more rounds.")
 
 
-def check_schedule(config: Config, folders: Iterable[Folder], before: int) -> None:
+def check_schedule(config: Config, folders: Iterable[RunFolder], before: int) -> None:
     """An error, before anything is written, if a run with a schedule gets other rounds.
 
     `before` is the number of rounds that the run had.
@@ -73,7 +73,7 @@ def check_schedule(config: Config, folders: Iterable[Folder], before: int) -> No
     )
 
 
-def check_stop(folder: Folder, experiment: Experiment) -> None:
+def check_stop(folder: RunFolder, experiment: Experiment) -> None:
     """An error, before anything is written, if another `stop` than before would have ended it."""
     stop = experiment.early_stop()
     rounds = rounds_run(folder)
@@ -85,7 +85,7 @@ def check_stop(folder: Folder, experiment: Experiment) -> None:
         raise ConfigError(f"{folder.checkpoint}: {patience.reason(rounds)}; {fix}.")
 
 
-def finished(folder: Folder, experiment: Experiment) -> bool:
+def finished(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a seed needs no more rounds; its checkpoint must be whole."""
     if not folder.checkpoint.exists():
         return False
@@ -94,7 +94,7 @@ def finished(folder: Folder, experiment: Experiment) -> bool:
     return bool(facts["round"] >= experiment.rounds) or _stopped_by(facts, experiment)
 
 
-def stopped_early(folder: Folder, experiment: Experiment) -> bool:
+def stopped_early(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a seed has rounds left and ended by the experiment's own rule of `stop`."""
     facts = checkpoint.read(folder.checkpoint, tensors=False).facts
     return facts["round"] < experiment.rounds and _stopped_by(facts, experiment)
@@ -105,7 +105,7 @@ def _stopped_by(facts: dict[str, Any], experiment: Experiment) -> bool:
     return stop is not None and facts.get("stopped") == stop.text
 
 
-def history(folder: Folder, experiment: Experiment) -> list[Round]:
+def history(folder: RunFolder, experiment: Experiment) -> list[Round]:
     """The records of a seed whose checkpoint must be this experiment's."""
     facts = checkpoint.read(folder.checkpoint, tensors=False).facts
     wanted = experiment.fingerprint()
@@ -118,7 +118,7 @@ def history(folder: Folder, experiment: Experiment) -> list[Round]:
     return covey.history(folder.checkpoint)
 
 
-def take_code(folder: Folder, experiment: Experiment) -> None:
+def take_code(folder: RunFolder, experiment: Experiment) -> None:
     """Let a checkpoint go on with the code of today; everything else must be as it was."""
     if not folder.checkpoint.exists():
         return
@@ -131,7 +131,7 @@ def take_code(folder: Folder, experiment: Experiment) -> None:
         checkpoint.write(folder.checkpoint, saved)
 
 
-def mend(folder: Folder, console: Console) -> None:
+def mend(folder: RunFolder, console: Console) -> None:
     """Put the checkpoint before the last in its place if the last is damaged.
 
     What it lacks happens again, bit for bit.
@@ -145,11 +145,12 @@ def mend(folder: Folder, console: Console) -> None:
         if not _is_whole(older):
             raise
         round = checkpoint.read(older, tensors=False).facts["round"]
-        damaged = folder.checkpoint.with_name("checkpoint.damaged.safetensors")
         with refused(folder.checkpoint):
-            os.replace(folder.checkpoint, damaged)
+            os.replace(folder.checkpoint, folder.damaged)
             shutil.copy2(older, folder.checkpoint)
-        goes_on = f"The run continues after round {round}; the damaged checkpoint is {damaged}."
+        goes_on = (
+            f"The run continues after round {round}; the damaged checkpoint is {folder.damaged}."
+        )
         console.print(f"note: {error} {goes_on}")
 
 

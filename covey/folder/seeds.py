@@ -5,7 +5,7 @@ Seeds that stand at the same round go on in one go, as many as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,26 +13,18 @@ from covey.errors import DivergedError
 from covey.files.assemble import Experiments, side_by_side
 from covey.files.config import Config
 from covey.folder import recover
-from covey.folder.folder import Folder
 from covey.folder.recording import Recorder
 from covey.folder.show import LINES, ProgressBar
 from covey.folder.stop import Stop
 from covey.folder.terminal import Console
-from covey.folder.tracked import Tracked
+from covey.folder.tracked import Followed, Past, Tracked
 from covey.folder.trackers import Maker
-from covey.folder.tracking import RunTracker, play
-from covey.report.summary import summarise
 from covey.runs.run import Round, Runs
-from covey.runs.seed import Seed
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.stopping import early_stop
+from covey.runs.tracker import RunTracker, play
 
 Histories = list[list[Round]]
-
-
-def folders_of(config: Config, folder: Folder) -> dict[int, Folder]:
-    """The folder of every seed."""
-    seeds = range(config.seed, config.seed + config.seeds)
-    return {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in seeds}
 
 
 @dataclass(eq=False)
@@ -58,40 +50,11 @@ class Start:
 
 
 @dataclass(eq=False)
-class _Logged(RunTracker):
-    """The trackers of --log, told of one seed."""
-
-    tracked: Tracked
-    config: Config
-    run: Seed
-    place: int
-    """Of the seed among those that run side by side."""
-
-    def begin(self) -> None:
-        config = self.config.resolved() | {"seed": self.run.experiment.seed}
-        self.tracked.start(config, self.run.history)
-
-    def log(self, records: Sequence[Round]) -> None:
-        self.tracked.log(records[self.place])
-
-    def end(self, error: BaseException | None) -> None:
-        self.tracked.finish(_ended(self.config, self.run.history, finished=self.run.done))
-
-
-def _ended(config: Config, history: Sequence[Round], *, finished: bool) -> dict[str, Any]:
-    """What a seed has come to, for its trackers."""
-    out = {"finished": finished, "rounds": len(history)}
-    if any(record.models for record in history):
-        out |= summarise([list(history)], config.protocol).as_dict()
-    return out
-
-
-@dataclass(eq=False)
 class Seeds:
     """The seeds of one algorithm, each in a folder of its own."""
 
     config: Config
-    folders: dict[int, Folder]
+    folders: dict[int, RunFolder]
     experiments: Experiments
     console: Console
     stop: Stop
@@ -144,9 +107,8 @@ class Seeds:
             done[seed] = recover.history(folder, experiment)
             early = recover.stopped_early(folder, experiment)
             if self.makers:
-                tracked = Tracked(self.makers, folder.path, self.console)
-                tracked.start(self.config.resolved() | {"seed": seed}, done[seed])
-                tracked.finish(_ended(self.config, done[seed], finished=True))
+                with self._tracked(seed, Past(done[seed])):
+                    pass
             self._note(f"{self._label([seed])}{self._ran_before(len(done[seed]), early)}")
         return waiting
 
@@ -167,7 +129,12 @@ class Seeds:
         runs = self._runs(seeds)
         label = self._label(seeds)
         self._print_once(f"engine: {runs.engine['sentence']}")
-        play(runs, self._trackers(runs, seeds, label), self.experiments.ranks.together)
+        play(
+            runs,
+            self._trackers(runs, seeds, label),
+            every=self.config.checkpoint_every,
+            together=self.experiments.ranks.together,
+        )
         if runs.stopped is not None:
             self._note(f"{label}{runs.stopped}")
         for seed, run in zip(seeds, runs.seeds, strict=True):
@@ -190,18 +157,9 @@ class Seeds:
         for place, (seed, run) in enumerate(zip(seeds, runs.seeds, strict=True)):
             folder = self.folders[seed]
             if self.makers:
-                tracked = Tracked(self.makers, folder.path, self.console)
-                out.append(_Logged(tracked, self.config, run, place))
-            out.append(
-                Recorder(
-                    folder,
-                    run,
-                    self.config.method(),
-                    every=self.config.checkpoint_every,
-                    place=place,
-                    say=self._print_once,
-                )
-            )
+                out.append(self._tracked(seed, run, place))
+            method = self.config.method()
+            out.append(Recorder(folder, run, method, place=place, say=self._print_once))
         progress = ProgressBar(
             self.console,
             self.config.rounds,
@@ -213,6 +171,11 @@ class Seeds:
             say=self._print_once,
         )
         return [*out, progress]
+
+    def _tracked(self, seed: int, run: Followed, place: int = 0) -> Tracked:
+        """The trackers of --log for one seed."""
+        config = self.config.resolved() | {"seed": seed}
+        return Tracked(self.makers, self.folders[seed], self.console, config, run, place)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:

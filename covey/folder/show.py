@@ -16,10 +16,10 @@ from rich.table import Table
 
 from covey.folder.personalize import Personalized
 from covey.folder.terminal import Console
-from covey.folder.tracking import RunTracker
 from covey.report.summary import ModelFigures, OverSeeds, RadioFigures, SampleFigures, Summary
 from covey.runs.run import Round
 from covey.runs.scores.headline import headline, named
+from covey.runs.tracker import RunTracker
 
 LINES = 8  # of progress without a terminal, after the first
 

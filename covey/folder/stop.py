@@ -10,8 +10,8 @@ from types import FrameType
 
 from covey.errors import CoveyError
 from covey.folder.terminal import Console
-from covey.folder.tracking import RunTracker
 from covey.runs.scores.record import Round
+from covey.runs.tracker import RunTracker
 from covey.runtimes.ranks.ranks import ALONE, Ranks
 
 

@@ -23,8 +23,8 @@ from covey.atomic import replacing
 from covey.errors import ConfigError, needed
 from covey.fields import nearest
 from covey.files import modules
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.record import Round
-from covey.runs.scores.record import read as read_record
 from covey.runs.tracker import Tracker, columns, rows
 
 Maker = Callable[[Path], Tracker]
@@ -161,8 +161,7 @@ class Parquet:
     def finish(self, summary: Mapping[str, Any]) -> None:
         arrow = needed("pyarrow", extra="parquet", to="write metrics.parquet")
         parquet = needed("pyarrow.parquet", extra="parquet", to="write metrics.parquet")
-        text = (self._folder / "metrics.jsonl").read_text(encoding="utf-8")
-        table = rows([read_record(json.loads(line)) for line in text.splitlines()])
+        table = rows(RunFolder(self._folder).growing_records().read())
         data = {name: [row.get(name) for row in table] for name in columns(table)}
         with replacing(self._folder / "metrics.parquet") as part:
             parquet.write_table(arrow.table(data), part)

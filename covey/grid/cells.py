@@ -26,6 +26,8 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Runs
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.headline import selected
+from covey.runs.tracker import RunTracker
+from covey.runs.tracker import play as play_rounds
 
 Unit = Literal["gradients", "examples", "bytes", "seconds"]
 _SCORING = ("rounds", "score_every", "algorithm", "name", "seeds", "compare", "checkpoint_every")
@@ -113,7 +115,7 @@ def _trial(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
     histories: list[Sequence[Round]] = []
     for group in side_by_side(cell.seeds, list(each.values()), "simulator"):
         runs = covey.runs([each[seed] for seed in group], store=config.store)
-        _spend(runs, cell.budget)
+        play_rounds(runs, _trackers(cell, runs))
         histories += [seed.history for seed in runs.seeds]
     model, score = best_model(histories, cell.model)
     records = [chosen(history, model) for history in histories]
@@ -139,7 +141,7 @@ def _final(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
         group = groups.pop(0)
         try:
             runs = covey.runs([experiments[seed] for seed in group], store=config.store)
-            _spend(runs, cell.budget)
+            play_rounds(runs, _trackers(cell, runs))
         except DivergedError as error:
             if len(group) == 1:
                 out[str(group[0])] = {"error": str(error), "diverged": True}
@@ -154,19 +156,25 @@ def _final(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
     return out
 
 
-def _spend(runs: Runs, budget: Budget | None) -> None:
-    """Run all rounds, or those after which a budget has no room for another like the last.
+@dataclass(eq=False)
+class Spending(RunTracker):
+    """Ends a run after which a budget has no room for another round like the last.
 
     Of seeds side by side, the one that uses most decides.
     """
-    used = 0.0
-    for records in runs:
-        if budget is None:
-            continue
-        last = max(cost(record, budget.unit, runs.experiment) for record in records)
-        used += last
-        if used + last > budget.amount:
-            return
+
+    budget: Budget
+    experiment: Experiment
+    used: float = 0.0
+
+    def log(self, records: Sequence[Round]) -> bool:
+        last = max(cost(record, self.budget.unit, self.experiment) for record in records)
+        self.used += last
+        return self.used + last > self.budget.amount
+
+
+def _trackers(cell: Cell, runs: Runs) -> list[RunTracker]:
+    return [] if cell.budget is None else [Spending(cell.budget, runs.experiment)]
 
 
 def validated(experiment: Experiment) -> Experiment:

@@ -15,7 +15,6 @@ from rich.table import Table as RichTable
 
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
-from covey.folder.folder import refused
 from covey.folder.show import print_wide
 from covey.folder.stop import Interrupted, stoppable
 from covey.folder.terminal import Console
@@ -27,6 +26,7 @@ from covey.grid.result import Result
 from covey.grid.store import GridStore
 from covey.grid.sweep import SweepResult
 from covey.grid.tables import TextTable
+from covey.runs.saved.run_folder import refused
 
 Jobs = Annotated[
     int | None,

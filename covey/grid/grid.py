@@ -16,7 +16,6 @@ from covey.advice.curvature import Curvature
 from covey.fields import spelled
 from covey.files import config as files
 from covey.files import modules, named
-from covey.folder.folder import Folder
 from covey.grid import pool, search, store
 from covey.grid.axes import Axis, Settings
 from covey.grid.cells import Cell, play
@@ -25,6 +24,7 @@ from covey.grid.pool import Answer, Job
 from covey.grid.search import Search
 from covey.grid.store import GridStore
 from covey.grid.tune import Tuner
+from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.headline import named as metric
 
 Told = Callable[[int, int, str], None]

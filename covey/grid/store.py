@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.folder.folder import Folder, create, refused, unused
+from covey.folder.folder import create, unused
 from covey.grid.pool import Answer
+from covey.runs.saved.run_folder import Folder, refused
 
 PLAN = "grid.json"
 _VERSION = 1

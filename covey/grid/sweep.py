@@ -8,11 +8,11 @@ from typing import Any
 
 from covey.fields import spelled
 from covey.files import config as files
-from covey.folder.folder import Folder
 from covey.grid.axes import Axis, Settings
 from covey.grid.grid import Grid
 from covey.grid.tables import TextTable
 from covey.runs.csv_text import csv_text
+from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.headline import Headline, named
 
 _SHOWN = 15  # trials in the printed table

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from covey.fields import spelled
-from covey.folder.folder import Folder
 from covey.grid.result import MethodRow, Result
 from covey.report.paired import EXACT, LEAST
 from covey.report.summary import ModelFigures
+from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.headline import Headline, named
 
 

@@ -27,6 +27,7 @@ from covey.radio.device import Spread, column
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
 from covey.runs.settings import Part
+from covey.runs.tracker import RunTracker, play
 
 Protocol = Literal["paper", "honest"]
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "honest")
@@ -136,12 +137,24 @@ def histories(experiments: Sequence[Experiment], tick: Tick) -> tuple[list[tuple
     for number, group in enumerate(groups):
         together = runs(group)
         try:
-            for _ in together:
-                tick((number + together.round / group[0].rounds) / len(groups))
+            play(together, [_Ticking(tick, number, group[0].rounds, len(groups))])
         except DivergedError as error:
             reasons.append(str(error).partition(";")[0])
         out += _scored_to_the_end(together)
     return out, "; ".join(reasons)
+
+
+@dataclass(eq=False)
+class _Ticking(RunTracker):
+    """Says after every round which share of all groups is done."""
+
+    tick: Tick
+    group: int
+    rounds: int
+    groups: int
+
+    def log(self, records: Sequence[Round]) -> None:
+        self.tick((self.group + (records[0].round + 1) / self.rounds) / self.groups)
 
 
 def _scored_to_the_end(together: Runs) -> list[tuple[Round, ...]]:

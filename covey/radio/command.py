@@ -20,13 +20,13 @@ from covey.cli.options import AsJson
 from covey.errors import ConfigError, meant
 from covey.fields import read
 from covey.files import config
-from covey.folder.folder import refused
 from covey.folder.show import plural
 from covey.folder.terminal import Console
 from covey.radio.plan import Plan
 from covey.radio.plan import plan as make
 from covey.radio.policies import POLICIES, Policy, fixed
 from covey.radio.scenario import ScenarioForm, ScenarioSettings, load
+from covey.runs.saved.run_folder import refused
 
 SWEEPS = {
     "deadline": "deadline",

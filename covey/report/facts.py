@@ -19,6 +19,7 @@ from covey.report.run_files import RunFiles, SeedRecord, intact
 from covey.report.seed_facts import SeedFacts, thinned_to
 from covey.report.summary import labels
 from covey.runs.saved import status
+from covey.runs.saved.run_folder import RunFolder
 
 FORMAT = 2
 
@@ -77,8 +78,8 @@ class Facts:
         """A run and the algorithms that ran beside it; of these, the ones that have begun."""
         files = self._files_of(folder)
         out = [_Run(files, files.read(), beside=False)]
-        for path in sorted((folder / "compare").glob("*/config.toml")):
-            files = self._files_of(path.parent)
+        for other in RunFolder(folder).all_beside():
+            files = self._files_of(other.path)
             records = files.read()
             if records:
                 out.append(_Run(files, records, beside=True))
@@ -120,7 +121,7 @@ class _Run:
         done = [len(record.history) for record in self.records]
         out: dict[str, Any] = {
             "folder": str(files.folder),
-            "command": f"covey run {shlex.quote(str(files.folder / 'config.toml'))}",
+            "command": f"covey run {shlex.quote(str(RunFolder(files.folder).config))}",
             "state": where.state,
             "finished": where.state == "finished",
             "planned": files.rounds,

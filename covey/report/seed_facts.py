@@ -13,6 +13,7 @@ import numpy as np
 from covey.errors import CheckpointError, ConfigError
 from covey.radio.clock import RadioRecord
 from covey.report.run_files import SeedRecord, intact
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import Headline, headline, named
 from covey.runs.scores.packing import Array, pack, packed_size
 from covey.runs.selection import Protocol, Selection, select
@@ -223,7 +224,7 @@ class SeedFacts:
             value = math.sqrt(value)
         if math.isfinite(value) and not math.isclose(value, recorded, rel_tol=1e-5):
             raise CheckpointError(
-                f"{self.record.folder / 'nodes.jsonl'} is damaged: in round {round + 1} the "
+                f"{RunFolder(self.record.folder).nodes} is damaged: in round {round + 1} the "
                 f"devices' {name} has a test {self.metric} of {value:.6g}, "
                 f"the run's record says {recorded:.6g}."
             )
@@ -286,7 +287,7 @@ class SeedFacts:
                 sent = sum(link[direction][:rounds])
                 if sum(values) != sent:
                     raise CheckpointError(
-                        f"{self.record.folder / 'totals.json'} is damaged: the nodes of tier "
+                        f"{RunFolder(self.record.folder).totals} is damaged: the nodes of tier "
                         f"{tier} have {sum(values)} bytes {direction}, their link {sent}."
                     )
                 size = self.record.described["sizes"][self.record.described["tiers"].index(tier)]

@@ -1,9 +1,15 @@
-"""What a tracker is: it is told of a run as it goes, and writes that down in its own way."""
+"""Who follows a run, and the one loop that runs rounds and tells them.
+
+`Tracker` is what a user writes for `covey run --log`; it is told of one seed. A `RunTracker` is
+told of a whole run: whatever covey itself shows or writes while rounds are run is one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
 from covey.runs.csv_text import csv_text
 from covey.runs.scores.record import Round
@@ -38,6 +44,59 @@ class Tracker(Protocol):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run ends; `summary["finished"]` says whether all rounds were run."""
+
+
+class RunTracker:
+    """Is told of a run, or of seeds side by side, as it goes. By default it does nothing."""
+
+    def begin(self) -> None:
+        """The rounds that are left are about to be run."""
+
+    def log(self, records: Sequence[Round]) -> bool | None:
+        """One round has ended: the record of every seed. True: the run is to end here."""
+
+    def save(self) -> None:
+        """The run is to be saved, so that it can go on from here."""
+
+    def end(self, error: BaseException | None) -> None:
+        """All rounds have been run, or an error has ended the run."""
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(error)
+
+
+def play(
+    rounds: Iterable[Sequence[Round]],
+    trackers: Sequence[RunTracker],
+    *,
+    every: int | None = None,
+    together: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Run rounds until none is left or a tracker ends the run; it is saved after `every` so many.
+
+    The end is told in the opposite order. What is told of a round is told `together` with the other
+    processes of a run.
+    """
+    with ExitStack() as stack:
+        for tracker in trackers:
+            stack.enter_context(tracker)
+        for records in rounds:
+            with together():
+                ended = [tracker.log(records) for tracker in trackers]
+                if every is not None and (records[0].round + 1) % every == 0:
+                    for tracker in trackers:
+                        tracker.save()
+            if any(ended):
+                return
 
 
 def rows(history: Sequence[Round]) -> list[dict[str, float]]:

@@ -198,7 +198,7 @@ def test_a_node_has_a_name_or_a_number(
     network = nn.Linear(6, 3)
     state = load_file(done.file)
     network.load_state_dict({key.rpartition(".")[2]: value for key, value in state.items()})
-    scaling = pumps.scaling
+    scaling = pumps.form.scaling
     assert scaling is not None
     device = {"device": "pump-03", "edge": "pump-06", "server": "pump-01"}[tier]
     answers = network(scaling(torch.tensor(PUMP)))

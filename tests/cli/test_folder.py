@@ -296,7 +296,7 @@ def test_a_data_file_that_changed_is_named(
 def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
     ended = covey("run", "--resume", tmp_path)
     assert ended.code == 2
-    assert f"{tmp_path} is not a run folder: it has no config.toml." in ended.err
+    assert f"{tmp_path} is not a run folder: it has no config.toml;" in ended.err
     assert contents(tmp_path) == {}
 
 

@@ -11,7 +11,7 @@ import covey as package
 from covey.errors import ConfigError
 from covey.files import modules
 from covey.folder import own_code
-from covey.folder.folder import Folder
+from covey.runs.saved.run_folder import RunFolder
 from tests.cli.command import SMALL, covey
 
 NETS = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"
@@ -177,7 +177,7 @@ def test_a_folder_that_came_back_changed_needs_trust(what: str, run: Path, elsew
 def test_compiled_copies_of_others_are_removed(home: Path, elsewhere: Path) -> None:
     """Python would run them in place of the module beside them."""
     config = package.load(home / "project" / "run", trust=True).config
-    own_code.write_config(Folder(elsewhere), config, {f"{NAME}.py": NETS})
+    own_code.write_config(RunFolder(elsewhere), config, {f"{NAME}.py": NETS})
     cache = elsewhere / "__pycache__" / f"{NAME}.cpython-311.pyc"
     cache.parent.mkdir()
     cache.write_bytes(b"hostile")
@@ -188,7 +188,7 @@ def test_compiled_copies_of_others_are_removed(home: Path, elsewhere: Path) -> N
 def test_names_of_covey_need_no_mark(home: Path, elsewhere: Path) -> None:
     ended = covey("run", *SMALL, "rounds=1", "--out", "plain")
     assert ended.code == 0, ended.err
-    assert not (elsewhere / "plain" / own_code._MARK).exists()
+    assert not RunFolder(elsewhere / "plain").mark.exists()
     assert own_code.refusal(elsewhere / "plain") is None
 
 

@@ -22,8 +22,11 @@ from covey import history
 from covey.cli import main as main_module
 from covey.cli.main import app
 from covey.cli.overview import EXIT_CODES
-from covey.folder.folder import Folder
+from covey.folder import recording
+from covey.folder.recording import Recorder
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
+from covey.runs.seed import Seed
 from experiments.kills.run import difference
 from tests.cli.command import BASE, ROOT, SMALL, Result, contents, covey, spawn
 
@@ -125,18 +128,18 @@ def test_ctrl_c_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path) ->
 def test_a_signal_stops_as_ctrl_c_does(
     long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    append = Folder.append
+    log = Recorder.log
 
-    def then_signal(self: Folder, record: Any) -> None:
-        append(self, record)
-        if record.round == 7:
+    def then_signal(self: Recorder, records: Any) -> None:
+        log(self, records)
+        if records[0].round == 7:
             os.kill(os.getpid(), number)
 
     folder = tmp_path / "run"
     before = signal.signal(number, lambda *_: None)  # so that a signal covey ignores ends no test
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Folder, "append", then_signal)
+            patch.setattr(Recorder, "log", then_signal)
             ended = covey("run", *LONG, "--out", folder)
     finally:
         signal.signal(number, before)
@@ -182,29 +185,29 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
 def test_a_second_interrupt_while_saving_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Folder.metrics
+    whole = Recorder._write_records
     sent: list[Any] = []
 
-    def interrupted(self: Folder, *arguments: Any) -> Any:
+    def interrupted(self: Recorder) -> None:
         sent.append(len(sent))
         if (
             len(sent) == 2
         ):  # the first is at the start, the second in saving after the interrupt below
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-        return whole(self, *arguments)
+        whole(self)
 
-    append = Folder.append
+    log = Recorder.log
 
-    def first(self: Folder, record: Any) -> None:
-        append(self, record)
-        if record.round == 1:
+    def first(self: Recorder, records: Any) -> None:
+        log(self, records)
+        if records[0].round == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "metrics", interrupted)
-        patch.setattr(Folder, "append", first)
+        patch.setattr(Recorder, "_write_records", interrupted)
+        patch.setattr(Recorder, "log", first)
         ended = covey("run", *SMALL, "--out", folder)
     assert len(sent) == 2
     assert ended.code == 130
@@ -216,44 +219,51 @@ def test_a_second_interrupt_while_saving_is_ignored(
 def test_stopped_before_the_first_round_it_does_not_say_that_something_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _interrupt(monkeypatch, "sweep", 1)
+    _interrupt(monkeypatch, RunFolder, "sweep", 1)
     ended = covey("run", *SMALL, "--out", tmp_path / "run")
     assert ended.code == 130
     assert "no round had ended, so there is nothing to save" in ended.err
 
 
-def _interrupt(monkeypatch: pytest.MonkeyPatch, method: str, call: int) -> None:
+def _interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, call: int) -> None:
     """A Ctrl-C in the given call of a method of the folder, before it has done anything."""
-    whole, calls = getattr(Folder, method), []
+    whole, calls = getattr(owner, method), []
 
-    def stop(*arguments: Any) -> Any:
+    def stop(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) == call:
             raise KeyboardInterrupt
-        return whole(*arguments)
+        return whole(*arguments, **options)
 
-    monkeypatch.setattr(Folder, method, stop)
+    monkeypatch.setattr(owner, method, stop)
 
 
 @pytest.mark.parametrize(
-    ("method", "call"),
+    ("owner", "method", "call"),
     [
-        ("append", 1),
-        ("append", 3),
-        ("append", 4),
-        ("models", 1),
-        ("metrics", 1),
-        ("metrics", 2),
-        ("write", 3),
-        ("write_json", 2),
+        (RunFolder, "append", 1),
+        (RunFolder, "append", 3),
+        (RunFolder, "append", 4),
+        (RunFolder, "append", 8),
+        (recording, "write_models", 1),
+        (Recorder, "_write_records", 1),
+        (Recorder, "_write_records", 2),
+        (Seed, "save", 1),
+        (RunFolder, "write", 3),
+        (RunFolder, "write_json", 2),
     ],
 )
 def test_wherever_it_is_stopped_it_ends_the_same(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    method: str,
+    call: int,
 ) -> None:
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        _interrupt(patch, method, call)
+        _interrupt(patch, owner, method, call)
         ended = covey("run", *SMALL, "--out", folder)
     assert ended.code == 130
     assert f"resume with: covey run --resume {folder}" in ended.err
@@ -339,7 +349,7 @@ def test_seeds_have_a_folder_each_and_one_summary(
     assert figure["deviation"] == pytest.approx(abs(last[0] - last[1]) / 2**0.5)
     assert (both / "plot.png").exists()
     with monkeypatch.context() as patch:
-        _interrupt(patch, "append", 6)
+        _interrupt(patch, RunFolder, "append", 11)
         assert covey("run", *SMALL, "seeds=2", "--out", halted).code == 130
     assert not (halted / "summary.json").exists()
     ended = covey("run", "--resume", halted)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import covey as package
-from covey.folder import folder as run_folder
 from covey.folder import recording
 from covey.kernel.store import segments
 from covey.runs.saved import checkpoint
@@ -77,7 +76,7 @@ def test_large_models_stay_in_the_checkpoint(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are read there, node by node."""
-    monkeypatch.setattr(run_folder, "MODEL", 5000)
+    monkeypatch.setattr(recording, "MODEL", 5000)
     monkeypatch.setattr(recording, "DEVICES", 3)
     out = tmp_path / "run"
     ended = covey("run", *PERMFL, "--store", tmp_path / "rows", "--out", out)
@@ -103,7 +102,7 @@ def test_a_head_of_its_own_is_read_there_too(
 ) -> None:
     words = (*SMALL[:-1], "algorithm.name=fedper", "model.name=mlp", "rounds=2")
     assert covey("run", *words, "--out", tmp_path / "memory").code == 0
-    monkeypatch.setattr(run_folder, "MODEL", 1000)
+    monkeypatch.setattr(recording, "MODEL", 1000)
     assert covey("run", *words, "--store", tmp_path, "--out", tmp_path / "files").code == 0
     assert not (tmp_path / "files" / "models" / "global.safetensors").exists()
     left = package.load(tmp_path / "files").module("global", 3).state_dict()

@@ -50,7 +50,7 @@ def test_gaps_and_words_from_run_to_predict(tmp_path: Path) -> None:
     columns = {"mass": [None, 3.0], "kind": ["red", "green"]}
     same = run.probabilities(columns, model="global")[:, 0]
     np.testing.assert_allclose(told, same, atol=1e-6)
-    mean = run.encoding.columns[0].means[0]
+    mean = run.form.encoding.columns[0].means[0]
     by_hand = run.probabilities([[mean, 1, 0, 1], [3, 0, 0, 0]], model="global")[:, 0]
     np.testing.assert_array_equal(same, by_hand)
     own = "kind,mass,label\n" + "red,,1\nblue,2,0\n" * 4

@@ -16,8 +16,9 @@ from covey.algorithms import FedAvg
 from covey.errors import ConfigError
 from covey.folder import trackers
 from covey.folder.terminal import Console
-from covey.folder.tracked import Tracked
+from covey.folder.tracked import Past, Tracked
 from covey.folder.trackers import Maker
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.record import Round
 from covey.runs.tracker import to_csv
 from tests.cli.command import SMALL
@@ -133,23 +134,30 @@ class Kept:
             file.write("end ")
 
 
-def tracked(makers: Mapping[str, Maker], folder: Path) -> tuple[Tracked, io.StringIO]:
+CONFIG = {"seed": 0, "protocol": "paper", "algorithm": {"name": "fedavg", "lr": 0.1}}
+
+
+def tracked(
+    makers: Mapping[str, Maker], folder: Path, history: list[Round], *, done: bool = True
+) -> tuple[Tracked, io.StringIO]:
+    """The trackers of a seed that has these rounds from before."""
     said = io.StringIO()
-    return Tracked(makers, folder, Console(file=said, width=200)), said
+    console = Console(file=said, width=200)
+    return Tracked(makers, RunFolder(folder), console, CONFIG, Past(history, done)), said
 
 
 def test_rounds_that_are_run_again_are_not_logged_again(
     records: list[Round], tmp_path: Path
 ) -> None:
-    first, _ = tracked({"kept": Kept}, tmp_path)
-    first.start({"seed": 0}, [])
-    first.log(records[0])
-    first.log(records[1])  # then the process is killed; its last checkpoint has one round
-    again, _ = tracked({"kept": Kept, "late": Kept}, tmp_path)
-    again.start({"seed": 0}, records[:1])
-    again.log(records[1])
-    again.log(records[2])
-    again.finish({"finished": True})
+    first, _ = tracked({"kept": Kept}, tmp_path, [])
+    first.begin()
+    first.log(records[:1])
+    first.log(records[1:])  # then the process is killed; its last checkpoint has one round
+    again, _ = tracked({"kept": Kept, "late": Kept}, tmp_path, records[:1])
+    again.begin()
+    again.log(records[1:])
+    again.log(records[2:])
+    again.end(None)
     # "late" has the first round when it starts, the others as they come
     assert (tmp_path / "kept").read_text() == "0 1 0 1 2 2 end end "
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"kept": 3, "late": 3}
@@ -158,8 +166,8 @@ def test_rounds_that_are_run_again_are_not_logged_again(
 @pytest.mark.parametrize("text", ["", "[]", '{"kept": "x"}', "\x00"])
 def test_a_damaged_count_is_no_count(records: list[Round], tmp_path: Path, text: str) -> None:
     (tmp_path / "trackers.json").write_text(text)
-    new, said = tracked({"kept": Kept}, tmp_path)
-    new.start({"seed": 0}, records)
+    new, said = tracked({"kept": Kept}, tmp_path, records)
+    new.begin()
     assert (tmp_path / "kept").read_text() == "0 1 2 "
     assert said.getvalue() == ""
 
@@ -176,10 +184,10 @@ def test_a_tracker_that_fails_is_shown_once_and_called_no_more(
         raise error
 
     torn = type("Torn", (Kept,), {method: fail})
-    both, said = tracked({"torn": torn, "kept": Kept}, tmp_path)
-    both.start({"seed": 0}, records[:1])
-    both.log(records[1])
-    both.finish({"finished": True})
+    both, said = tracked({"torn": torn, "kept": Kept}, tmp_path, records[:1])
+    both.begin()
+    both.log(records[1:])
+    both.end(None)
     assert len(calls) == 1
     assert said.getvalue().count("the tracker torn failed") == 1
     assert "The run goes on without it." in said.getvalue()
@@ -229,28 +237,28 @@ def test_a_missing_library_is_named_before_anything_runs(
 def logged(name: str, folder: Path, records: list[Round]) -> None:
     """Three rounds in two commands, the second of which runs the second round again."""
     for part in (records[:2], records[1:]):
-        one, said = tracked(trackers.makers([name]), folder)
-        one.start({"seed": 0, "algorithm": {"name": "fedavg", "lr": 0.1}}, [])
+        one, said = tracked(trackers.makers([name]), folder, [], done=part is not records)
+        one.begin()
         (folder / "metrics.jsonl").write_text(
             "".join(json.dumps(record.as_dict()) + "\n" for record in records)
         )
         for record in part:
-            one.log(record)
-        one.finish({"finished": part is not records, "rounds": len(part)})
+            one.log([record])
+        one.end(None)
         assert said.getvalue() == ""
 
 
 def logged_after_a_kill(name: str, folder: Path, records: list[Round]) -> None:
     """Two rounds, a kill before the second is in a checkpoint, and a second command."""
-    first, _ = tracked(trackers.makers([name]), folder)
-    first.start({"seed": 0, "algorithm": {"name": "fedavg"}}, [])
-    first.log(records[0])
-    first.log(records[1])
-    again, said = tracked(trackers.makers([name]), folder)
-    again.start({"seed": 0, "algorithm": {"name": "fedavg"}}, records[:1])
-    again.log(records[1])
-    again.log(records[2])
-    again.finish({"finished": True, "rounds": 3})
+    first, _ = tracked(trackers.makers([name]), folder, [])
+    first.begin()
+    first.log(records[:1])
+    first.log(records[1:])
+    again, said = tracked(trackers.makers([name]), folder, records[:1])
+    again.begin()
+    again.log(records[1:])
+    again.log(records[2:])
+    again.end(None)
     assert said.getvalue() == ""
 
 

@@ -22,12 +22,12 @@ import pytest
 
 import covey as package
 from covey.errors import ConfigError
-from covey.folder.folder import Folder
 from covey.folder.recording import Recorder
 from covey.report.facts import Facts
 from covey.report.page import live
 from covey.report.page.page import build
 from covey.runs.saved import status
+from covey.runs.saved.run_folder import RunFolder
 from tests.cli.command import BASE, covey, spawn
 from tests.report.folders import run_into
 
@@ -88,12 +88,12 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_run_under_way(folder: Path, tmp_path: Path) -> None:
     """The run goes on in this process, round by round."""
-    place = Folder(tmp_path / "run")
+    place = RunFolder(tmp_path / "run")
     place.make()
     place.write("config.toml", (folder / "config.toml").read_text())
     run = package.run(package.load(folder).experiment)
     recorder = Recorder(place, run, "SFedHP")
-    with place.lock(), place.status():
+    with place.lock(), status.StatusFile(place):
         recorder.begin()
         with ended(spawn("watch", place.path, "--json")) as server:
             assert server.stdout is not None
@@ -279,7 +279,7 @@ def test_runs_under_way_are_listed(
     for name in ("one", "two"):
         shutil.copytree(folder, tmp_path / "runs" / name)
     assert covey("watch").out == "no running run in runs\n"
-    with Folder(tmp_path / "runs" / "two").lock():
+    with RunFolder(tmp_path / "runs" / "two").lock():
         listed = json.loads(covey("watch", "--json").out)
     assert [(run["name"], run["state"]) for run in listed] == [("two", "running")]
 
@@ -287,13 +287,13 @@ def test_runs_under_way_are_listed(
 def test_states(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     assert status.read(copy).state == "finished"
-    with Folder(copy).lock():
+    with RunFolder(copy).lock():
         assert status.read(copy).state == "running"
-    Folder(copy).write_json(status.FILE, status.Status("running").as_dict())
+    RunFolder(copy).write_json(RunFolder(copy).status, status.Status("running").as_dict())
     killed = status.read(copy)
     assert (killed.state, killed.reason) == ("stopped", "its process was killed")
     for text in ("", "[]", '{"state": "new"}', '{"state": "finished", "started": 3}'):
-        (copy / status.FILE).write_text(text)
+        RunFolder(copy).status.write_text(text)
         assert status.read(copy).started is None
 
 

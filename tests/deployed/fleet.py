@@ -23,9 +23,10 @@ from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import captured_in, missing_of
 from covey.deployed.operate.control import call
 from covey.files.config import load
-from covey.folder.folder import Folder
+from covey.folder.recording import write_models
 from covey.runs.experiment import Experiment
 from covey.runs.run import Run
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.seed import Seed
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
@@ -326,9 +327,9 @@ class Fleet:
     def _differing_models(self, run: Seed) -> list[str]:
         """The files of models in the server's folder that a run would have written otherwise."""
         other = self.folder / "again"
-        folder = Folder(other)
+        folder = RunFolder(other)
         folder.make()
-        folder.models(run)
+        write_models(folder, run)
         out = []
         own = self.state / "server" / "run"
         paths = sorted(other.rglob("*.safetensors"))

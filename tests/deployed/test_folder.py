@@ -25,7 +25,7 @@ from covey.deployed.commands.node import _rounds
 from covey.deployed.commands.replay import run_folder
 from covey.deployed.files import deploy_local, server_folder
 from covey.deployed.files.deployment import Deployment
-from covey.deployed.files.server_folder import REPLAY, ServerFolder
+from covey.deployed.files.server_folder import ServerFolder
 from covey.deployed.node import node, own_models
 from covey.deployed.node.disk import Disk, set_fault
 from covey.deployed.node.local_tree import LocalTree
@@ -39,12 +39,13 @@ from covey.deployed.transport.transport import Patience
 from covey.errors import CheckpointError, ConfigError, DivergedError
 from covey.files.config import Config, load
 from covey.folder import outcome
-from covey.folder.folder import Folder
 from covey.folder.terminal import Console
 from covey.runs.run import Run
 from covey.runs.saved import checkpoint, status
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.same_state import record_differences, state_differences
 from covey.runs.scores.record import Round
+from covey.runs.tracker import play
 from tests.cli.command import BASE, SMALL, contents, spawn
 from tests.cli.command import covey as command
 
@@ -67,20 +68,22 @@ NAMED = {
     "checkpoint.previous.safetensors": "a deployed run saves at its end alone",
     "report.html": "times",
     "plot.png": "a panel with seconds",
-    REPLAY: "a run of the simulator misses nobody",
+    "replay.json": "a run of the simulator misses nobody",
 }
 """Files that may differ, and why."""
 
 
 def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
     """What `covey node` does with the server's run."""
-    folder.begin(run)
-    for record in run:
-        folder.add(run, record)
-        if record.round + 1 == stop:
-            break
-    finish(run)
-    folder.end(run)
+
+    def rounds() -> Iterator[tuple[Round]]:
+        for record in run:
+            yield (record,)
+            if record.round + 1 == stop:
+                break
+        finish(run)
+
+    play(rounds(), [folder.of(run)], every=folder.config.checkpoint_every)
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def without_pictures() -> Iterator[None]:
 
 
 def opened(config: Config, path: Path) -> ServerFolder:
-    return ServerFolder(config, Folder(path), ["covey", "node"])
+    return ServerFolder(config, RunFolder(path), ["covey", "node"])
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +139,7 @@ def assert_same_folder(deployed: Path, simulated: Path) -> None:
     ours = contents(deployed)
     theirs = contents(simulated)
     unlike = ours.keys() ^ theirs.keys()
-    assert unlike <= {REPLAY, "checkpoint.previous.safetensors"}
+    assert unlike <= {"replay.json", "checkpoint.previous.safetensors"}
     for name in sorted(ours.keys() & theirs.keys() - NAMED.keys()):
         assert ours[name] == theirs[name], name
     for name in ("summary.json", "metrics.jsonl"):
@@ -404,13 +407,12 @@ def missed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = opened(config, nodes / "server" / "state" / "run")
     with folder.open(), without_pictures():
         run = server_run(config.experiment(config.seed), tree)
-        folder.begin(run)
-        folder.add(run, next(run))
-        tree.transport_above("device", 2).leave(2)
-        folder.add(run, next(run))
-        tree.transport_above("device", 2).take(2, tree.nodes["device", 2].answer)
-        finish(run)
-        folder.end(run)
+        with folder.of(run):
+            folder.log([next(run)])
+            tree.transport_above("device", 2).leave(2)
+            folder.log([next(run)])
+            tree.transport_above("device", 2).take(2, tree.nodes["device", 2].answer)
+            finish(run)
     tree.close()
     return nodes
 
@@ -430,7 +432,7 @@ def test_a_replay_with_an_absent_node(absent: Path) -> None:
 
 
 def test_a_replay_that_differs_is_told(absent: Path) -> None:
-    missing = absent / "server" / "state" / "run" / REPLAY
+    missing = absent / "server" / "state" / "run" / "replay.json"
     missing.write_text('{"ends": [], "changes": [], "missing": []}', encoding="utf-8")
     result = command("replay", absent)
     assert result.code == 1
@@ -457,7 +459,7 @@ def test_the_run_is_found_whatever_the_top_of_the_tree_is_called(tmp_path: Path)
 
 
 def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_path: Path) -> None:
-    facts = absent / "server" / "state" / "run" / REPLAY
+    facts = absent / "server" / "state" / "run" / "replay.json"
     facts.write_text('{"ends": [], "changes": [1], "missing": []}', encoding="utf-8")
     result = command("replay", absent)
     assert result.code == 2

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 import covey
-from covey.deployed.files.node_folder import LoadedNode, write_form
+from covey.deployed.files.node_folder import NodeModels, write_form
 from covey.deployed.node import own_models
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.server_run import finish, server_run
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config, load
-from covey.folder.folder import NODE_FACTS
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 
@@ -64,7 +64,7 @@ def test_a_device_predicts_with_its_own_disk(nodes: LocalTree, simulated: Path) 
     examples = whole.experiment.data.x[:20].numpy()
     for number in (0, 5):
         device = covey.load(nodes.folder / f"device{number}")
-        assert isinstance(device, LoadedNode)
+        assert isinstance(device.source, NodeModels)
         assert device.models() == whole.models()
         assert device.chosen == whole.chosen
         assert f"<device {number} of small" in repr(device)
@@ -104,7 +104,7 @@ def test_a_nodes_module_takes_the_units_of_the_table(tmp_path: Path) -> None:
         folder = tree.folder / f"device{number}"
         write_form(folder, config, shards)
         device = covey.load(folder)
-        assert isinstance(device, LoadedNode)
+        assert isinstance(device.source, NodeModels)
         for model in device.models():
             bare = device.module(model, scaled=True)
             expected = shards.target.undone(bare(shards.x).double()).float()
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     folder = nodes.folder / "device3"
     before = {path: path.read_bytes() for path in (folder / "models").iterdir()}
     assert before
-    facts = (folder / NODE_FACTS).read_bytes()
+    facts = RunFolder(folder).node.read_bytes()
 
     def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         save_file(tensors, path, metadata)
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(CheckpointError, match="No space left on device"):
         own_models.write(node, own_models.as_arguments([model]), [])
     assert {path: path.read_bytes() for path in (folder / "models").iterdir()} == before
-    assert (folder / NODE_FACTS).read_bytes() == facts
+    assert RunFolder(folder).node.read_bytes() == facts
 
 
 OTHERS = ["fedrep", "pfedbayes", "pfedgp", "fedavg", "demlearn", "fedamp"]

@@ -20,8 +20,7 @@ from covey.deployed.plan.process import Process
 from covey.deployed.transport.transport import Patience
 from covey.errors import CoveyError
 from covey.files.config import load
-from covey.folder.folder import Folder
-from covey.runs.saved import status
+from covey.runs.saved.run_folder import RunFolder
 from tests.cli.command import BASE, SMALL, contents
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned
@@ -92,7 +91,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = tmp_path_factory.mktemp("state")
     config = load(BASE, [*LOCAL])
     tree = LocalTree(state / "nodes")
-    folder = ServerFolder(config, Folder(state / "run"), ["covey", "node"])
+    folder = ServerFolder(config, RunFolder(state / "run"), ["covey", "node"])
     with folder.open(), without_pictures():
         rounds_of(server_run(config.experiment(config.seed), tree), folder)
     tree.close()
@@ -148,13 +147,13 @@ def test_a_run_that_is_stopped_is_never_finished(served: Path, tmp_path: Path) -
     """A command that is killed between two words on its end must find the run to go on."""
     config = load(BASE, [*LOCAL])
     states = []
-    folder = ServerFolder(config, Folder(tmp_path / "run"), ["covey", "node"])
+    folder = ServerFolder(config, RunFolder(tmp_path / "run"), ["covey", "node"])
     write = folder.folder.write_json
 
-    def seen(name: str, value: Any) -> None:
-        if name == status.FILE:
+    def seen(file: Path, value: Any) -> None:
+        if file == folder.folder.status:
             states.append(value["state"])
-        write(name, value)
+        write(file, value)
 
     tree = LocalTree(tmp_path)
     with patch.object(folder.folder, "write_json", seen), folder.open():

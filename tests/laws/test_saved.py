@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import covey
 from covey import Run
-from covey.folder.folder import Folder
+from covey.folder.recording import write_models
 from covey.kernel.nodes import Nodes
 from covey.report.summary import summarise
 from covey.runs.saved import snapshot
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from tests import peek
 from tests.laws.cases import CASES, Case, every, experiment
@@ -49,8 +50,8 @@ def test_a_network_with_batch_norm_scores_what_the_table_says(name: str, tmp_pat
 
 def assert_saved_as_reported(run: Run, tmp_path: Path, rounds: int) -> None:
     """Write the models of a run, and compare the files with the table."""
-    folder = Folder(tmp_path)
-    folder.models(run)
+    folder = RunFolder(tmp_path)
+    write_models(folder, run)
     figures = {
         model.model: model for model in summarise([run.history], run.experiment.protocol).models
     }

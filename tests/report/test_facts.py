@@ -16,10 +16,10 @@ import covey
 from covey.engine.solvers import smooth_l1
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.folder import recording
-from covey.folder.folder import Folder
 from covey.report.facts import Facts, as_json, facts
 from covey.report.summary import summarise
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import named
 from covey.runs.scores.packing import unpack
 from covey.runs.scores.record import Round
@@ -202,7 +202,7 @@ def test_loopback_records_the_same(tmp_path: Path) -> None:
 
 def recorded(folder: Path, run: covey.Run) -> Path:
     """The folder into which the nodes of a run are recorded, and in the end its checkpoint."""
-    recorder = recording.Recorder(Folder(folder), run, "method")
+    recorder = recording.Recorder(RunFolder(folder), run, "method")
     recorder.folder.make()
     recorder.begin()
     for record in run:

@@ -28,9 +28,9 @@ from covey.deployed.transport import extras
 from covey.errors import ConfigError
 from covey.files import config as config_file
 from covey.files.data_form import is_census
-from covey.folder.folder import Folder
 from covey.folder.terminal import Console
 from covey.runs.saved.fingerprint import of as fingerprint_of
+from covey.runs.saved.run_folder import Folder
 
 BACKUP = "node.before-{round}.sqlite"
 """The server's disk as it was, beside the disk."""

@@ -34,9 +34,10 @@ from covey.errors import (
     TransportError,
 )
 from covey.files import config
-from covey.folder.folder import Folder
 from covey.folder.own_code import own_modules
 from covey.runs.run import Run
+from covey.runs.saved.run_folder import RunFolder
+from covey.runs.tracker import play
 
 OwnFile = Annotated[
     Path | None,
@@ -204,7 +205,7 @@ def _run(process: Process, deployed: Deployment, identity: Identity | None, jump
             member.before_first = write
             member.serve()
             return
-        folder = ServerFolder(deployed.config, Folder(Path(process.state) / RUN), sys.argv)
+        folder = ServerFolder(deployed.config, RunFolder(Path(process.state) / RUN), sys.argv)
         with folder.open():
             try:
                 run = member.run()
@@ -220,21 +221,20 @@ def _rounds(member: Member, run: Run, folder: ServerFolder) -> None:
 
     Where a round diverges, the rounds before are good, and so are their models.
     """
-    folder.begin(run)
+    rounds = ((record,) for record in member.rounds(run))
     try:
-        for record in member.rounds(run):
-            folder.add(run, record)
+        play(rounds, [folder.of(run)], every=folder.config.checkpoint_every)
     except DivergedError as error:
         # The log says first why the run ends: nodes that are away may take long.
         member.log.error("run_diverged", text=str(error))
-        for step in [finish, folder.end] if run.round else [folder.end]:
+        steps = [partial(finish, run), partial(folder.end, None)]
+        for step in steps if run.round else steps[1:]:
             try:
-                step(run)
+                step()
             except CoveyError as failure:  # it does not hide why the run has ended
                 member.log.error("incomplete", text=f"not all models were written: {failure}")
         _warn_of_lacks(member, run)
         raise
-    folder.end(run)
     _warn_of_lacks(member, run)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from covey.cli.options import AsJson
-from covey.deployed.files.server_folder import REPLAY, RUN, ReplayFacts
+from covey.deployed.files.server_folder import RUN, ReplayFacts
 from covey.deployed.node.replay import by_ask, replay
 from covey.deployed.plan.plan_files import NODE
 from covey.deployed.plan.process import Process
@@ -22,9 +22,9 @@ from covey.files.data_form import is_census
 from covey.folder.terminal import Console
 from covey.runs.run import Run, history
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.same_state import record_differences, state_differences
 
-_SAVED = "checkpoint.safetensors"
 _SHOWN = 12  # differences that a terminal lists
 
 
@@ -73,10 +73,12 @@ def run_folder(path: Path) -> Path:
     # Where the nodes of a plan have their runs: the top of the tree alone has one.
     planned = [Path(Process.load(file).state) / RUN for file in sorted(path.glob(f"*/{NODE}"))]
     for folder in (path, path / RUN, *sorted(path.glob(f"*/state/{RUN}")), *planned):
-        if (folder / REPLAY).exists() and (folder / _SAVED).exists():
+        run = RunFolder(folder)
+        if run.missing.exists() and run.checkpoint.exists():
             return folder
-    if (path / _SAVED).exists():
-        fix = f"`covey run {path / 'config.toml'}` repeats it"
+    run = RunFolder(path)
+    if run.checkpoint.exists():
+        fix = f"`covey run {run.config}` repeats it"
         raise ConfigError(f"{path} is a run of the simulator, without late nodes; {fix}.")
     raise ConfigError(
         f"{path} is no folder of a deployed run that has ended; give that of the server, such as "
@@ -86,11 +88,12 @@ def run_folder(path: Path) -> Path:
 
 def _compared(folder: Path) -> dict[str, Any]:
     """Run the replay, and compare it with what the server wrote."""
-    config = load(folder / "config.toml")
+    deployed = RunFolder(folder)
+    config = load(deployed.config)
     if is_census(config):
         rule = "a replay needs the examples of all devices on one machine"
         raise ConfigError(f"the data of this run stay with their devices, and {rule}.")
-    lacks = checkpoint.read(folder / _SAVED, tensors=False).facts.get(checkpoint.LACKS)
+    lacks = checkpoint.read(deployed.checkpoint, tensors=False).facts.get(checkpoint.LACKS)
     if lacks is not None:
         fix = "start its server again while all nodes are there"
         if not (config.deploy or {}).get("share_rows", True):
@@ -100,12 +103,12 @@ def _compared(folder: Path) -> dict[str, Any]:
     if facts.changes:
         rule = "a replay has one tree"
         raise ConfigError(f"the tree of this run changed after round {facts.changes[0]}; {rule}.")
-    written = history(folder / _SAVED)
+    written = history(deployed.checkpoint)
     with TemporaryDirectory() as scratch:
         run = _again(config, facts, len(written), Path(scratch))
-        saved = Path(scratch) / _SAVED
+        saved = RunFolder(Path(scratch)).checkpoint
         run.save(saved)
-        state = state_differences(checkpoint.read(saved), checkpoint.read(folder / _SAVED))
+        state = state_differences(checkpoint.read(saved), checkpoint.read(deployed.checkpoint))
     differing = [*record_differences(written, run.history), *state]
     asks = by_ask(facts.missing).values()
     statuses = Counter(status for by_node in asks for status in by_node.values())

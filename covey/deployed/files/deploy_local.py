@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -17,7 +16,6 @@ from typing import Any
 from covey.cli.report import write_after_run
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import RUN
-from covey.deployed.node.own_models import FOLDER as MODELS
 from covey.deployed.plan import plan_files
 from covey.deployed.plan.local import GRACE, LocalProcesses, ProcessFailed, on_this_machine
 from covey.deployed.plan.process import Process
@@ -26,15 +24,13 @@ from covey.files.config import load as load_config
 from covey.files.data_form import is_census
 from covey.folder import show
 from covey.folder.execute import resume
-from covey.folder.folder import Folder
 from covey.folder.load import load as load_run
 from covey.folder.load import summary
 from covey.folder.own_code import write_config, write_modules
 from covey.folder.stop import Interrupted, stoppable
 from covey.folder.terminal import Console
-from covey.report.run_files import GrowingFile
 from covey.runs.saved import checkpoint, status
-from covey.runs.scores import record
+from covey.runs.saved.run_folder import Folder, GrowingFile, RunFolder
 from covey.runs.scores.record import Round
 
 _PROCESS_BYTES = 10**8
@@ -71,11 +67,11 @@ class LocalDeployment:
                 other.experiment(other.seed)  # an error before anything starts
         self._run_tree(console)
         if compared is not None:
-            folder = Folder(self.folder)
-            ran_on = (self.folder / "environment.json").read_text(encoding="utf-8")
+            folder = RunFolder(self.folder)
+            ran_on = folder.environment.read_text(encoding="utf-8")
             write_config(folder, compared)
             resume(self.folder, [], console, sys.argv)
-            folder.write("environment.json", ran_on)
+            folder.write(folder.environment, ran_on)
             write_after_run(self.folder, Console(quiet=True))
         return self.folder
 
@@ -134,11 +130,11 @@ class LocalDeployment:
         if status.read(self.folder).state != "finished":
             return False
         rounds = self.deployment.config.rounds
-        if rounds > load_config(self.folder / "config.toml").rounds:
+        if rounds > load_config(RunFolder(self.folder).config).rounds:
             return False
         lacks = None
         if self.deployment.deploy.share_rows:  # or it can get no rows of the nodes
-            saved = checkpoint.read(Folder(self.folder).checkpoint, tensors=False)
+            saved = checkpoint.read(RunFolder(self.folder).checkpoint, tensors=False)
             lacks = saved.facts.get(checkpoint.LACKS)
         if lacks is not None:
             console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
@@ -155,9 +151,7 @@ class LocalDeployment:
         console.print(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         tree = LocalProcesses(self.out, names, insecure=self.insecure, say=console.print)
         self.started_again = tree.started_again
-        records = GrowingFile(
-            self.folder / "metrics.jsonl", lambda line: record.read(json.loads(line))
-        )
+        records = RunFolder(self.folder).growing_records()
         done = len(records.read())
         if done:
             console.print(f"note: it goes on after round {done}")
@@ -253,14 +247,15 @@ def show_end(console: Console, tree: LocalDeployment) -> None:
         console.print(f"started again: {counts}")
     process = tree.deployment.processes[-1]  # of a device
     device = out / process.name / "state" / process.seats[0]
-    pictures = "plot.png, devices.png"
+    run = RunFolder(folder)
+    pictures = [run.plot, run.devices_plot]
     if loaded.config.compare:
-        pictures += ", compare.png"
+        pictures.append(run.compare_plot)
     lines = [
-        f"open first: {folder / 'report.html'}",
-        f"folder: {folder}   pictures: {pictures}",
+        f"open first: {run.report}",
+        f"folder: {folder}   pictures: {', '.join(path.name for path in pictures)}",
     ]
-    if (device / MODELS).exists():
+    if RunFolder(device).models.exists():
         predict = shlex.join(["covey", "predict", str(device), "--data", "FILE"])
         lines.append(f"each device has its models on its own disk: {predict}")
     lines.append(f"look again: {shlex.join(['covey', 'show', str(folder), '--devices'])}")

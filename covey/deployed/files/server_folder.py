@@ -1,12 +1,9 @@
-"""The folder that the server of a deployed tree writes: that of `covey run`, and who was missing.
-
-replay.json    who was late or absent in which ask, and when the tree changed, for `covey replay`
-"""
+"""The run folder of the server of a deployed tree: that of `covey run`, and who was missing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,92 +13,88 @@ from covey.deployed.node.missed import Missing
 from covey.deployed.node.server_run import ending, replay_facts
 from covey.errors import CheckpointError
 from covey.files.config import Config
-from covey.folder.folder import Folder
 from covey.folder.outcome import write_commands, write_outcome
 from covey.folder.own_code import own_modules, write_config
 from covey.folder.recording import Recorder
 from covey.folder.stop import Interrupted
 from covey.folder.terminal import Console
 from covey.runs.run import Run
-from covey.runs.saved import status
-from covey.runs.saved.status import Status
+from covey.runs.saved.run_folder import RunFolder
+from covey.runs.saved.status import StatusFile
 from covey.runs.scores.record import Round
+from covey.runs.tracker import RunTracker
 
 RUN = "run"
 """The folder below the server's state that holds its metrics and models."""
-REPLAY = "replay.json"
 
 
 @dataclass(eq=False)
-class ServerFolder:
+class ServerFolder(RunTracker):
     """The run folder of a server, which alone writes to it."""
 
     config: Config
-    folder: Folder
+    folder: RunFolder
     command: list[str]
 
     def __post_init__(self) -> None:
+        self._status = StatusFile(self.folder)
         self._done = False
-        self._began: Status | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """With the folder locked. At the end its status says how the run has ended, if it began."""
+        """With the folder locked. At the end its status says how the run has ended, if it began.
+
+        It is written in one step: a run that was stopped is never finished.
+        """
         self.folder.make()
         with self.folder.lock():
             self.folder.sweep()
             try:
                 yield
             except BaseException as error:
-                with suppress(CheckpointError):  # the error itself says more than this one
-                    self._write_end(error)
+                self._status.end(error)
                 raise
-            if self._done:
-                self._write_end(None)
-            else:
-                self._write_end(Interrupted("its server was stopped"))
+            stopped = Interrupted("its server was stopped")
+            self._status.end(None if self._done else stopped)
 
-    def _write_end(self, error: BaseException | None) -> None:
-        """Write how the run has ended, in one step: one that was stopped is never finished."""
-        if self._began is None:
-            return
-        ended = self._began.finished()
-        if error is not None:
-            ended = self._began.failed(error)
-        self.folder.write_json(status.FILE, ended.as_dict())
+    def of(self, run: Run) -> ServerFolder:
+        """This folder, which now follows a run.
 
-    def begin(self, run: Run) -> None:
-        """Write what is known before the first round that is left.
-
-        The run must be that of the folder: files of another experiment would replace its own.
+        It must be that of the folder: files of another experiment would replace its own.
         """
+        self._run = run
+        self._recorder = Recorder(self.folder, run, self.config.method(), say=lambda line: None)
+        return self
+
+    def begin(self) -> None:
+        """Write what is known before the first round that is left."""
         write_config(self.folder, self.config, own_modules(self.config))
         write_commands(self.config, self.folder, self.command)
-        self._began = status.written(self.folder.path).began()
-        self.folder.write_json(status.FILE, self._began.as_dict())
-        self._recorder = Recorder(self.folder, run, self.config.method())
+        self._status.begin()
         self._recorder.begin()
         if self.folder.checkpoint.exists():
             with suppress(CheckpointError):  # one that is damaged is replaced
-                run.append_to(self.folder.checkpoint)
+                self._run.append_to(self.folder.checkpoint)
 
-    def add(self, run: Run, record: Round) -> None:
-        """Write one more round.
+    def log(self, records: Sequence[Round]) -> None:
+        self._recorder.log(records)
 
-        Every node has its rows on its own disk, so that no checkpoint of all is needed here.
-        """
-        self._recorder.log([record])
-        if run.round % self.config.checkpoint_every == 0 and not run.done:
+    def save(self) -> None:
+        """Every node has its rows on its own disk, so that no checkpoint of all is needed."""
+        if not self._run.done:
             self._recorder.sync()
 
-    def end(self, run: Run) -> None:
-        """Write everything that `covey run` leaves behind.
+    def end(self, error: BaseException | None) -> None:
+        """Write everything that `covey run` leaves behind, unless an error has ended the run.
 
         Of a run that was stopped before its last round, that is its checkpoint alone.
         """
-        self.folder.write(REPLAY, json.dumps(replay_facts(run)) + "\n")
+        if error is not None:
+            return
+        run = self._run
+        self.folder.write(self.folder.missing, json.dumps(replay_facts(run)) + "\n")
         with ending(run):
-            self._recorder.save()
+            self._recorder.end(None)
         self._done = run.done
         if run.done:
             history = [list(run.history)]
@@ -123,7 +116,7 @@ class ReplayFacts:
     @staticmethod
     def read(folder: Path) -> ReplayFacts:
         """From the folder of a deployed run."""
-        path = folder / REPLAY
+        path = RunFolder(folder).missing
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             missing = [Missing(*entry) for entry in facts["missing"]]

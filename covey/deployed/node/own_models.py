@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from covey import atomic
 from covey.deployed.node.node_rows import NodeRow
-from covey.folder.folder import NODE_FACTS, refused
 from covey.kernel.algorithm import Algorithm
 from covey.runs.models import GLOBAL, PERSONAL
 from covey.runs.saved import snapshot
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Beside, Snapshot
 from covey.runs.seed import Seed
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from covey.deployed.node.node import Node
 
 DISK = "node.sqlite"
-FOLDER = "models"
 FALLBACK = "fallback "
 """Before the name of a model: the name of the global row of its chosen round."""
 
@@ -81,7 +79,7 @@ def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
     A file is replaced in one step, and the one before stays where that fails.
     """
     device = node.place.tiers[-1]
-    folder = node.database.path.parent
+    folder = RunFolder(node.database.path.parent)
     out = []
     rounds = {}
     for model in _read(arguments):
@@ -91,13 +89,12 @@ def write(node: Node, arguments: Any, rows: Sequence[NodeRow]) -> list[Path]:
         taken = _snapshot(node, model, rows)
         if taken is None:
             continue
-        path = folder / FOLDER / f"{model.model}.safetensors"
+        path = folder.model(model.model)
         snapshot.write(path, taken, node.task.space, type(node.algorithm).__name__)
         out.append(path)
         rounds[model.model] = taken.round
     facts = {"tier": node.place.tier, "number": node.place.number, "models": rounds}
-    with refused(folder / NODE_FACTS):
-        atomic.write(folder / NODE_FACTS, json.dumps(facts) + "\n")
+    folder.write(folder.node, json.dumps(facts) + "\n")
     return out
 
 

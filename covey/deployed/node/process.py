@@ -44,7 +44,7 @@ from covey.runs.parts import Parts, module_of, training_data
 from covey.runs.run import Run
 from covey.runs.saved.fingerprint import program_fingerprint
 from covey.runs.saved.lock import locked
-from covey.runs.saved.status import LOCK
+from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.record import Round
 from covey.runtimes.alone.envelope import seal
 
@@ -215,7 +215,7 @@ class Member:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         busy = f"another process runs on the disks in {state}; end it, or give another state"
         try:
-            file = self._stack.enter_context(locked(state / LOCK, busy))
+            file = self._stack.enter_context(locked(Folder(state).lock_file, busy))
         except ConfigError as error:  # systemd tries again: the other process may end
             raise TransportError(str(error)) from None
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,1 +1,1 @@
-"""A run on disk: checkpoints, journals, locks, and what decides its bits."""
+"""A run on disk: its folder, checkpoints, journals, locks, and what decides its bits."""

@@ -16,6 +16,7 @@ from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store.store import Store
 from covey.runs.experiment import Experiment
 from covey.runs.saved.lock import is_locked, open_lock, try_lock
+from covey.runs.saved.run_folder import RunFolder
 
 _LOCK = "in-use"
 
@@ -72,7 +73,7 @@ def check_store(parent: Path, folder: Path) -> None:
 
     The run's folder need not be there yet. `parent` is created if it is not there.
     """
-    if (parent / "config.toml").exists() and parent.absolute() != folder.absolute():
+    if RunFolder(parent).config.exists() and parent.absolute() != folder.absolute():
         raise ConfigError(
             f"store = {str(parent)!r} is the folder of another run; give a folder of its own."
         )

@@ -7,19 +7,18 @@ killed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.errors import DivergedError
+from covey.errors import CheckpointError, DivergedError
 from covey.runs.saved.lock import is_locked
+from covey.runs.saved.run_folder import RunFolder
+from covey.runs.tracker import RunTracker
 
 State = Literal["running", "finished", "stopped", "diverged"]
-FILE = "status.json"
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,35 @@ class Status:
         return asdict(self)
 
 
-def read(folder: Path) -> Status:
+class StatusFile(RunTracker):
+    """Writes down that a run is under way and, in the end, how it ended."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._began: Status | None = None
+
+    def begin(self) -> None:
+        """The run is under way."""
+        self._began = written(self._folder.path).began()
+        self._folder.write_json(self._folder.status, self._began.as_dict())
+
+    def end(self, error: BaseException | None) -> None:
+        """The run has ended, if it ever began."""
+        if self._began is None:
+            return
+        if error is None:
+            self._folder.write_json(self._folder.status, self._began.finished().as_dict())
+            return
+        with suppress(CheckpointError):  # the error itself says more than this one
+            self._folder.write_json(self._folder.status, self._began.failed(error).as_dict())
+
+
+def read(path: Path) -> Status:
     """The status of the run in a folder, also of a run beside another one."""
-    status = written(folder)
-    if running(folder):
-        if status.state == "running" or not _beside(folder):
+    folder = RunFolder(path)
+    status = written(path)
+    if running(path):
+        if status.state == "running" or folder.main is folder:
             return replace(status, state="running", ended=None, reason=None)
         return status
     if status.state == "running":
@@ -64,13 +87,14 @@ def read(folder: Path) -> Status:
     return status
 
 
-def written(folder: Path) -> Status:
-    """What status.json says; the default where there is none, or it cannot be read."""
+def written(path: Path) -> Status:
+    """What the file says; the default where there is none, or it cannot be read."""
+    folder = RunFolder(path)
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        facts = folder.read_json(folder.status) or {}
+    except CheckpointError:
         return Status()
-    if not isinstance(facts, Mapping) or facts.get("state") not in get_args(State):
+    if facts.get("state") not in get_args(State):
         return Status()
     texts = {}
     for name in ("started", "ended", "reason"):
@@ -80,17 +104,9 @@ def written(folder: Path) -> Status:
     return Status(facts["state"], **texts)
 
 
-def running(folder: Path) -> bool:
+def running(path: Path) -> bool:
     """Whether a process is writing to the folder, or to the one that it runs beside."""
-    top = folder
-    if _beside(folder):
-        top = folder.parent.parent
-    return is_locked(top / LOCK)
-
-
-def _beside(folder: Path) -> bool:
-    """Whether this is the folder of an algorithm that runs beside another one."""
-    return folder.absolute().parent.name == "compare"
+    return is_locked(RunFolder(path).main.lock_file)
 
 
 def _now() -> str:
