@@ -1,8 +1,8 @@
 """The environment of a run: which devices can be asked, which answers count, how long they take.
 
 A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. `covey.radio.clock` is a radio cell with a bandwidth, a deadline and a virtual
-clock.
+and takes no time. Another one is a radio cell with a bandwidth, a deadline and a virtual clock
+(`covey.wireless.Radio`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from covey.errors import ConfigError
 from covey.kernel.call import Call
 from covey.types import Ids
+
+
+def no_plan(who: str) -> ConfigError:
+    """The error for pruning ratios that a plan should give, where no environment plans."""
+    fix = "give a radio, or a number (docs/radio.md)"
+    return ConfigError(f'{who} prunes as a plan says (ratio = "plan"), and there is none; {fix}.')
 
 
 class Participation(Protocol):

@@ -19,6 +19,7 @@ from covey.engine.task import Batch, Batches, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
 from covey.kernel.call import Call
+from covey.kernel.environment import no_plan
 from covey.kernel.moved import on_device
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store.store import NEVER, Store
@@ -261,10 +262,9 @@ class Nodes(TierNodes):
 
     @property
     def planned(self) -> Tensor:
-        """The pruning ratio of each node in the radio plan of this round, a column [n, 1]."""
+        """The pruning ratio of each node in the plan of this round, a column [n, 1]."""
         if self.call.ratio is None:
-            fix = "give the experiment one (docs/radio.md), or a number"
-            raise ConfigError(f'ratio = "plan" is that of a radio; {fix}.')
+            raise no_plan(type(self._runtime.algorithm).__name__)
         task = self._runtime.task
         return self.call.ratio[:, None].to(task.device, task.dtype)
 

@@ -1,4 +1,4 @@
-"""Sums over all rounds for every node of a run: bytes and, with a radio, its figures."""
+"""Sums over all rounds for every node of a run: bytes, and figures of the environment."""
 
 from __future__ import annotations
 
