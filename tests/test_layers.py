@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import covey
+from covey.rooms import rooms
 from tests.test_exports import imports
 
 ROOT = Path(covey.__file__).parent
@@ -29,8 +30,8 @@ CORE = (
 """From the bottom: what stands in one of them may import what stands in an earlier one, and its own
 folder.
 """
-ROOMS = {"advice", "deployed", "grid", "papers", "radio"}
-"""Each may import the whole core."""
+ROOMS = {room.name for room in rooms()}
+"""Each may import the whole core; the core finds them by their `room.toml` alone."""
 OLD_NAMES = {"cli.config", "kernel.fields", "report.compare", "report.plot", "wireless"}
 """Public modules that only pass on what has moved."""
 HEIGHT = {folder: height for height, layer in enumerate((*CORE, ROOMS)) for folder in layer}
@@ -38,24 +39,7 @@ TOGETHER = {
     ("base", "native"),
     ("native", "base"),
 }  # draws are made by compiled code where there is some
-BETWEEN_ROOMS = {
-    ("papers", "radio"),  # a paper is about radio
-    ("grid", "advice"),  # steps are tuned around those that the curvature asks for
-}
-UP = {
-    "cli.main": ROOMS,  # lists the commands of the rooms
-    "files.assemble": {"radio"},  # the radio of an experiment
-    "files.config": {"deployed", "radio"},  # the sections [deploy] and [radio]
-    "files.registry": {"radio"},  # covey list policies
-    "files.settings": {"deployed", "radio"},  # the options of their sections, and of a node
-    "runs.build": {"radio"},  # the clock of an experiment with a radio
-    "runs.checks": {"radio"},
-    "runs.experiment": {"radio"},  # the type of a field
-    "runs.scores.record": {"radio"},  # a round on the clock
-    "report.seed_facts": {"radio"},
-    "report.summary": {"radio"},
-}
-"""The modules of the core that still name rooms, and which."""
+BETWEEN_ROOMS = {(room.name, other) for room in rooms() for other in room.needs}
 MODULES = [
     path
     for path in sorted(ROOT.rglob("*.py"))
@@ -89,9 +73,7 @@ def folders_imported(path: Path) -> set[str]:
 def allowed(path: Path, other: str) -> bool:
     """Whether a module may import from another folder."""
     here = folder(path)
-    if HEIGHT[other] < HEIGHT[here] or (here, other) in TOGETHER | BETWEEN_ROOMS:
-        return True
-    return other in UP.get(name_of(path), set())
+    return HEIGHT[other] < HEIGHT[here] or (here, other) in TOGETHER | BETWEEN_ROOMS
 
 
 def test_every_folder_has_its_place() -> None:
@@ -116,10 +98,10 @@ def test_the_root_holds_what_everything_stands_on() -> None:
         "installed",
         "markup",
         "origin",
+        "rooms",
         "tree",
         "types",
-        "wireless",
-    }
+    } | {Path(path).stem for room in rooms() for path in room.own["code"] if path.endswith(".py")}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -128,12 +110,6 @@ def test_imports_point_down(path: Path) -> None:
         return
     wrong = {other for other in folders_imported(path) - {folder(path)} if not allowed(path, other)}
     assert not wrong, f"{name_of(path)} imports {wrong}"
-
-
-@pytest.mark.parametrize("name", UP)
-def test_the_core_names_no_other_room(name: str) -> None:
-    path = ROOT / f"{name.replace('.', '/')}.py"
-    assert UP[name] <= folders_imported(path), f"{name} imports less now: take it out of UP"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

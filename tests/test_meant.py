@@ -16,7 +16,6 @@ from covey.errors import CoveyError
 from covey.files.config import load
 from covey.models import permfl_cnn
 from covey.papers import tables
-from covey.radio.device import Spread
 from tests.cli.command import BASE
 from tests.laws.cases import PLAIN, experiment
 
@@ -60,7 +59,6 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a split": (lambda: experiment(PLAIN["PFedMe"]).data.part("tset"), "test"),
     "a normalisation": (lambda: scaling(wrong("unti"), torch.zeros(1, 1), torch.zeros(1)), "unit"),
     "a network": (lambda: permfl_cnn((1, 28, 28), net=wrong("mnits")), "mnist"),
-    "a spread": (lambda: Spread(wrong("unifrom"), (1.0, 2.0)), "uniform"),
     "a table": (lambda: tables.select(["pfedme/tabel1"]), "pfedme/table1"),
 }
 

@@ -22,7 +22,6 @@ from covey.runs.newcomers import Newcomers
 from covey.runs.run import Run
 from covey.runtimes.alone.place import Place, TrainingPlace
 from covey.runtimes.training_tree import TrainingTree, training_tree
-from tests.laws.cases import AIR
 
 COUNTS = (6, 0, 9, 4, 0, 0)
 """Training examples per device; devices 1, 4 and 5 receive."""
@@ -138,8 +137,6 @@ def test_what_needs_examples_of_every_device_is_refused() -> None:
         covey.run(experiment(FedAvg(), model=Norm()))
     with pytest.raises(DataError, match=r"3 of 6 devices.*PFedGP needs some of every device"):
         experiment(PFedGP())
-    with pytest.raises(DataError, match="a radio plan counts on every device's work"):
-        experiment(FedAvg(), radio=AIR)
 
 
 def test_validation_examples_train_by_the_protocol_of_the_papers() -> None:

@@ -157,7 +157,7 @@ def models_of(row: Row) -> list[str]:
     for name in row.quantities:
         if name in quantities.OF_MODELS:
             out += [f"{model} {name}" for model in models]
-    if row.radio:
+    if row.sections:
         out.append(LATENCY)
     return out
 
@@ -1075,7 +1075,7 @@ def on_the_air(method: str, **radio: Any) -> Row:
         data={"name": "digits", "devices": 10, "labels": 2},
         model={"name": "cnn", "channels": [2], "hidden": 20, "kernel": 3},
         rounds=3,
-        radio={**row.radio, **radio},
+        sections={"radio": {**row.sections["radio"], **radio}},
     )
 
 
@@ -1102,7 +1102,7 @@ def test_the_proposed_scheme_ends_at_its_deadline() -> None:
 
 def test_the_radio_of_a_row_is_that_of_its_file_and_decides_its_figures() -> None:
     row = on_the_air("equal")
-    radio = make_experiment(row, "paper", QUICK, seed=0).radio
+    radio: Any = make_experiment(row, "paper", QUICK, seed=0).radio
     assert radio is not None
     assert radio.policy is not None
     assert (radio.policy.name, radio.deadline) == ("equal", 0.025)
@@ -1111,7 +1111,7 @@ def test_the_radio_of_a_row_is_that_of_its_file_and_decides_its_figures() -> Non
     assert 20 <= float(radio.devices.distance.min()) < float(radio.devices.distance.max()) <= 300
     assert make_experiment(small(), "paper", QUICK, seed=0).radio is None
     for other in (
-        replace(row, radio={**row.radio, "noise": 2e-14}),
+        replace(row, sections={"radio": {**row.sections["radio"], "noise": 2e-14}}),
         replace(row, links={"private": ""}),
     ):
         assert other.digest() != row.digest()

@@ -3,6 +3,7 @@
     python -m tools.weight            # all of them, in some ten seconds
     python -m tools.weight --quick    # without the two traces
     python -m tools.weight --lower    # and each ceiling falls to what was measured
+    python -m tools.weight --without radio    # a room is deleted in a copy (tools/without.py)
 
 The ceilings are in tests/weight.toml, and tests/test_weight.py holds them. A rate only falls. A
 size rises by at most the budget of a feature, in the commit that uses it.
@@ -31,13 +32,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import covey
+from covey.rooms import rooms
 from tools.density import docstrings
+from tools.without import without
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "covey"
 TESTS = ROOT / "tests"
 CEILINGS = TESTS / "weight.toml"
-ROOMS = ("advice", "deployed", "grid", "papers", "radio", "wireless")
+ROOMS = tuple(room.name for room in rooms())
 """Capabilities that the core does without, by the names of their folders."""
 UNLIMITED = ("algorithms",)
 """Folders that may hold any number of files: one paper, one file."""
@@ -298,6 +301,8 @@ def lowered(measured: Measures, allowed: Measures) -> Measures:
 
 def main(words: list[str]) -> None:
     """Print the table; with --lower, write the ceilings that have fallen."""
+    if "--without" in words:
+        sys.exit(without(words[words.index("--without") + 1]))
     rates, sizes = static()
     if "--quick" not in words:
         rates |= traced()

@@ -137,6 +137,18 @@ def print_advice(console: Console, items: list[Advice]) -> None:
         console.print(f"[{colours[item.level]}]{item.level}[/] {text}", markup=True)
 
 
+def refuse(console: Console, experiment: Experiment, force: bool) -> bool:
+    """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
+    items = quick(experiment)
+    errors = [item for item in items if item.level == "error"]
+    print_advice(console, [item for item in items if item.level == "warning"])
+    if errors and not force:
+        texts = " ".join(item.text for item in errors)
+        raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
+    print_advice(console, errors)
+    return bool(errors)
+
+
 def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
     """Refuse a --write that has no file of the user's own to change, before anything is run."""
     if path is None:

@@ -32,7 +32,7 @@ class Pruned(Algorithm):
     """v learns; a probe shows which weights of u move; u restarts with those, learns, is averaged.
 
     One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per
-    device, or "plan": the ratio that the experiment's radio plans for each device and round. With
+    device, or "plan": the ratio that the environment plans for each device and round. With
     `order="together"` u and v learn at once after the probe, for `steps` steps (FedSim). Else v
     learns before it (FedAlt). Every edge averages its devices per weight, `edge_rounds` times, and
     passes on the weights that any of them kept. The server asks `sample` nodes, an edge
@@ -44,7 +44,7 @@ class Pruned(Algorithm):
     """
 
     ratio: SharePerNode | Literal["plan"] = 0.5  # share of shared weights that a device prunes,
-    # one for all or one per device; "plan": what the radio allows
+    # one for all or one per device; "plan": what the channel allows
     order: Literal["alternate", "together"] = "alternate"  # whether private and shared layers
     # learn in turn or at once
     sample: Sample = None
@@ -144,7 +144,7 @@ class Pruned(Algorithm):
         return prune.mask(importance, self.ratio_of(me))
 
     def ratio_of(self, me: Nodes) -> float | Tensor:
-        """Each device's ratio: the radio's plan, or the field's value."""
+        """Each device's ratio: that of the plan, or the field's value."""
         if self.ratio == "plan":
             return me.planned
         return me.own(self.ratio)

@@ -17,19 +17,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from covey import native
-from covey.advice import Advice
-from covey.advice.command import advise, print_advice, quick
+from covey import native, rooms
 from covey.cli import data, export, new, results, runs
 from covey.cli.options import AsJson, What, load_and_note, split
-from covey.cli.overview import DEPLOY, EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
+from covey.cli.overview import EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
 from covey.cli.report import report, write_after_run
 from covey.cli.watch import watch
 from covey.data.published import inventory
-from covey.deployed.commands import certs, ctl, deploy, deploy_change
-from covey.deployed.commands.node import node
-from covey.deployed.commands.replay import replay_command
-from covey.deployed.plan.local import ProcessFailed
 from covey.errors import (
     CheckpointError,
     ConfigError,
@@ -49,9 +43,6 @@ from covey.folder import show, trackers
 from covey.folder.execute import Interrupted, resume, start
 from covey.folder.folder import environment
 from covey.folder.terminal import Console
-from covey.grid.command import compare, sweep
-from covey.papers.command import reproduce
-from covey.radio.command import plan
 from covey.runs.build import AUTO, chosen
 from covey.runs.run import Run
 from covey.runtimes.ranks import launch
@@ -184,7 +175,8 @@ def run(
             raise ConfigError("--anyway is for a run that goes on; give --resume DIR too.")
         else:
             config = load_and_note(console, path, changes, demo=True)
-            forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
+            for where in rooms.added("before_run").values():
+                forced |= rooms.load(where)(console, experiments.of(config, config.seed), force)
             folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if not ranks.leads:
         return
@@ -203,16 +195,10 @@ def run(
     console.print(f"repeat: covey run {folder.config}{again}")
 
 
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(compare)
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(sweep)
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(reproduce)
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(advise)
-app.command(epilog=EPILOG, rich_help_panel=TRAIN)(plan)
 app.command(epilog=EPILOG, rich_help_panel=LOOK)(report)
 app.command(epilog=EPILOG, rich_help_panel=LOOK)(watch)
 app.command(name="show", epilog=EPILOG, rich_help_panel=LOOK)(results.show_run)
 app.command(name="runs", epilog=EPILOG, rich_help_panel=LOOK)(runs.list_runs)
-app.command(name="replay", epilog=EPILOG, rich_help_panel=LOOK)(replay_command)
 app.command(epilog=EPILOG, rich_help_panel=USE)(results.predict)
 
 
@@ -277,10 +263,6 @@ def personalize(
 app.command(name="export", epilog=EPILOG, rich_help_panel=USE)(export.export_command)
 app.add_typer(data.app, name="data", epilog=EPILOG, rich_help_panel=PREPARE)
 app.add_typer(new.app, name="new", epilog=EPILOG, rich_help_panel=PREPARE)
-deploy.app.command()(deploy_change.change)
-app.add_typer(deploy.app, name="deploy", epilog=EPILOG, rich_help_panel=DEPLOY)
-app.add_typer(ctl.app, name="ctl", epilog=EPILOG, rich_help_panel=DEPLOY)
-app.add_typer(certs.app, name="certs", epilog=EPILOG, rich_help_panel=DEPLOY)
 
 
 @app.command(name="list", epilog=EPILOG, rich_help_panel=PREPARE)
@@ -399,7 +381,12 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
     Console(soft_wrap=False).print(table)
 
 
-app.command(epilog=EPILOG, rich_help_panel=DEPLOY)(node)
+for _command in rooms.commands():
+    _made = _command.load()
+    if isinstance(_made, typer.Typer):
+        app.add_typer(_made, name=_command.name, epilog=EPILOG, rich_help_panel=_command.panel)
+    else:
+        app.command(_command.name, epilog=EPILOG, rich_help_panel=_command.panel)(_made)
 
 
 def main() -> None:
@@ -427,8 +414,7 @@ def _closed(error: PermissionError) -> ConfigError:
 def _exit(error: Interrupted | CoveyError) -> NoReturn:
     """End with an error as one line, and with its exit code."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-    if isinstance(error, ProcessFailed):
-        code = error.exit_code
+    code = getattr(error, "exit_code", code)  # that of a process of a tree that failed
     if joined().speaks_of(error):
         text = f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
         Console(stderr=True).print(text, markup=True)
@@ -454,17 +440,6 @@ def _check_resumed(folder: Path, out: Path | None, path: Path | None) -> None:
         raise ConfigError(f"--resume {folder} resumes in its own folder; leave out --out {out}.")
     if path is not None:
         raise ConfigError(f"--resume {folder} brings its own file; leave out {path}.")
-
-
-def _refuse(console: Console, items: list[Advice], force: bool) -> bool:
-    """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
-    errors = [item for item in items if item.level == "error"]
-    print_advice(console, [item for item in items if item.level == "warning"])
-    if errors and not force:
-        texts = " ".join(item.text for item in errors)
-        raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
-    print_advice(console, errors)
-    return bool(errors)
 
 
 def _more(kind: Kind, entry: Listed) -> dict[str, str]:

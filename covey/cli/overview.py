@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import covey
+from covey import rooms
 
 EXIT_CODES = {
     0: "success",
@@ -26,30 +27,21 @@ EPILOG = (
     "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
 )
 
-# The panels of `covey --help`, in this order.
+# The panels of `covey --help`, in this order; rooms add to them, and panels of their own.
 TRAIN = "Train"
 LOOK = "Look at runs"
 USE = "Use the models"
 PREPARE = "Prepare and check"
-DEPLOY = "Deploy"
 
 _COMMANDS = {
     TRAIN: {
         "run": "Run an experiment into a folder.",
-        "compare": "Compare algorithms at equal budget, each with tuned steps and penalty.",
-        "sweep": "Try settings of a file, and write the best as a file of its own.",
-        "reproduce": "Run tables of the papers again, and compare every cell with the printed "
-        "figure.",
-        "advise": "Say which step sizes and penalties to change, and why: one line per change.",
-        "plan": "Plan rounds over the air: bandwidth, pruning ratio, latency and energy per "
-        "device.",
     },
     LOOK: {
         "report": "Write runs as one HTML page: curves, the tree, every device, bytes, settings.",
         "watch": "Show a run while it is under way, as a page in a browser.",
         "show": "Show the results of a run, finished or not.",
         "runs": "List runs: their state, rounds, test figures, bytes and seconds.",
-        "replay": "Repeat a deployed run in the simulator, with the same nodes late and absent.",
     },
     USE: {
         "predict": "Predict new examples with the models of a run.",
@@ -62,13 +54,8 @@ _COMMANDS = {
         "data": "List every data set: present or missing, its folder, its size, and how to get it.",
         "new": "Write the files of something new, to start from.",
     },
-    DEPLOY: {
-        "node": "Run one node of a deployed tree: a device, an edge, or the server.",
-        "deploy": "Run a tree on real machines.",
-        "ctl": "Look at running nodes, and pause, resume, stop, evict or admit them.",
-        "certs": "Make, renew and revoke the certificates of a tree.",
-    },
 }
+"""The commands of the core, by panel; those of rooms follow in their panels."""
 
 
 def new_app() -> typer.Typer:
@@ -110,6 +97,8 @@ def overview() -> typer.Typer:
     for panel, commands in _COMMANDS.items():
         for name, line in commands.items():
             app.command(name, help=line, rich_help_panel=panel)(lambda: None)
+    for each in rooms.commands():
+        app.command(each.name, help=each.help, rich_help_panel=each.panel)(lambda: None)
     return app
 
 

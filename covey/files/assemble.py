@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from covey import rooms
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.fields import options, spelled
 from covey.files import modules, named, pretrained
-from covey.radio import scenario
 from covey.runs.experiment import Experiment, difference
 from covey.runs.settings import ExperimentSettings
 from covey.runtimes.ranks.ranks import ALONE, Ranks
@@ -79,13 +79,10 @@ class Experiments:
 
 def experiment(config: Config, seed: int, world: World) -> Experiment:
     """The experiment of a file for one seed."""
-    radio = None
-    if config.radio is not None:
-        radio = scenario.radio(scenario.RadioSettings.read(config.radio), world.tree)
     given = settings(config, seed)
-    return Experiment(
-        config.learner(), world.data, world.model, world.tree, config.rounds, radio=radio, **given
-    )
+    for name, table in config.environments.items():
+        given[name] = rooms.load(rooms.sections()[name].settings).read(table).spec(world.tree)
+    return Experiment(config.learner(), world.data, world.model, world.tree, config.rounds, **given)
 
 
 def side_by_side(

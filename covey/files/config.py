@@ -22,15 +22,14 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from covey import fields
+from covey import fields, rooms
 from covey.data import Shards
-from covey.deployed.plan.plan import DeploySettings
 from covey.engine.augment import augmentations
 from covey.engine.measures.losses import check_loss_name
 from covey.engine.measures.metrics import check_metric_names
 from covey.engine.solvers.optimiser import optimiser
 from covey.errors import ConfigError
-from covey.fields import Count, Match, plain
+from covey.fields import Count, Match, Option, plain
 from covey.files import assemble, modules, named, tree_config
 from covey.files.named import SECTIONS, defaults, explain
 from covey.files.takeover import taken_over
@@ -38,17 +37,17 @@ from covey.files.tree_config import TreeConfig
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.rates import rates
-from covey.radio.scenario import RadioSettings
 from covey.runs.experiment import Experiment
 from covey.runs.settings import ExperimentSettings
 from covey.runs.stopping import early_stop
 
 __all__ = ["DEMO", "SECTIONS", "Config", "TreeConfig", "defaults", "explain", "load"]
 
-_TABLES = ("stop", "radio", "deploy")
+_TABLES = ("stop",)
 """Tables that a resolved file leaves out where there is none."""
-_PATHS = ("store", "data.path", "data.data_dir", "model.weights", "radio.devices.table")
+_PATHS = ("store", "data.path", "data.data_dir", "model.weights")
 """Keys of a file whose values are paths; a user's own model may mean else by its weights."""
+_NOT_A_KEY = {"in_files": False}
 DEMO = resources.files("covey.files").joinpath("demo.toml")
 
 
@@ -66,9 +65,25 @@ class Config(ExperimentSettings):
     data: dict[str, Any] = field(default_factory=dict)  # its name and arguments
     model: dict[str, Any] = field(default_factory=dict)  # its name, arguments and options
     tree: TreeConfig = field(default_factory=TreeConfig)  # who stands under whom
-    radio: dict[str, Any] | None = None  # the virtual clock of a radio cell
-    deploy: dict[str, Any] | None = None  # where the nodes of a deployed tree run
-    given: frozenset[str] = field(default=frozenset(), metadata={"in_files": False})
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_NOT_A_KEY)
+    """The tables of rooms, as they stand in the file."""
+    given: frozenset[str] = field(default=frozenset(), metadata=_NOT_A_KEY)
+
+    def __getattr__(self, name: str) -> dict[str, Any] | None:
+        """The table of a room by its name, such as `config.deploy`; None where there is none."""
+        if name not in rooms.sections():
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return self.sections.get(name)
+
+    def with_section(self, name: str, table: dict[str, Any]) -> Config:
+        """The same with another table of a room."""
+        return replace(self, sections={**self.sections, name: table})
+
+    @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """The tables that describe the environment of the run."""
+        known = rooms.sections()
+        return {name: table for name, table in self.sections.items() if known[name].environment}
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
@@ -140,10 +155,8 @@ class Config(ExperimentSettings):
         ]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
         out = {key: value for key, value in out.items() if value is not None or key not in _TABLES}
-        if self.radio is not None:
-            out["radio"] = RadioSettings.read(self.radio).as_dict()
-        if self.deploy is not None:
-            out["deploy"] = plain(DeploySettings.read(self.deploy))
+        for name, own in self.sections.items():
+            out[name] = _without_none(plain(settings_of(name, own)))
         return typing.cast(dict[str, Any], named.without_null(out))
 
     def text(self) -> str:
@@ -189,11 +202,14 @@ def read(table: dict[str, Any]) -> Config:
             check_metric_names(assemble.metrics(config.metrics), stop.metric)
         except ConfigError as error:
             raise ConfigError(f"stop: metric = {stop.metric!r}; {error}") from error
-    if config.radio is not None:
-        RadioSettings.read(config.radio)
-    if config.deploy is not None:
-        DeploySettings.read(config.deploy)
+    for name, own in config.sections.items():
+        settings_of(name, own)
     return config
+
+
+def settings_of(name: str, table: dict[str, Any]) -> Any:
+    """The options in a table of a room, checked by their class."""
+    return rooms.load(rooms.sections()[name].settings).read(table)
 
 
 def unchecked(path: Path) -> Config:
@@ -211,13 +227,26 @@ def _fields(table: dict[str, Any]) -> Config:
     tree = table.get("tree")
     if isinstance(tree, dict):
         table = {**table, "tree": tree_config.read(tree)}
-    return replace(fields.read(Config, table, ""), given=frozenset(table))
+    sections = dict.fromkeys(rooms.sections(), Option(dict[str, Any] | None, None))
+    values = fields.values(fields.options(Config) | sections, table, "")
+    given = {name: values.pop(name) for name in sections}
+    own = {name: section for name, section in given.items() if section is not None}
+    return Config(**values, sections=own, given=frozenset(table))
 
 
 def change(table: dict[str, Any], text: str) -> None:
     """Make one change such as "algorithm.lam1=15" in a table such as a file holds."""
     _apply(table, [text], [])
     _resolve_paths(table, Path.cwd())
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """A table of a room without what is not there."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def _read(path: Path | None, fix: str) -> dict[str, Any]:
@@ -260,7 +289,8 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
 
     They then mean the same wherever the resolved file lies.
     """
-    for key in _PATHS:
+    rooms_paths = [f"{each.name}.{key}" for each in rooms.sections().values() for key in each.paths]
+    for key in (*_PATHS, *rooms_paths):
         *parents, last = key.split(".")
         inside: Any = table
         for parent in parents:

@@ -1,6 +1,6 @@
 """What an experiment file can name, each entry with a line about it.
 
-The kinds are algorithms, data, models, partitions, codecs and policies.
+The kinds are algorithms, data, models, partitions, codecs, settings, and what rooms add.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from covey import codecs, data, installed, models
+from covey import codecs, data, installed, models, rooms
 from covey.algorithms import ALGORITHMS
 from covey.codecs import CODECS
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.files import modules
 from covey.installed import Declared
-from covey.radio.policies import POLICIES
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,6 @@ _OWN = (
     "inputs, outputs, classes, shape, tokens and by_position are set by the data"
 )
 _OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
-_POLICIES = {
-    "optimal": "min weighted sum of the pruning ratios; all devices end at the deadline",
-    "equal": "equal shares; each device prunes as much as the deadline needs",
-    "fair": "min of the max ratio: all devices prune the same fraction and end at the deadline",
-    "personal_only": "equal shares, nothing pruned; for algorithms that do not prune",
-    "personal_fastest": "nothing pruned; the shares let the last device end as early as possible; "
-    "for algorithms that state their devices' work",
-    "pruning_only": "as optimal, but the personal part is pruned and sent too; "
-    'in a run, give private = "" instead',
-}
 REGISTRY: dict[str, dict[str, Listed]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
     "data": _entries(
@@ -127,8 +116,9 @@ REGISTRY: dict[str, dict[str, Listed]] = {
     "codecs": {
         name: Listed(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()
     },
-    "policies": {
-        name: Listed(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()
+    **{
+        kind: {name: Listed(name, *entry) for name, entry in rooms.load(where).items()}
+        for kind, where in rooms.added("lists").items()
     },
     "settings": {},
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covey.deployed.plan.plan import DeploySettings
-from covey.deployed.plan.process import Process
+from covey import rooms
 from covey.engine import augment
 from covey.engine.measures import named_losses
 from covey.engine.solvers import optimiser
@@ -14,7 +13,6 @@ from covey.files.config import Config
 from covey.files.pretrained import LoraSettings, PretrainedSettings
 from covey.files.tree_config import TreeConfig
 from covey.links.spec import LinkSpec
-from covey.radio.scenario import BandSettings, ChannelSettings, ColumnSettings, RadioSettings
 from covey.runs.stopping import EarlyStop
 
 SETTINGS: dict[str, Any] = {
@@ -27,12 +25,7 @@ SETTINGS: dict[str, Any] = {
     "codec": LinkSpec,
     "model": PretrainedSettings,
     "model.lora": LoraSettings,
-    "radio": RadioSettings,
-    "radio.cells": BandSettings,
-    "radio.devices": ColumnSettings,
-    "radio.channel": ChannelSettings,
-    "deploy": DeploySettings,
-    "node": Process,
+    **{name: rooms.load(where) for name, where in rooms.added("settings").items()},
 }
 """Every table, with the keys that it may have."""
 

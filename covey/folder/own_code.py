@@ -13,7 +13,6 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -122,7 +121,7 @@ def _secret() -> bytes | None:
 def _named(config: Config) -> list[str]:
     """The modules of all that is named as package.module:name, at any depth of the file."""
     out = []
-    left: list[Any] = [plain(replace(config, deploy=None))]
+    left: list[Any] = [plain(config)]
     while left:
         value = left.pop()
         if isinstance(value, Mapping):

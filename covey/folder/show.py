@@ -16,7 +16,7 @@ from rich.table import Table
 
 from covey.folder.personalize import Personalized
 from covey.folder.terminal import Console
-from covey.report.summary import ModelFigures, OverSeeds, RadioFigures, SampleFigures, Summary
+from covey.report.summary import ModelFigures, OverSeeds, SampleFigures, Summary
 from covey.runs.run import Round
 from covey.runs.scores.headline import headline, named
 from covey.runs.tracker import RunTracker
@@ -133,8 +133,8 @@ def table(console: Console, summary: Summary) -> None:
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed")
         print_wide(console, _links(summary))
-    if summary.radio is not None:
-        _radio(console, summary.radio)
+    for line in summary.environment.lines() if summary.environment else ():
+        console.print(line)
     if summary.spent:
         total = sum(summary.spent.values())
         shares = ", ".join(
@@ -332,25 +332,6 @@ def _gains(summary: Summary) -> Iterator[str]:
         limits = gain.ends(gain.least, gain.most)
         together = f"; together {gain.difference}" if gain.difference else ""
         yield f"{pair}: {counts} ({what}median {gain.signed(gain.median)}, from {limits}){together}"
-
-
-def _radio(console: Console, figures: RadioFigures) -> None:
-    """What the rounds took over the air."""
-    plan = ""
-    if figures.formula_seconds is not None:
-        plan = f" ({figures.formula_seconds} by the plan's formulas)"
-    sure = ""
-    if figures.certificate is not None:
-        sure = f"; optimality gap of every plan at most {figures.certificate:.0e}"
-    sent = ""
-    if figures.formula_bytes is not None:
-        sent = f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
-    total = f"{figures.seconds} s{plan}, {figures.joules} J for all devices"
-    console.print(f"\nover the air, all rounds of one seed: {total}")
-    megabytes = f"{figures.upload_bytes.mean / 1e6:.3f} MB{sent}"
-    uploads = f"uploads: {figures.upload_joules} J for {megabytes}"
-    missing = f"per round: {figures.left_out} devices excluded, {figures.late} late"
-    console.print(f"{uploads}; {missing}{sure}")
 
 
 def newcomer(console: Console, done: Personalized) -> None:

@@ -78,12 +78,7 @@ def cost(record: Round, unit: Unit, experiment: Experiment) -> float:
         return record.gradients * batch_size(experiment)
     if unit == "bytes":
         return record.bytes()
-    return modelled_seconds(record)
-
-
-def modelled_seconds(record: Round) -> float:
-    """The seconds of a round on the clock of its radio; 0 without one."""
-    return record.radio.seconds if record.radio else 0.0
+    return record.modelled_seconds
 
 
 def batch_size(experiment: Experiment) -> float:

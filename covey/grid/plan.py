@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import covey
+from covey import rooms
 from covey.advice import levers
 from covey.advice.curvature import Curvature, Probe
 from covey.errors import ConfigError, DivergedError
@@ -111,9 +112,11 @@ def comparison(
     if trials < 1:
         raise ConfigError(f"--trials {trials}: give 1 or more; 1 tunes nothing.")
     base, methods, axes = _methods(path, changes)
-    if unit == "seconds" and base.radio is None:
+    if unit == "seconds" and not base.environments:
+        sections = rooms.sections().values()
+        tables = " or ".join(f"[{each.name}]" for each in sections if each.environment)
         raise ConfigError(
-            "--budget seconds counts modelled seconds, but the file has no table [radio]; "
+            f"--budget seconds counts modelled seconds, but the file has no table {tables}; "
             "add one, or take --budget gradients or bytes."
         )
     experiments = Experiments()

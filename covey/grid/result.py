@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import mean, median
 from typing import Any
 
-from covey.grid.cells import best_model, chosen, modelled_seconds
+from covey.grid.cells import best_model, chosen
 from covey.grid.grid import Grid
 from covey.grid.plan import BASELINES, Method, check_model
 from covey.report.paired import holm, interval, t_test, wilcoxon
@@ -89,7 +89,7 @@ class Result:
     rows: list[MethodRow]
     pairs: list[PairedModels]
     budget: dict[str, Any]
-    modelled: bool  # whether seconds are those of a radio
+    modelled: bool  # whether seconds are those of the environment
     histories: dict[str, list[list[Round]]]
     asked: str = ""  # the model that is reported where a method has it; "": the best
 
@@ -147,7 +147,7 @@ def collect(grid: Grid, model: str = "") -> Result:
     """The results so far, of this model, or of the plan's, where a method has it."""
     plan = grid.store.plan
     model = model or str(plan.get("model", ""))
-    modelled = grid.config.radio is not None
+    modelled = bool(grid.config.environments)
     rows = []
     histories: dict[str, list[list[Round]]] = {}
     devices: dict[str, list[list[DeviceScore]]] = {}
@@ -188,7 +188,7 @@ def _row(
     model, quality = best_model(histories, asked)
     compared = models(histories[0])
     summary = summarise(histories, private=finals[0].get("private", ""))
-    modelled = grid.config.radio is not None
+    modelled = bool(grid.config.environments)
     return replace(
         row,
         seeds=len(histories),
@@ -198,7 +198,9 @@ def _row(
         rounds=mean(len(history) for history in histories),
         gradients=_per_seed(histories, lambda each: float(each.gradients)),
         bytes=_per_seed(histories, lambda each: float(each.bytes())),
-        seconds=_per_seed(histories, modelled_seconds if modelled else lambda each: each.seconds),
+        seconds=_per_seed(
+            histories, lambda each: each.modelled_seconds if modelled else each.seconds
+        ),
         models=[each for each in summary.models if each.model in compared],
     )
 

@@ -135,11 +135,11 @@ class Algorithm(ABC):
 
     @property
     def planned(self) -> bool:
-        """Whether its devices prune as a radio plan says, `me.planned`."""
+        """Whether its devices prune as the environment plans, `me.planned`."""
         return False
 
     def work(self, shared: int, private: int) -> Work | None:
-        """The work of a device for one answer, with which a radio plan computes; None: not stated.
+        """The work of a device for one answer, with which a plan computes; None: not stated.
 
         `shared` and `private` are numbers of weights.
         """

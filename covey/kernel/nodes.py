@@ -228,6 +228,12 @@ class TierNodes:
         return row
 
 
+def no_plan(who: str) -> ConfigError:
+    """The error for pruning ratios that a plan should give, where no environment plans."""
+    fix = "give a radio, or a number (docs/radio.md)"
+    return ConfigError(f'{who} prunes as a plan says (ratio = "plan"), and there is none; {fix}.')
+
+
 @dataclass(eq=False)
 class Call:
     """Everything that n nodes kept, noted and worked while their program ran.
@@ -307,10 +313,9 @@ class Nodes(TierNodes):
 
     @property
     def planned(self) -> Tensor:
-        """The pruning ratio of each node in the radio plan of this round, a column [n, 1]."""
+        """The pruning ratio of each node in the plan of this round, a column [n, 1]."""
         if self.call.ratio is None:
-            fix = "give the experiment one (docs/radio.md), or a number"
-            raise ConfigError(f'ratio = "plan" is that of a radio; {fix}.')
+            raise no_plan(type(self._runtime.algorithm).__name__)
         task = self._runtime.task
         return self.call.ratio[:, None].to(task.device, task.dtype)
 

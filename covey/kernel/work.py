@@ -1,4 +1,4 @@
-"""The work of a device for one answer, in weights and steps; a radio plan computes with it.
+"""The work of a device for one answer, in weights and steps; a plan computes with it.
 
 The letters are those of Liu and Ratnarajah, 2023, (12) to (15).
 """

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from covey import draws
+from covey import draws, rooms
 from covey.algorithms import ALGORITHMS
 from covey.data import Shards
 from covey.engine.solvers.precision import Compute
@@ -22,8 +22,7 @@ from covey.files.assemble import World
 from covey.files.config import read
 from covey.kernel.algorithm import Algorithm
 from covey.papers.quantities import SeedRounds, accuracy
-from covey.papers.tables import Fields, Row
-from covey.radio.device import Spread, column
+from covey.papers.tables import Row
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs, runs
 from covey.runs.settings import Part
@@ -79,7 +78,7 @@ def measure(
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
     on test ("paper"), or of the round chosen on validation ("honest"). It also has the quantities
-    that the row asks for, and with a radio the mean latency of all rounds in milliseconds.
+    that the row asks for, and with a clock the mean latency of all rounds in milliseconds.
     `area` has the mean over all scored rounds, which says how fast a model learns. A run that
     diverges has the figures of the rounds before, of which the last is always scored, and
     `diverged` says why it ended. A seed that diverges in its first round has no figure. `compute`
@@ -211,7 +210,7 @@ def make_experiment(
     if kind is not None:
         table["algorithm"]["name"] = f"{kind.__module__}:{kind.__name__}"
         trains = kind.idle_trains
-    if row.radio or not trains:
+    if row.sections or not trains:
         table["idle"] = "skip"  # a plan has no ratio for a device it excludes
     config = read(table)
     return assemble.experiment(config, seed, World.of(config, seed, shards))
@@ -251,33 +250,6 @@ def experiment_table(
     }
     if row.model["name"] == "vgg" and "outputs" in row.model:
         table["model"]["classes"] = table["model"].pop("outputs")
-    if row.radio:
-        table["radio"] = _radio(row.radio, devices)
+    for name, section in row.sections.items():
+        table[name] = rooms.load(rooms.added("rows")[name])(section, devices)
     return table
-
-
-def _radio(fields: Fields, devices: int) -> dict[str, Any]:
-    """The table [radio] of a row, whose numbers are in SI units: one cell with a free wire.
-
-    Places and cycles are drawn here, as they were before a file could draw them: a file draws
-    others of the same seed.
-    """
-    seed = fields["seed"]
-    places = column(Spread("disc", tuple(fields["distance"])), devices, "distance", seed)
-    cycles = column(Spread("uniform", tuple(fields["cycles"])), devices, "cycles", seed)
-    return {
-        "policy": fields["policy"],
-        "deadline": f"{fields['deadline']} s",
-        "cells": {
-            "bandwidth": f"{fields['bandwidth']} Hz",
-            "wire_rate": "1e30 bit/s",
-            "wire_delay": "0 s",
-        },
-        "devices": {
-            "distance": [f"{metres} m" for metres in places.tolist()],
-            "cycles": cycles.tolist(),
-            "cpu": f"{fields['cpu']} Hz",
-            "power": f"{fields['power']} W",
-        },
-        "channel": {"noise": f"{fields['noise']} W"},
-    }

@@ -23,7 +23,7 @@ LOSS = "loss"
 FALLS = "falls"
 SENT = "weights sent, thousands"
 LATENCY = "latency, ms"
-"""What every row with a radio has: the mean time of a round."""
+"""What every row with a clock has: the mean time of a round."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SeedRounds:
             yield model, round(statistics.mean(accuracies), 4)
 
     def latency(self) -> Iterator[tuple[str, float]]:
-        """The mean latency of a round in milliseconds; nothing where there is no radio."""
-        seconds = [record.radio.seconds for record in self.rounds if record.radio is not None]
-        if seconds:
+        """The mean latency of a round in milliseconds; nothing where there is no clock."""
+        if self.rounds and self.rounds[0].environment is not None:
+            seconds = [record.modelled_seconds for record in self.rounds]
             yield LATENCY, round(1e3 * statistics.mean(seconds), 4)
 
     def quantities(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:

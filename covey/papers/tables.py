@@ -7,8 +7,9 @@ A table has `methods` and `settings`, and every method runs in every setting. A 
 fields of single ones. It leaves out the methods in `without`, or all but those in `only`. With
 `idle = "skip"` devices that do not take part in a round do not train. With `extends` a table has
 the methods, orderings and reasons of another. A table with `rows` shows those rows of other tables
-of its paper, and the cells of its `models`. A setting with a table `radio`, of which a method may
-change fields, has the model "latency, ms" beside the others. `links` of a method are the fields
+of its paper, and the cells of its `models`. A setting may have the table of a room, such as a
+radio, of which a method may change fields. With a clock it has the model "latency, ms" beside the
+others. `links` of a method are the fields
 `private` and `codec` of its experiment.
 
 `quantities` of a setting name what is measured beside accuracies, and stand among the models, too.
@@ -47,6 +48,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covey import rooms
 from covey.algorithms import ALGORITHMS
 from covey.errors import ConfigError, meant
 from covey.kernel.nodes import Idle
@@ -75,7 +77,8 @@ class Row:
     score_every: int
     printed: str  # the group of printed cells; "" where there is none
     cells: Mapping[str, str] = field(default_factory=dict)
-    radio: Fields = field(default_factory=dict)  # in SI units; empty where there is no clock
+    sections: Mapping[str, Fields] = field(default_factory=dict)
+    """Tables of rooms by name, as the file of a paper states them: a radio in SI units."""
     links: Fields = field(default_factory=dict)
     quantities: tuple[str, ...] = ()  # what is measured beside accuracies
     idle: Idle = "train"  # what devices do that are not asked
@@ -95,7 +98,7 @@ class Row:
     def digest(self) -> str:
         """A short hash of all that decides the figures: a result of other settings is no result."""
         decides = [dict(self.algorithm), dict(self.data), dict(self.model), dict(self.tree)]
-        decides += [dict(fields) for fields in (self.radio, self.links) if fields]
+        decides += [dict(fields) for fields in (*self.sections.values(), self.links) if fields]
         if self.idle != "train":
             decides.append({"idle": self.idle})
         if self.quantities:
@@ -276,13 +279,23 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 score_every=values.get("score_every", 5),
                 printed=values.get("printed", ""),
                 cells=entry.get("cells", {}),
-                radio={**values.get("radio", {}), **entry.get("radio", {})},
+                sections=_sections(values, entry),
                 links=entry.get("links", {}),
                 quantities=tuple(values.get("quantities", ())),
                 idle=values.get("idle", "train"),
                 search=values.get("search", {}).get(method, {}),
                 search_rounds=values.get("search_rounds", 0),
             )
+
+
+def _sections(setting: Fields, entry: Fields) -> dict[str, Fields]:
+    """The tables of rooms that a setting has, with the changes of a method."""
+    out: dict[str, Fields] = {}
+    for name in rooms.added("rows"):
+        table = {**setting.get(name, {}), **entry.get(name, {})}
+        if table:
+            out[name] = table
+    return out
 
 
 def _algorithm(method: str, table: Fields, setting: Fields) -> dict[str, Any]:

@@ -7,8 +7,9 @@ are equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ from covey.radio.latency import formula_bits, whole_weights
 from covey.radio.plan import LATE, Plan, Scenario, plan_for
 from covey.radio.policies import Policy, optimal, personal_only
 from covey.radio.problem import Reason
-from covey.radio.radio import Radio
 from covey.tree import Tree
+
+if TYPE_CHECKING:
+    from covey.radio.radio import Radio
 
 TOTALS = ("answers", "ratio", "rate", "bandwidth", "seconds", "joules")
 """The figures of every device: the number of its answers, and sums over these answers."""
@@ -32,6 +35,12 @@ _ANY_DEADLINE = 1.0  # s: for policies that do not read the deadline
 @dataclass(frozen=True)
 class RadioRecord:
     """One round on the virtual clock."""
+
+    name: ClassVar[str] = "radio"
+    axes: ClassVar[Mapping[str, str]] = {
+        "seconds": "seconds over the air",
+        "joules": "joules of all devices",
+    }
 
     seconds: float  # from the server's question to its new model
     joules: float  # of all devices
@@ -46,6 +55,14 @@ class RadioRecord:
     late: list[int] = field(default_factory=list)  # devices that ended after the deadline
     certificate: float | None = None
     """The largest figure of the plans' certificates; None where no plan has one."""
+
+    def figures(self) -> dict[str, float]:
+        """Every number under its name; of a list of devices its length, of `reasons` nothing."""
+        numbers = {name: v for name, v in vars(self).items() if isinstance(v, int | float)}
+        return numbers | {"left_out": len(self.left_out), "late": len(self.late)}
+
+    def __str__(self) -> str:
+        return f"air {self.seconds:.3g} s {self.joules:.3g} J"
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from covey.folder.terminal import Console
 from covey.radio.plan import Plan
 from covey.radio.plan import plan as make
 from covey.radio.policies import POLICIES, Policy, fixed
+from covey.radio.radio import Radio
 from covey.radio.scenario import ScenarioForm, ScenarioSettings, load
 from covey.runs.saved.run_folder import refused
 
@@ -119,7 +120,7 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
     experiment = settings.experiment(settings.seed)
     radio = experiment.radio
     work = experiment.work()
-    if radio is None:
+    if not isinstance(radio, Radio):
         raise ConfigError(
             f"{file} is an experiment without a table [radio]; examples/radio.toml has one."
         )

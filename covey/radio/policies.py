@@ -129,14 +129,16 @@ def weighted(weight: Tensor) -> Policy:
     return Policy("weighted", allocate, listed=True)
 
 
-POLICIES = {
-    policy.name: policy
-    for policy in (
-        optimal,
-        equal,
-        fair,
-        personal_only,
-        personal_fastest,
-        pruning_only,
-    )
+_ABOUT = {
+    optimal: "min weighted sum of the pruning ratios; all devices end at the deadline",
+    equal: "equal shares; each device prunes as much as the deadline needs",
+    fair: "min of the max ratio: all devices prune the same fraction and end at the deadline",
+    personal_only: "equal shares, nothing pruned; for algorithms that do not prune",
+    personal_fastest: "nothing pruned; the shares let the last device end as early as possible; "
+    "for algorithms that state their devices' work",
+    pruning_only: "as optimal, but the personal part is pruned and sent too; "
+    'in a run, give private = "" instead',
 }
+POLICIES = {policy.name: policy for policy in _ABOUT}
+LISTED = {policy.name: (policy.allocate, about) for policy, about in _ABOUT.items()}
+"""What makes each, and a line about it, for `covey list policies`."""

@@ -10,19 +10,25 @@ on, one after the other, once it has received all of them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
-from covey.fields import Positive, check
+from covey.fields import Positive
+from covey.fields import check as check_fields
 from covey.kernel.work import Work
+from covey.links.spec import wires
 from covey.radio.channel import Channel
+from covey.radio.clock import RadioClock
 from covey.radio.device import Cells, Devices
 from covey.radio.plan import MaxRatio, Scenario
 from covey.radio.policies import Policy
+from covey.runs.checks import check_no_receivers
+from covey.runs.experiment import Experiment
 from covey.tree import Tree
 
 
@@ -48,6 +54,8 @@ class Radio:
     '4.23 ms'
     """
 
+    name: ClassVar[str] = "radio"
+
     devices: Devices
     cells: Cells
     channel: Channel
@@ -58,7 +66,7 @@ class Radio:
     mask: bool = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_fields(self)
         if self.late == "drop" and self.deadline is None:
             raise ConfigError("radio: late = 'drop' needs a deadline.")
         self.cells.check_holds(self.devices)
@@ -78,6 +86,48 @@ class Radio:
             self.mask,
             seed,
         )
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise an error unless a run of the experiment can take its time from this radio."""
+        check_no_receivers(experiment, "a radio plan counts on every device's work")
+        self.fits(experiment.tree)
+        algorithm = experiment.algorithm
+        if experiment.optimiser().epochs is not None:
+            fault = "epochs, but the plan of a radio counts the algorithm's steps"
+            raise ConfigError(f"solver: {fault}; leave out epochs.")
+        if self.late == "drop" and not algorithm.idle_trains:
+            name = type(algorithm).__name__
+            fault = f"{name} counts on every answer"
+            raise ConfigError(f"radio: late = 'drop', but {fault}; use 'wait'.")
+        if experiment.idle == "train" and algorithm.planned:
+            why = "but a plan gives ratios to those who are asked alone; use 'skip'"
+            raise ConfigError(f"idle = 'train', {why}.")
+
+    def environment(
+        self,
+        experiments: Sequence[Experiment],
+        chosen: Sequence[Sequence[int]],
+        tree: Tree,
+        notes: list[str],
+    ) -> RadioClock:
+        """The virtual clock of a run; a note where a link does not suit its plan."""
+        first = experiments[0]
+        clock = RadioClock(
+            self,
+            first.work(),
+            first.algorithm.planned,
+            tree=tree,
+            seeds=tuple(experiment.seed for experiment in experiments),
+            chosen=chosen,
+        )
+        last = tree.links[-1]
+        codec = wires(first.codec, tree.links)[last, "up"].codec
+        if clock.policy.prunes and codec.name.startswith("dense"):
+            notes.append(
+                f"{last} sends dense rows up, pruned weights too, so devices that prune are late; "
+                'use codec = "bitmap".'
+            )
+        return clock
 
     def fits(self, tree: Tree) -> None:
         """Raise an error unless the radio's devices are a tree's leaves and its cells the edges."""

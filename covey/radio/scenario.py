@@ -18,7 +18,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.errors import ConfigError, shown
-from covey.fields import Count, Match, Range, Seed, Share, Whole, plain, read
+from covey.fields import Count, Match, Range, Seed, Share, Whole, read
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.work import Work
 from covey.radio.channel import Channel, LogDistance, Noise, Urban
@@ -160,17 +160,27 @@ class RadioSettings:
         """The table [radio], wholly checked but for the numbers in it."""
         return read(RadioSettings, table, "radio.")
 
-    def as_dict(self) -> dict[str, Any]:
-        """The table with all defaults; what is not there has no key."""
-        return _without_none(plain(self))
-
-
-def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
+    def spec(self, tree: Tree) -> Radio:
+        """The radio of an experiment on this tree: whoever has devices under it is a cell."""
+        counts = tree.children[-1]
+        cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        rows = {}
+        if self.devices.table:
+            rows = _table(Path(self.devices.table), tuple(KINDS), "radio.devices.table")
+        columns = _columns(self.devices, rows, len(cell), self.seed, "radio.devices.")
+        deadline = None
+        if self.deadline is not None:
+            deadline = quantity(self.deadline, "radio.deadline", "time").si
+        return Radio(
+            devices=Devices(cell=cell, names=(), **columns),
+            cells=_cells(self.cells, len(counts), "radio.cells."),
+            channel=self.channel.build("radio.channel."),
+            deadline=deadline,
+            policy=None if self.policy is None else POLICIES[self.policy],
+            late=self.late,
+            rho_max=self.rho_max,
+            mask=self.mask,
+        )
 
 
 @dataclass(frozen=True)
@@ -212,29 +222,6 @@ def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
     check_plain(table)
     file = read(ScenarioSettings, table, "")
     return ScenarioForm(file, _scenario(file, path.parent))
-
-
-def radio(file: RadioSettings, tree: Tree) -> Radio:
-    """The radio of an experiment on this tree: whoever has devices under it is a cell."""
-    counts = tree.children[-1]
-    cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    rows = {}
-    if file.devices.table:
-        rows = _table(Path(file.devices.table), tuple(KINDS), "radio.devices.table")
-    columns = _columns(file.devices, rows, len(cell), file.seed, "radio.devices.")
-    deadline = None
-    if file.deadline is not None:
-        deadline = quantity(file.deadline, "radio.deadline", "time").si
-    return Radio(
-        devices=Devices(cell=cell, names=(), **columns),
-        cells=_cells(file.cells, len(counts), "radio.cells."),
-        channel=file.channel.build("radio.channel."),
-        deadline=deadline,
-        policy=None if file.policy is None else POLICIES[file.policy],
-        late=file.late,
-        rho_max=file.rho_max,
-        mask=file.mask,
-    )
 
 
 KINDS = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from covey import rooms
 from covey.errors import CheckpointError, ConfigError
-from covey.radio.clock import RadioRecord
 from covey.report.run_files import SeedRecord, intact
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import Headline, headline, named
@@ -125,8 +125,9 @@ class SeedFacts:
                 out["population"] = populations.index(value)
                 out["parents"] = described["parents"]
                 out |= self._of_nodes()
-            if history and history[0].radio is not None:
-                out["radio"] = self._radio()
+            if history and history[0].environment is not None:
+                name = history[0].environment.name
+                out[name] = rooms.load(rooms.added("facts")[name])(self.record)
             newcomers = self._newcomers()
             if newcomers:
                 out["newcomers"] = newcomers
@@ -294,40 +295,7 @@ class SeedFacts:
                 out[tier][direction] = [int(value) for value in values] or [0] * size
         return out
 
-    # Radio and newcomers
-
-    def _radio(self) -> dict[str, Any]:
-        """The rounds on the virtual clock, and the devices' means."""
-        records = [record.radio for record in self.record.history if record.radio is not None]
-        out: dict[str, Any] = {
-            "seconds": [record.seconds for record in records],
-            "joules": [record.joules for record in records],
-            "left_out": [len(record.left_out) for record in records],
-            "late": [len(record.late) for record in records],
-        }
-        if "note" not in self.record.described:
-            out["devices"] = self._radio_devices(records)
-        return out
-
-    def _radio_devices(self, records: Sequence[RadioRecord]) -> dict[str, Any]:
-        """Means over each device's answers, and the rounds in which it was excluded or late."""
-        size = self.record.described["sizes"][-1]
-        out: dict[str, Any] = {}
-        for name in ("left_out", "late"):
-            counts = np.zeros(size, dtype=np.int64)
-            for record in records:
-                counts[getattr(record, name)] += 1
-            out[name] = counts.tolist()
-        tier = self.record.described["tiers"][-1]
-        sums = self.record.totals.get(tier, {})
-        if "answers" not in sums:
-            return out
-        answers = np.asarray(sums["answers"])
-        counted = np.where(answers > 0, answers, np.nan)
-        for name in ("ratio", "rate", "bandwidth", "seconds"):
-            out[name] = _shortened(np.asarray(sums[name]) / counted)
-        out["joules"] = _shortened(np.asarray(sums["joules"]))
-        return out
+    # Newcomers
 
     def _newcomers(self) -> dict[str, Any]:
         """The devices that were held out of training; nothing where there are none."""
@@ -385,6 +353,6 @@ def _rounded(values: Array, digits: int) -> list[float | None]:
     return [round(value, digits) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _shortened(values: Array) -> list[float | None]:
+def shortened(values: Array) -> list[float | None]:
     """Numbers with six digits; None where one is not known."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

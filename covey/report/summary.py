@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import statistics
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from covey import rooms
 from covey.kernel.algorithm import Algorithm
 from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
-from covey.radio.clock import RadioRecord
 from covey.report.paired import Vector, interval
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
@@ -45,9 +46,6 @@ class OverSeeds:
         if self.deviation is not None:
             text += f" ± {self.deviation:.2g}"
         return text
-
-
-_ZERO = OverSeeds(0.0, None)
 
 
 @dataclass(frozen=True)
@@ -113,19 +111,15 @@ class LinkFigures:
     formula_bitmap: float
 
 
-@dataclass(frozen=True)
-class RadioFigures:
-    """All rounds on the virtual clock: measured, and by the formulas of a plan if there is one."""
+class EnvironmentFigures(typing.Protocol):
+    """The environment over all rounds; a data class of what JSON can hold."""
 
-    seconds: OverSeeds
-    formula_seconds: OverSeeds | None
-    joules: OverSeeds  # of all devices
-    upload_joules: OverSeeds
-    upload_bytes: OverSeeds
-    formula_bytes: OverSeeds | None
-    left_out: OverSeeds  # devices in a round
-    late: OverSeeds
-    certificate: float | None  # the largest figure of any round's plan
+    name: ClassVar[str]
+    """Its key in a summary."""
+
+    def lines(self) -> list[str]:
+        """What is printed below the tables."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -209,7 +203,7 @@ class Summary:
     protocol: Protocol = "honest"
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by what they went into, largest first."""
-    radio: RadioFigures | None = None
+    environment: EnvironmentFigures | None = None
     gains: list[Gain] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     """The names of models in tables, where their own would mislead."""
@@ -220,12 +214,28 @@ class Summary:
     rounds_by_seed: list[int] = field(default_factory=list)
     """Where seeds ran different numbers of rounds; else empty, and all ran `rounds`."""
 
+    def __getattr__(self, name: str) -> Any:
+        """The figures of an environment by its own name; None in a run of another one."""
+        if name not in rooms.added("summaries"):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        if self.environment is None or self.environment.name != name:
+            return None
+        return self.environment
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it; it has a `sample` if devices were drawn.
 
         Metrics are there if the experiment asks for any.
         """
-        out = asdict(self)
+        out: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if name == "environment":
+                out |= {
+                    room: value if getattr(self, room) else None
+                    for room in rooms.added("summaries")
+                }
+            else:
+                out[name] = value
         others = [other["models"] for other in out["yardsticks"]]
         for model in chain(out["models"], *others):
             drop_no_metrics(model)
@@ -280,7 +290,7 @@ def summarise(
         links=_links(histories[0]),
         protocol=protocol,
         spent=_spent(histories),
-        radio=_radio(histories) if histories[0] and histories[0][0].radio is not None else None,
+        environment=_environment(histories),
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
         sample=sample,
@@ -305,13 +315,13 @@ def _scored_devices(
         uncounted += [score.uncounted for score in scores if score.uncounted is not None]
         sizes = [score.sampled for score in scores if score.sampled is not None]
         if sizes:
-            errors[name] = _largest([score.error(metric.name) for score in scores])
+            errors[name] = largest([score.error(metric.name) for score in scores])
             drawn += sizes
     sample = SampleFigures(max(drawn), errors, metric.name) if drawn else None
     return sample, max(uncounted, default=None)
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
+def largest(values: Sequence[float | None]) -> float | None:
     """The largest of the values that are known."""
     known = [value for value in values if value is not None]
     return max(known, default=None)
@@ -405,42 +415,13 @@ def _shares(pairs: Sequence[tuple[DeviceScore, DeviceScore]], metric: Headline) 
     return out
 
 
-def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures:
-    every = [
-        [record.radio for record in history if record.radio is not None] for history in histories
-    ]
-    certificates = [radio.certificate for radio in chain(*every)]
-    return RadioFigures(
-        seconds=_total(every, "seconds") or _ZERO,
-        formula_seconds=_total(every, "formula_seconds"),
-        joules=_total(every, "joules") or _ZERO,
-        upload_joules=_total(every, "upload_joules") or _ZERO,
-        upload_bytes=_total(every, "upload_bytes") or _ZERO,
-        formula_bytes=_total(every, "formula_bytes"),
-        left_out=_mean_length(every, "left_out"),
-        late=_mean_length(every, "late"),
-        certificate=_largest(certificates),
-    )
-
-
-def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds | None:
-    """The sum over all rounds; None where the rounds have no such figure."""
-    sums = []
-    for history in every:
-        values = [getattr(record, name) for record in history]
-        if None in values:
-            return None
-        sums.append(sum(values))
-    return _over(sums)
-
-
-def _mean_length(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds:
-    """The mean over rounds of the length of a list."""
-    means = []
-    for history in every:
-        lengths = [len(getattr(record, name)) for record in history]
-        means.append(statistics.mean(lengths))
-    return _over(means)
+def _environment(histories: Sequence[Sequence[Round]]) -> EnvironmentFigures | None:
+    """What the environment of the runs makes of their rounds; None where there is none."""
+    if not histories[0] or histories[0][0].environment is None:
+        return None
+    every = [[record.environment for record in history] for history in histories]
+    summarised = rooms.load(rooms.added("summaries")[histories[0][0].environment.name])(every)
+    return typing.cast(EnvironmentFigures, summarised)
 
 
 def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
@@ -472,7 +453,7 @@ class _Rounds:
 
     def fact(self, name: str) -> OverSeeds:
         """A fact of the model itself."""
-        return _over([getattr(model, name) for model in self.models])
+        return over_seeds([getattr(model, name) for model in self.models])
 
 
 def _model(name: str, selections: list[Selection]) -> ModelFigures:
@@ -523,10 +504,11 @@ def _figure(values: Sequence[float | None]) -> OverSeeds | None:
     numbers = [value for value in values if value is not None]
     if not numbers:
         return None
-    return _over(numbers)
+    return over_seeds(numbers)
 
 
-def _over(values: Sequence[float]) -> OverSeeds:
+def over_seeds(values: Sequence[float]) -> OverSeeds:
+    """The mean of one figure of every seed, and its deviation."""
     mean = statistics.mean(values)
     if len(values) == 1:
         return OverSeeds(mean, None)

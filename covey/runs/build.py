@@ -13,9 +13,9 @@ from torch import nn
 from covey.data import Shards
 from covey.engine.population import Population
 from covey.errors import ConfigError, meant
-from covey.kernel.environment import Ideal
-from covey.links.spec import LinkSpecs, wires
-from covey.radio.clock import RadioClock
+from covey.kernel.environment import Environment, Ideal
+from covey.kernel.nodes import no_plan
+from covey.links.spec import wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.notes import loss_notes, private_note, score_notes, training_notes
@@ -121,19 +121,20 @@ def build(
     notes += data[0].receiver_notes()
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
-    air = _air(experiments, outs, copies, links, notes)
+    environment = _environment(experiments, outs, copies, notes)
     parts = Parts(first, module, start, tree, data[0], links)
     if not isinstance(runtime, str):
         built: Runtime = runtime.make(parts)
     elif runtime == "loopback":
-        _check_alone("loopback", experiments, "leave out the radio")
+        _check_alone("loopback", experiments, "leave it out")
         built = Loopback(tree, data[0], parts.spec)
     elif runtime == "sharded":
         built = _sharded(parts, ranks, notes)
     else:
         spec = parts.spec(Shards.stack(data))
         seeds = tuple(experiment.seed for experiment in experiments)
-        simulator = Simulator(replace(spec, tree=copies, seeds=seeds, environment=air or Ideal()))
+        spec = replace(spec, tree=copies, seeds=seeds, environment=environment)
+        simulator = Simulator(spec)
         simulator.store_in(folder, first.store_rows)
         built = simulator
     notes += training_notes(first, built.task)
@@ -171,8 +172,9 @@ def _check_alone(runtime: str, experiments: Sequence[Experiment], fix: str) -> N
     reason = None
     if len(experiments) > 1:
         reason = "it runs one seed at a time; run the seeds one after the other"
-    elif experiments[0].radio is not None:
-        reason = f"a radio has a virtual clock, which only the simulator has; {fix}"
+    elif experiments[0].environment is not None:
+        name = experiments[0].environment.name
+        reason = f"a {name} has a virtual clock, which only the simulator has; {fix}"
     elif runtime == "loopback" and torch.device(experiments[0].device).type != "cpu":
         reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
     if reason is not None:
@@ -223,38 +225,17 @@ def _newcomers(
     return Newcomers(experiments, data, module=module)
 
 
-def _air(
+def _environment(
     experiments: Sequence[Experiment],
     outs: Sequence[tuple[int, ...]],
     tree: Tree,
-    links: LinkSpecs,
     notes: list[str],
-) -> RadioClock | None:
-    """The virtual clock, where the experiments have a radio; a note where links do not suit it.
-
-    An algorithm that prunes as a plan says must have one.
-    """
+) -> Environment:
+    """What surrounds the devices; an algorithm that prunes as a plan says must have one."""
     first = experiments[0]
-    planned = first.algorithm.planned
-    if first.radio is None:
-        if planned:
-            name = type(first.algorithm).__name__
-            raise ConfigError(
-                f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.'
-            )
-        return None
-    clock = RadioClock(
-        first.radio,
-        first.work(),
-        planned,
-        tree=tree,
-        seeds=tuple(experiment.seed for experiment in experiments),
-        chosen=[others(first.tree.devices, out) for out in outs],
-    )
-    last = tree.links[-1]
-    if clock.policy.prunes and links[last, "up"].codec.name.startswith("dense"):
-        notes.append(
-            f"{last} sends dense rows up, pruned weights too, so devices that prune are late; "
-            'use codec = "bitmap".'
-        )
-    return clock
+    if first.environment is None:
+        if first.algorithm.planned:
+            raise no_plan(type(first.algorithm).__name__)
+        return Ideal()
+    chosen = [others(first.tree.devices, out) for out in outs]
+    return first.environment.environment(experiments, chosen, tree, notes)

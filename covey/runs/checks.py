@@ -26,7 +26,6 @@ from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, is_number, shown
 from covey.fields import checked
 from covey.kernel.algorithm import Algorithm
-from covey.radio.radio import Radio
 from covey.runs.settings import Part
 from covey.runs.stopping import VALIDATION, early_stop
 from covey.tree import Tree
@@ -84,7 +83,8 @@ def check(experiment: Experiment) -> None:
     _check_stop(experiment)
     _check_devices(experiment)
     _check_receivers(experiment)
-    _check_radio(experiment)
+    if experiment.environment is not None:
+        experiment.environment.check(experiment)
     check_device(experiment.device)
 
 
@@ -141,9 +141,6 @@ def _check_training(experiment: Experiment) -> None:
     if experiment.idle == "train" and not algorithm.idle_trains:
         why = f"but {name} counts on what devices keep when they are asked; use 'skip'"
         raise ConfigError(f"idle = 'train', {why}.")
-    if experiment.radio is not None and experiment.optimiser().epochs is not None:
-        fault = "epochs, but the plan of a radio counts the algorithm's steps"
-        raise ConfigError(f"solver: {fault}; leave out epochs.")
     reason = algorithm.plain_steps
     if experiment.optimiser() != PLAIN and reason is not None:
         raise ConfigError(f"solver: {name} takes plain steps, because {reason}; leave out solver.")
@@ -298,39 +295,24 @@ def _check_receivers(experiment: Experiment) -> None:
     """An error where devices without training examples cannot take part as receivers."""
     if not len(experiment.data.receivers):
         return
-    data = experiment.protocol_data()
-    receivers = data.receivers.tolist()
-    name = type(experiment.algorithm).__name__
     reason = experiment.algorithm.needs_examples
     if reason is not None:
-        reason = f"{name} needs some of every device, because {reason}"
-    elif experiment.radio is not None:
-        reason = "a radio plan counts on every device's work"
-    if reason is None or not receivers:
-        return
-    devices = f"{len(receivers)} of {data.devices} devices have no training examples"
-    raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
+        name = type(experiment.algorithm).__name__
+        check_no_receivers(experiment, f"{name} needs some of every device, because {reason}")
+
+
+def check_no_receivers(experiment: Experiment, reason: str) -> None:
+    """An error with the reason where some devices have no training examples."""
+    data = experiment.protocol_data()
+    receivers = data.receivers.tolist()
+    if receivers:
+        devices = f"{len(receivers)} of {data.devices} devices have no training examples"
+        raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
 
 
 def _is_whole(value: Any, below: int) -> bool:
     """Whether a value is a whole number from 0 on, below a limit."""
     return is_number(value, whole=True) and 0 <= value < below
-
-
-def _check_radio(experiment: Experiment) -> None:
-    radio = experiment.radio
-    algorithm = experiment.algorithm
-    if radio is None:
-        return
-    if not isinstance(radio, Radio):
-        raise ConfigError(f"radio = {shown(radio)}: give a covey.wireless.Radio.")
-    radio.fits(experiment.tree)
-    if radio.late == "drop" and not algorithm.idle_trains:
-        name = type(algorithm).__name__
-        raise ConfigError(f"radio: late = 'drop', but {name} counts on every answer; use 'wait'.")
-    if experiment.idle == "train" and algorithm.planned:
-        why = "but a plan gives ratios to those who are asked alone; use 'skip'"
-        raise ConfigError(f"idle = 'train', {why}.")
 
 
 def check_device(name: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -11,12 +13,13 @@ from covey.data import Shards
 from covey.engine.augment import Augmentation, augmentations
 from covey.engine.modules.layout import ParameterLayout
 from covey.engine.solvers.optimiser import Optimiser, optimiser
+from covey.errors import ConfigError, shown
 from covey.fields import Count
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.environment import Environment
 from covey.kernel.rates import Rates, rates
 from covey.kernel.work import Work
 from covey.links.spec import wires
-from covey.radio.radio import Radio
 from covey.runs import checks
 from covey.runs.alike import difference
 from covey.runs.saved import fingerprint
@@ -28,14 +31,41 @@ from covey.tree import Tree
 __all__ = ["Experiment", "ExperimentSettings", "describe", "difference"]
 
 
+@runtime_checkable
+class EnvironmentSpec(Protocol):
+    """What an experiment says of the environment of its runs, such as a radio."""
+
+    @property
+    def name(self) -> str:
+        """Its table in a file, and its key in records."""
+        ...
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise ConfigError unless it suits the experiment."""
+        ...
+
+    def environment(
+        self,
+        experiments: Sequence[Experiment],
+        chosen: Sequence[Sequence[int]],
+        tree: Tree,
+        notes: list[str],
+    ) -> Environment:
+        """The environment of a run of experiments side by side, on the `tree` of all of them.
+
+        `chosen` are the training devices of each. What the user should know goes into `notes`.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Experiment(ExperimentSettings):
     """What to run; `covey.run(experiment)` runs it. All options have defaults (docs/reference.md).
 
     `frozen`, patterns as `private` has, names layers that do not train. They and parameters
     without `requires_grad` keep the module's values with either start; no row and no message holds
-    them. With a `radio` every round has seconds and joules, and an algorithm may prune as its plan
-    says (covey/radio/radio.py).
+    them. With a `radio` (`covey.wireless.Radio`) every round has seconds and joules, and an
+    algorithm may prune as its plan says.
     """
 
     algorithm: Algorithm
@@ -43,11 +73,18 @@ class Experiment(ExperimentSettings):
     model: nn.Module
     tree: Tree
     rounds: Count
-    radio: Radio | None = field(default=None, kw_only=True)
+    radio: EnvironmentSpec | None = field(default=None, kw_only=True)
     frozen: str | tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.radio is not None and not isinstance(self.radio, EnvironmentSpec):
+            raise ConfigError(f"radio = {shown(self.radio)}: give a covey.wireless.Radio.")
         checks.check(self)
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        """What surrounds the devices of a run; None: nothing that takes time or loses answers."""
+        return self.radio
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash.
@@ -80,7 +117,7 @@ class Experiment(ExperimentSettings):
         return early_stop(self.stop)
 
     def work(self) -> Work | None:
-        """The work of a device for one answer, from which a radio plan computes times.
+        """The work of a device for one answer, from which a plan computes times.
 
         None where the algorithm does not say.
         """

@@ -335,7 +335,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 gradients=trained.gradients[copy],
             )
             if trained.environment is not None:
-                new = replace(new, radio=trained.environment[copy])
+                new = replace(new, environment=trained.environment[copy])
             if scored is not None:
                 meter = Meter(new.traffic).plus(scored.traffic[copy])
                 new = replace(new, models=scored.models[copy], traffic=meter.totals)

@@ -94,7 +94,7 @@ class Simulator(BaseRuntime):
         if not self.capture:
             return "capture = false"
         if not self.environment.ideal:
-            return "the clock of a radio counts the steps of every device"
+            return "the environment counts the steps of every device"
         if self.rates.schedules:
             names = ", ".join(name for name, _ in self.rates.schedules)
             return f"schedules change {names} with the round, and a graph has fixed rates"

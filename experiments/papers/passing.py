@@ -44,7 +44,7 @@ def rows(pattern: str = "*") -> Iterator[Row]:
         for row in tables.read(name).rows:
             named = replace(row, table=f"{row.paper}/{row.table}")
             shown_elsewhere = named.table != name
-            if row.search or row.radio or shown_elsewhere or not _printed(row):
+            if row.search or row.sections or shown_elsewhere or not _printed(row):
                 continue
             if fnmatch.fnmatchcase(named.key, pattern):
                 yield named

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -414,14 +413,14 @@ def test_a_description_has_no_example(config: Config, tmp_path: Path) -> None:
 
 def test_the_place_of_a_file_depends_on_no_folder(config: Config, tmp_path: Path) -> None:
     deploy = (config.deploy or {}) | {"data": {"device": "{seat}.csv"}}
-    here = replace(config, deploy=deploy)
+    here = config.with_section("deploy", deploy)
     with pytest.raises(ConfigError, match=r'device0 has "device0.csv"; .* whole path'):
         Deployment.of(here)
     local = Deployment.of(with_whole_paths(here, tmp_path), local=True)
     assert local.processes[-1].data == {"device2": str(tmp_path / "device2.csv")}
     deploy["data"] = {"device": "~no-such-user/{seat}.csv"}
     with pytest.raises(ConfigError, match=r"deploy.data.device = .* no such user"):
-        with_whole_paths(replace(config, deploy=deploy), tmp_path)
+        with_whole_paths(config.with_section("deploy", deploy), tmp_path)
 
 
 def test_a_device_by_hand_has_its_file_beside_the_experiment(

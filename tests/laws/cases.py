@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +22,12 @@ from torch import Tensor, nn
 
 import covey
 from covey import Algorithm, Experiment, Run, Tree, data, laws, models
-from covey.advice import levers
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
+from covey.kernel.environment import Ideal
 from covey.laws import differences as differences
 from covey.runs.seed import Seed
-from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 from tests import peek
 
 INPUTS, CLASSES = 13, 5
@@ -171,22 +172,6 @@ SPARSE_MAC = {"gamma": 0.02, "gamma_w": 0.002, "rho": 1e-3}
 SPARSE_HP = {"gamma1": 0.02, "gamma2": 0.02, "rho": 1e-3}
 LISTS = {"lr": [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2], "steps": [1, 2, 3, 4, 3, 2, 1, 2]}
 
-AIR = Radio(  # the edges of the tree with three are its cells; some devices are late, and some that can never be in time
-    Devices.of(
-        [0, 0, 0, 1, 2, 2, 2, 2], distance=[60.0, 90.0, 1500.0, 30.0, 50.0, 70.0, 80.0, 500.0], cpu=1e8,
-        cycles=Spread("uniform", (15.0, 60.0)), power=0.6,
-    ),
-    Cells.of([2e5, 1e5, 3e5], wire_rate=1e6, wire_delay=0.001), Channel(Noise(1e-14)), deadline=0.01,
-)  # fmt: skip
-DROPS = replace(AIR, late="drop")
-TIGHT = replace(AIR, deadline=0.002)  # device 2 is left out of some rounds
-ALONE = replace(  # so is device 3 of all, and its edge has nobody else
-    TIGHT,
-    devices=replace(
-        AIR.devices, distance=torch.where(torch.arange(8) == 3, 5000.0, AIR.devices.distance)
-    ),
-)
-
 DOUBLINGS = 10  # of a new file's steps: by a factor of a thousand
 RATIOS = [0.1, 0.9, 0.5, 0.0, 1.0, 0.3, 0.8, 0.7]
 
@@ -222,24 +207,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "together": {"order": "together", "personal_lr": 0.3, "batch": None},
         "pruning-alone": {"@private": (), "sample": 2},
         "nothing-pruned": {"ratio": 0.0, "!prunes": False},
-        "planned": {"ratio": "plan", "@radio": TIGHT},
-        "planned-nobody-at-an-edge": {
-            "ratio": "plan",
-            "weight": "samples",
-            "edge_rounds": 2,
-            "@radio": ALONE,
-        },
-        "planned-fair-drop": {
-            "ratio": "plan",
-            "device_sample": 0.5,
-            "@radio": replace(DROPS, policy=fair),
-            "!idle": False,
-        },
     },
     "FedAvg": {
         "full-samples": {"batch": None, "weight": "samples"},
         "sample": {"sample": 3},
-        "late": {"@tree": TREES[3], "@radio": DROPS},
         "sample-train-cyclic": {
             "sample": 0.5,
             "@idle": "train",
@@ -290,7 +261,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
         "least": {"device_sample": 0.5, "@least": 5},
-        "late-train": {"device_sample": 0.5, "@idle": "train", "@radio": DROPS},
     },
     "PFedMe": {
         "sample": {"sample": 3, "weight": "samples", "weight_decay": 0.01},
@@ -396,6 +366,8 @@ def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
 
 def moving(case: Case) -> Case:
     """The case with its steps doubled until one round moves a model by a tenth of its norm."""
+    from covey.advice import levers
+
     for _ in range(DOUBLINGS):
         if moved_in_one_round(case) > 0.1:
             break
@@ -421,9 +393,39 @@ def moved_in_one_round(case: Case) -> float:
 
 
 def cases() -> Iterator[Case]:
+    """Every algorithm with its defaults and in its variants, those that rooms add last."""
+    variants = [VARIANTS, *variants_of_rooms()]
     for cls in ALGORITHMS.values():
-        for label, changes in {"": {}, **VARIANTS.get(cls.__name__, {})}.items():
+        of_class = [each.get(cls.__name__, {}) for each in variants]
+        for label, changes in itertools.chain({"": {}}.items(), *map(dict.items, of_class)):
             yield build(cls, label, changes)
+
+
+def variants_of_rooms() -> Iterator[dict[str, dict[str, dict[str, Any]]]]:
+    """What `law_cases.py` of a room's tests adds to `VARIANTS`."""
+    for path in sorted(Path(__file__).parents[1].glob("*/law_cases.py")):
+        yield import_module(f"tests.{path.parent.name}.{path.stem}").VARIANTS
+
+
+class Clock(Ideal):
+    """An environment that counts, for laws of what runs in the simulator alone."""
+
+    ideal = False
+
+
+class Timed:
+    """What an experiment says of it."""
+
+    name = "radio"
+
+    def check(self, experiment: Experiment) -> None:
+        """It suits every experiment."""
+
+    def environment(self, *_: Any) -> Clock:
+        return Clock()
+
+
+TIMED: Any = Timed()
 
 
 def every(some: dict[str, Case]) -> pytest.MarkDecorator:

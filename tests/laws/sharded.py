@@ -22,7 +22,7 @@ from covey.errors import CheckpointError, CoveyError
 from covey.runs.saved import checkpoint
 from covey.runtimes.ranks import ranks as processes
 from covey.runtimes.ranks.sharded import Sharded
-from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state
+from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state
 from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
 from tests.laws.test_receivers import among
 from tests.test_rank_parts import save_as_ranks
@@ -239,7 +239,7 @@ def errors() -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {
         "other experiments": lambda: ran(plain, seed=RANKS.rank),
         "other data": lambda: ran(plain, data=other_data()),
-        "radio": lambda: ran(plain, radio=AIR, tree=TREES[3]),
+        "radio": lambda: ran(plain, radio=TIMED, tree=TREES[3]),
         "seeds": lambda: covey.runs(
             [experiment(plain, seed=seed) for seed in (0, 1)], runtime="sharded"
         ),

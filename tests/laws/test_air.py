@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from covey.wireless import personal_only
-from tests.laws.cases import AIR, TREES, Case, differences, every, every_algorithm, finished, state
+from tests.laws.cases import TREES, Case, differences, every, every_algorithm, finished, state
 from tests.laws.test_idle import ALONE
+from tests.radio.law_cases import AIR
 
 
 @every_algorithm

@@ -29,7 +29,7 @@ from covey.deployed.transport.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs.saved import snapshot
 from covey.runtimes.alone.envelope import header_of
-from tests.laws.cases import AIR, CASES, PLAIN, TREES, Case, differences, experiment, state, whole
+from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
 
 VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
@@ -368,7 +368,7 @@ def test_a_disk_of_another_run_is_refused(tree: LocalTree) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"radio": AIR, "tree": TREES[3]}, "virtual clock"),
+        ({"radio": TIMED, "tree": TREES[3]}, "virtual clock"),
         ({"holdout_devices": 2}, "every device has a seat"),
     ],
 )

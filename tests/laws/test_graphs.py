@@ -14,9 +14,9 @@ from covey.runtimes.cuda.cuda_graphs import Refused, Tape, Watched, Work
 from covey.runtimes.simulator import Simulator
 from tests import peek
 from tests.laws.cases import (
-    AIR,
     CASES,
     PLAIN,
+    TIMED,
     TREES,
     Case,
     differences,
@@ -213,7 +213,7 @@ def test_only_so_many_sizes_are_captured() -> None:
         ({}, None),
         ({"capture": False}, "capture = false"),
         ({"schedules": {"lr": "cosine"}}, "schedules change lr with the round, and a graph has"),
-        ({"radio": AIR, "tree": TREES[3]}, "the clock of a radio counts the steps"),
+        ({"radio": TIMED, "tree": TREES[3]}, "the environment counts the steps"),
     ],
 )
 def test_a_run_without_graphs_says_why(changes: dict[str, Any], reason: str | None) -> None:

@@ -27,10 +27,10 @@ from covey.runtimes.alone.loopback import Loopback
 from covey.runtimes.facts import SubtreeFacts
 from tests import peek
 from tests.laws.cases import (
-    AIR,
     CASES,
     PLAIN,
     SIZES,
+    TIMED,
     TREES,
     Case,
     differences,
@@ -328,7 +328,7 @@ def test_a_run_resumes_in_another_runtime(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"radio": AIR, "tree": TREES[3]}, "virtual clock"),
+        ({"radio": TIMED, "tree": TREES[3]}, "virtual clock"),
         pytest.param(
             {"device": "cuda"},
             'use device = "cpu"',

@@ -153,6 +153,7 @@ def test_spreads() -> None:
     ("make", "words"),
     [
         (lambda: Spread("triangle", (1.0, 2.0)), "triangle"),  # type: ignore[arg-type]
+        (lambda: Spread("unifrom", (1.0, 2.0)), "did you mean"),  # type: ignore[arg-type]
         (lambda: Spread("uniform", (1.0,)), "low and high"),
         (lambda: Spread("uniform", (2.0, 1.0)), "the smaller first"),
         (lambda: Spread("log_uniform", (-1.0, 1.0)), "above 0"),

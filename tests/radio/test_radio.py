@@ -5,16 +5,20 @@ are named.
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import covey
-from covey.errors import ConfigError
+from covey.algorithms import FedAvg
+from covey.errors import ConfigError, DataError
 from covey.files.config import load
 from covey.radio.clock import RadioClock
 from covey.runtimes.simulator import Simulator
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
+from tests.radio.law_cases import AIR
+from tests.test_no_examples import experiment as receiving
 
 EXAMPLE = ROOT / "examples" / "radio.toml"
 
@@ -71,7 +75,7 @@ def test_devices_from_a_table(tmp_path: Path) -> None:
     (tmp_path / "devices.csv").write_text("\n".join(lines))
     (tmp_path / "here.toml").write_text(EXAMPLE.read_text())
     config = load(EXAMPLE, [f"radio.devices.table={tmp_path / 'devices.csv'}"])
-    radio = config.experiment(0).radio
+    radio: Any = config.experiment(0).radio
     assert radio is not None
     assert radio.devices.distance.tolist() == [10.0 * (at + 1) for at in range(12)]
     assert radio.devices.cpu[2] == 3e9
@@ -140,9 +144,14 @@ def test_none_is_the_default() -> None:
         "radio.devices.table=none",
         "radio.channel.edge_height=none",
     ]
-    radio = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
+    radio: Any = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
     assert radio is not None
     assert (radio.policy, radio.deadline) == (None, None)
+
+
+def test_a_plan_needs_examples_of_every_device() -> None:
+    with pytest.raises(DataError, match="a radio plan counts on every device's work"):
+        receiving(FedAvg(), radio=AIR)
 
 
 def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:

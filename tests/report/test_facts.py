@@ -23,7 +23,6 @@ from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import named
 from covey.runs.scores.packing import unpack
 from covey.runs.scores.record import Round
-from tests.cli.command import ROOT
 from tests.laws.cases import PLAIN, experiment
 from tests.report.folders import FLAT, run_into
 
@@ -148,25 +147,6 @@ def test_samples(tmp_path: Path) -> None:
     sums = unpack(seed["models"]["global"]["sums"])
     assert (~np.isnan(sums)).sum(1).tolist() == [3] * 4
     assert seed["models"]["global"]["error"] > 0
-
-
-def test_a_radio(tmp_path: Path) -> None:
-    """Devices' joules add up to the run's; bands are shared; a device that is excluded has none."""
-    words = ("rounds=3", "score_every=1", "radio.deadline='3 ms'")
-    folder = run_into(tmp_path / "run", *words, file=ROOT / "examples" / "radio.toml")
-    seed = facts([folder])["runs"][0]["seeds"][0]
-    records = [record.radio for record in covey.load(folder).history]
-    radio = seed["radio"]
-    assert radio["seconds"] == [record.seconds for record in records]
-    assert radio["left_out"] == [len(record.left_out) for record in records]
-    devices = radio["devices"]
-    assert sum(devices["joules"]) == pytest.approx(sum(radio["joules"]), rel=1e-4)
-    assert sum(devices["left_out"]) == sum(radio["left_out"]) > 0
-    for name in ("ratio", "rate", "bandwidth", "seconds"):
-        missing = [value is None for value in devices[name]]
-        assert missing == [count == 3 for count in devices["left_out"]]
-    assert all(0 <= ratio < 1 for ratio in devices["ratio"] if ratio is not None)
-    assert max(value for value in devices["bandwidth"] if value is not None) <= 4e6
 
 
 def test_numbers_are_compared_by_their_squared_errors(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from covey.links.meter import Traffic
 from covey.report.pictures.compare import lines
 from covey.report.pictures.plot import (
     COLOURS,
-    _spent,
     compare,
     devices_figure,
     draw,
@@ -29,7 +28,6 @@ from covey.report.pictures.plot import (
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.scoring import Model
-from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
 pytestmark = pytest.mark.pictures
@@ -268,15 +266,3 @@ def test_an_old_picture_is_replaced_and_differs(tmp_path: Path) -> None:
     before = path.read_bytes()
     draw([OTHER], path)
     assert path.read_bytes() != before
-
-
-def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path) -> None:
-    aired = [
-        replace(one, radio=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100))
-        for at, one in enumerate(CLASSES)
-    ]
-    assert _spent(aired, "round") == [1, 2, 3, 4]
-    assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
-    assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]
-    draw([aired, aired[:2]], tmp_path / "plot.png")
-    assert size(tmp_path / "plot.png") == (1980, 504)

@@ -1,8 +1,6 @@
 """The figures a run ends with, against numbers worked out by hand."""
 
 import io
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from covey.report.summary import OverSeeds, gains_over, summarise
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import named
-from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
 # Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2
@@ -150,37 +147,6 @@ def test_a_narrow_console_cuts_no_figure() -> None:
     assert "best on test" not in narrow  # a column that a narrow console does without
     assert "best on test" in wide
     assert set(narrow.split()) < set(wide.split())
-
-
-def test_the_virtual_clock_of_two_seeds() -> None:
-    first = [
-        replace(
-            record(k, validation=0.5, test=0.5),
-            radio=RadioRecord(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}),
-        )
-        for k in range(2)
-    ]
-    second = [
-        replace(one, radio=RadioRecord(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2]))
-        for one in first
-    ]
-    radio = summarise([first, second]).radio
-    assert radio is not None
-    assert (
-        radio.seconds.mean,
-        radio.joules.mean,
-        radio.upload_joules.mean,
-        radio.upload_bytes.mean,
-    ) == (3.0, 10.0, 8.0, 400.0)
-    assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
-    assert radio.formula_seconds is not None
-    assert radio.formula_seconds.mean == pytest.approx(2.8)
-    plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
-    figures: Any = summarise([first]).radio
-    assert summarise([plain]).radio == replace(
-        figures, formula_seconds=None, formula_bytes=None, left_out=OverSeeds(0, None)
-    )
-    assert summarise([[record(0, validation=0.5, test=0.5)]]).radio is None
 
 
 def scores(model: str, shares: list[float], examples: list[int]) -> list[DeviceScore]:

@@ -136,7 +136,7 @@ def node(
         identity = _identity(certs or folder, planned.seats if planned is not None else [name])
     path = experiment or folder / EXPERIMENT
     loaded = config.load(path, fix="give --experiment")
-    deployment = Deployment.without_processes(replace(loaded, deploy=loaded.deploy or {}))
+    deployment = Deployment.without_processes(loaded.with_section("deploy", loaded.deploy or {}))
     if planned is None:
         whole = with_whole_paths(deployment.config, path.parent)
         planned = process_of(deployment.tree, name, DeploySettings.read(whole.deploy or {}))

@@ -51,7 +51,7 @@ class Deployment:
         """
         compare: Sequence[str | dict[str, Any]] = ()
         if local:
-            config = replace(config, deploy=config.deploy or {})
+            config = config.with_section("deploy", config.deploy or {})
             if not is_census(config):
                 compare = config.compare
                 config = replace(config, compare=[])
@@ -115,9 +115,10 @@ def deployable(config: Config, *, local: bool = False) -> Config:
         changes["score_every"] = SCORE_EVERY
     if not (local and DeploySettings.read(config.deploy).from_source):
         changes["least"] = least_of(config)
+    given = config.given | changes.keys()
     if config.learner().splits and config.private not in ("", ()):
-        changes["deploy"] = {"share_rows": False, **config.deploy}
-    return replace(config, **changes, given=config.given | changes.keys())
+        config = config.with_section("deploy", {"share_rows": False, **config.deploy})
+    return replace(config, **changes, given=given | {"deploy"})
 
 
 def _refuse_what_it_cannot(config: Config) -> None:
@@ -128,8 +129,10 @@ def _refuse_what_it_cannot(config: Config) -> None:
     if config.device != "cpu":
         rule = 'nodes exchange bytes in main memory; use "cpu"'
         raise ConfigError(f'device = "{config.device}": {rule}.')
+    for name, table in config.environments.items():
+        rule = f"[{name}] is a model of a network, and a deployed tree has a real one"
+        raise ConfigError(f"{name} = {shown(table)}: {rule}; leave it out.")
     absent: dict[str, tuple[Any, str]] = {
-        "radio": (None, "[radio] is a model of a network, and a deployed tree has a real one"),
         "holdout_devices": (0, "a device of a deployed tree is in the tree or not"),
         "compare": ([], "a deployed tree runs one algorithm; compare in covey run"),
         "store": (None, "every node of a deployed tree has a disk of its own"),

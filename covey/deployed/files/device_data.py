@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def with_names(config: Config, leaf: str) -> Config:
     if not is_census(config) or not order or leaf in names:
         return config
     deploy["names"] = {**names, leaf: list(order)}
-    return replace(config, deploy=deploy)
+    return config.with_section("deploy", deploy)
 
 
 def least_of(config: Config) -> int:
@@ -100,7 +99,7 @@ def with_whole_paths(config: Config, folder: Path) -> Config:
         whole[key] = text
         if isinstance(text, str) and text != SOURCE:
             whole[key] = str(folder.absolute() / expanded(text, f"deploy.data.{key}"))
-    return replace(config, deploy=deploy | {"data": whole})
+    return config.with_section("deploy", deploy | {"data": whole})
 
 
 def own_data(config: Config, process: Process, described: Shards) -> dict[str, Shards]:

@@ -102,8 +102,9 @@ def check(experiments: Sequence[Experiment]) -> None:
     reason = None
     if len(experiments) > 1:
         reason = "it runs one seed at a time; run the seeds one after the other"
-    elif first.radio is not None:
-        reason = "a radio has a virtual clock, which only the simulator has; leave out the radio"
+    elif first.environment is not None:
+        name = first.environment.name
+        reason = f"a {name} has a virtual clock, which only the simulator has; leave it out"
     elif held_out(first):
         reason = "every device has a seat and trains; leave out holdout_devices"
     elif torch.device(first.device).type != "cpu":

@@ -29,7 +29,7 @@ def draw(runs: Runs, path: Path, *, modelled: bool) -> None:
     """Draw a PNG of the test figure against rounds, bytes and effort.
 
     `runs` has the reported model, its label and the rounds of every method. Effort is gradients
-    or, with a radio, modelled seconds.
+    or the seconds that the environment counts.
     """
     panels: dict[str, Used] = {
         "rounds": lambda record: 1.0,
@@ -38,7 +38,7 @@ def draw(runs: Runs, path: Path, *, modelled: bool) -> None:
     }
     if modelled:
         del panels["gradients in thousands"]
-        panels["seconds over the air"] = lambda record: record.radio.seconds if record.radio else 0
+        panels["seconds over the air"] = lambda record: record.modelled_seconds
     width = len(panels) * _PANEL[0] + _NAMES
     figure = Figure(figsize=(width, _PANEL[1]), layout="constrained")
     every = figure.subplots(1, len(panels), sharey=True)

@@ -1,7 +1,7 @@
 """The pictures of a run: every model by round, links, and every device.
 
-With a radio, models are drawn against seconds and joules. A tier has the same colour in every
-picture; several models of one tier differ by line style.
+Models are drawn against rounds, or against what the environment counts, such as seconds and joules.
+A tier has the same colour in every picture; several models of one tier differ by line style.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ Figures = dict[tuple[int, str], float]
 Histories = Sequence[Sequence[Round]]
 """The rounds of every seed."""
 
-LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
@@ -81,8 +80,8 @@ def run_figure(
     """Models by round; beside them the links or, where every message is dense, the devices."""
     first = histories[0]
     against = ["round"]
-    if first[0].radio is not None:
-        against = ["seconds", "joules"]
+    if first[0].environment is not None:
+        against = [*first[0].environment.axes]
     links = _saving_links(first)
     pairs = compare(devices, wanted=headline(first), against_global=_communicates(first))
     panels = len(against)
@@ -343,7 +342,9 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     """
     scored = [[record for record in history if record.models] for history in histories]
     shortest = min(map(len, scored))
-    axes.set(xlabel=f"{LABELS[against]}; {of_chosen(len(histories))}")
+    environment = histories[0][0].environment
+    label = "round" if environment is None else environment.axes[against]
+    axes.set(xlabel=f"{label}; {of_chosen(len(histories))}")
     if not shortest:
         axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
         return
@@ -390,10 +391,7 @@ def _spent(history: Sequence[Round], unit: str) -> list[float]:
     out = []
     total = 0.0
     for record in history:
-        if unit == "round" or record.radio is None:
-            total += 1.0
-        else:
-            total += getattr(record.radio, unit)
+        total += 1.0 if unit == "round" else getattr(record.environment, unit)
         if record.models:
             out.append(total)
     return out

@@ -78,8 +78,8 @@ def program_fingerprint(
     out["initial"] = _digest(initial)
     out["loss"] = out.pop("loss")  # which may follow from the data
     out["tree"] = f"{tree.tiers} {tree.children}"
-    if experiment.radio is not None:
-        out["radio"] = str(experiment.radio)
+    if experiment.environment is not None:
+        out[experiment.environment.name] = str(experiment.environment)
     return out | _code(experiment)
 
 

@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+from covey import rooms
 from covey.engine.measures.metrics import DEFAULTS
 from covey.links.meter import Meter, Traffic
-from covey.radio.clock import RadioRecord
 from covey.runs import html
 from covey.runs.scores.scoring import Figure, Model, Score
 from covey.runtimes.facts import Note, plain_cohort, read_cohort
+
+
+class EnvironmentRecord(Protocol):
+    """What the environment of a run records of a round; a data class of what JSON can hold."""
+
+    name: ClassVar[str]
+    """Its key in the record of a round."""
+    axes: ClassVar[Mapping[str, str]]
+    """Its figures that pictures draw models against, and their labels."""
+
+    @property
+    def seconds(self) -> float:
+        """What the round took on the clock of the environment."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Every number by its name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,8 +43,9 @@ class Round:
     "global" first; there are none in a round that is not scored. With several seeds side by side,
     `seconds` is this seed's share. `spent` says what the seconds went to: training, links, cohorts,
     scores, other, and the checkpoint before. `notes` are what programs noted of the nodes that were
-    asked, by tier and name. `radio` is the round on the virtual clock, where the experiment has a
-    radio. `gradients` were evaluated by all devices on their data, idle ones that train included.
+    asked, by tier and name. `environment` is what the environment records, such as the round on
+    the clock of a radio; `record.radio` is the same. `gradients` were evaluated by all devices on
+    their data, idle ones that train included.
     """
 
     round: int
@@ -36,12 +55,25 @@ class Round:
     seconds: float
     spent: dict[str, float] = field(default_factory=dict, compare=False)
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)
-    radio: RadioRecord | None = None
+    environment: EnvironmentRecord | None = None
     gradients: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """The record of an environment by its own name; None in a round of another one."""
+        if name not in rooms.added("records"):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        if self.environment is None or self.environment.name != name:
+            return None
+        return self.environment
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
         return Meter(self.traffic).bytes(link=link, direction=direction)
+
+    @property
+    def modelled_seconds(self) -> float:
+        """What the round took on the clock of its environment; 0 without one."""
+        return 0.0 if self.environment is None else self.environment.seconds
 
     def accuracy(self, model: str = "global", part: str = "test") -> float | None:
         """The accuracy of a model, all examples alike; None where it was not scored."""
@@ -72,10 +104,8 @@ class Round:
         for tier, notes in self.notes.items():
             for name, note in notes.items():
                 out |= _numbers(f"notes/{tier}/{name}", vars(note))
-        if self.radio is not None:
-            out |= _numbers("radio", vars(self.radio))
-            out["radio/left_out"] = len(self.radio.left_out)
-            out["radio/late"] = len(self.radio.late)
+        if self.environment is not None:
+            out |= _numbers(self.environment.name, self.environment.figures())
         return out
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +115,13 @@ class Round:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """Made once: every checkpoint holds all records so far."""
-        out = asdict(replace(self, traffic={}, cohorts={}, models={}))
+        out: dict[str, Any] = {}
+        for name, value in asdict(replace(self, traffic={}, cohorts={}, models={})).items():
+            if name == "environment":
+                names = rooms.added("records")
+                out |= {room: value if getattr(self, room) else None for room in names}
+            else:
+                out[name] = value
         out["models"] = {name: model.as_dict() for name, model in self.models.items()}
         out["cohorts"] = {tier: plain_cohort(ids) for tier, ids in self.cohorts.items()}
         for key, traffic in self.traffic.items():
@@ -104,8 +140,8 @@ class Round:
         scores = self.scores()
         sent = f"{self.bytes() / 1e6:.3f} MB"
         text = f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s"
-        if self.radio is not None:
-            text += f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
+        if self.environment is not None:
+            text += f"  {self.environment}"
         return text
 
 
@@ -149,7 +185,7 @@ def _first_figure(score: Score) -> str:
 def read(facts: dict[str, Any]) -> Round:
     """A record from what `Round.as_dict` gave.
 
-    Records of earlier versions have no notes, radio and gradients.
+    Records of earlier versions have no notes, environment and gradients.
     """
     traffic = {}
     for key, value in facts["traffic"].items():
@@ -159,9 +195,10 @@ def read(facts: dict[str, Any]) -> Round:
     for tier, by_name in facts.get("notes", {}).items():
         notes[tier] = {name: Note(**note) for name, note in by_name.items()}
     models = {name: Model.read(model) for name, model in facts["models"].items()}
-    radio = None
-    if facts.get("radio") is not None:
-        radio = RadioRecord(**facts["radio"])
+    environment = None
+    for name, where in rooms.added("records").items():
+        if facts.get(name) is not None:
+            environment = rooms.load(where)(**facts[name])
     return Round(
         round=facts["round"],
         cohorts={tier: read_cohort(ids) for tier, ids in facts["cohorts"].items()},
@@ -170,6 +207,6 @@ def read(facts: dict[str, Any]) -> Round:
         seconds=facts["seconds"],
         spent=facts["spent"],
         notes=notes,
-        radio=radio,
+        environment=environment,
         gradients=facts.get("gradients", 0),
     )
