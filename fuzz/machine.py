@@ -26,8 +26,9 @@ from covey import Algorithm, Nodes, Rows, Tree
 from covey.codecs import CODECS
 from covey.deployed.node.assemble import node_of, told
 from covey.deployed.node.disk import Disk
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.missed import Missing
-from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import dtype_of
 from covey.deployed.node.process import parts_of
 from covey.deployed.node.replay import by_ask
@@ -101,7 +102,7 @@ class Yard:
         self.told = told(self.parts.tree, self.parts.data)
         self.width = self.parts.start.shape[1]
         disk = Disk(":memory:")
-        self.empty = disk._connection.serialize()
+        self.empty = disk.file.connection.serialize()
         """The file of a node that has done nothing."""
         disk.close()
 
@@ -194,7 +195,7 @@ class ChildModel:
 
 def child(yard: Yard, draw: random.Random, node: Node, counts: Counter[str]) -> None:
     """One sequence of requests to a device."""
-    node.database._connection.deserialize(yard.empty)
+    node.database.file.connection.deserialize(yard.empty)
     node.forget()
     model = ChildModel()
     common = seal({"parameters": {}, "rows": 1, "shapes": []}, [_packed(torch.zeros(yard.width))])

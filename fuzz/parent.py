@@ -31,12 +31,12 @@ from covey.codecs import CODECS
 from covey.deployed.node import node_rows
 from covey.deployed.node.assemble import node_of, told
 from covey.deployed.node.disk import Disk
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.node import Epoch, Node
-from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.node import Node
+from covey.deployed.node.node_rows import NodeRow, open_order, seal_order
 from covey.deployed.node.process import parts_of
 from covey.deployed.node.server_run import finish, server_run
-from covey.deployed.transport import parcel
 from covey.deployed.transport.transport import AskKey
 from covey.errors import TransportError
 from covey.links.packed import Packed, Schema
@@ -105,11 +105,11 @@ class Siege:
             Node._catch_up(self.node, epoch, key)
 
         self.node._catch_up = heard_of  # type: ignore[method-assign]
-        self.before = [disk._connection.serialize()]
+        self.before = [disk.file.connection.serialize()]
         """The disk before each request."""
         for heard in self.heard:
             assert self.node.answer(heard.key, heard.common, heard.own) == heard.reply
-            self.before.append(disk._connection.serialize())
+            self.before.append(disk.file.connection.serialize())
         shutil.rmtree(folder / "device")
         disk.path.parent.mkdir()
         self.stand(0)
@@ -138,7 +138,7 @@ class Siege:
     def stand(self, number: int) -> None:
         """Let the device stand before a request of the run."""
         self.number = number
-        self.node.database._connection.deserialize(self.before[number])
+        self.node.database.file.connection.deserialize(self.before[number])
         self.node.forget()
 
     @property
@@ -152,7 +152,7 @@ class Siege:
 
     def tries(self, key: AskKey, common: bytes, own: bytes) -> str:
         """What becomes of a request: it is refused and nothing has changed, or obeyed within bounds."""
-        disk = self.node.database._connection
+        disk = self.node.database.file.connection
         self.epochs.clear()
         reply = self.node.answer(key, common, own)
         error = error_in(key, reply)
@@ -186,9 +186,9 @@ class Siege:
         """The honest parent asks what comes next: the answer is that of the undisturbed run."""
         heard = self.heard[self.number]
         assert self.node.answer(heard.key, heard.common, heard.own) == heard.reply, heard.key
-        after = list(self.node.database._connection.iterdump())
+        after = list(self.node.database.file.connection.iterdump())
         self.stand(self.number + 1)
-        assert after == list(self.node.database._connection.iterdump()), heard.key
+        assert after == list(self.node.database.file.connection.iterdump()), heard.key
         shutil.rmtree(self.folder / "device")
         (self.folder / "device").mkdir()
 
@@ -196,7 +196,7 @@ class Siege:
 def error_in(key: AskKey, reply: bytes) -> Any:
     """The kind and the text of the error in an answer; None where there is none."""
     if key.lane == "order":
-        return parcel.unpack(reply)[0]["error"]
+        return open_order(reply)[0]["error"]
     return open_sealed(reply)[0]["error"]
 
 
@@ -284,7 +284,7 @@ def hostile(heard: Heard, draw: random.Random) -> tuple[AskKey, bytes, bytes]:
     if kind == 2:
         return other_key(key, draw), common, own
     if key.lane == "order":
-        header, rows = parcel.unpack(own)
+        header, rows = open_order(own)
         above = node_rows.unpack(common) if common else []
         if kind == 3:
             header = falsified(header, draw)
@@ -294,7 +294,7 @@ def hostile(heard: Heard, draw: random.Random) -> tuple[AskKey, bytes, bytes]:
             target[place : place + draw.randrange(2)] = [other_row(target[place], draw)]
         else:
             rows = [NodeRow("device", 0, draw.choice(NAMES), draw.choice(NAMES), 0, torch.zeros(6))]
-        return key, node_rows.pack(above) if common else common, parcel.pack(header, rows)
+        return key, node_rows.pack(above) if common else common, seal_order(header, rows)
     shared, down = open_sealed(common)
     personal, each = open_sealed(own)
     if kind == 4:

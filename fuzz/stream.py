@@ -11,9 +11,9 @@ import sys
 import time
 from collections import Counter
 
-from covey.deployed.transport.admit import Doorkeeper, Refusal
+from covey.deployed.transport.admission import AllowList, Refusal
+from covey.deployed.transport.ask import SentKeys
 from covey.deployed.transport.frames import Assembler, Message, cut
-from covey.deployed.transport.owed import Owed
 from covey.deployed.transport.transport import AskKey
 from covey.deployed.transport.wire import (
     Hello,
@@ -112,11 +112,11 @@ def changed(frames: list[bytes], draw: random.Random) -> list[bytes]:
 
 def check_parent(frames: list[bytes], draw: random.Random) -> str:
     """Give the frames to what a parent checks with: nothing is believed that was not asked."""
-    keeper = Doorkeeper({"device0": 0, "d1": 300}, "print")
-    owed = Owed()
+    allowed = AllowList({"device0": 0, "d1": 300}, "print")
+    owed = SentKeys()
     asked = [AskKey("run", 3, "train", 7, "algorithm.device", "ab", number) for number in (0, 1)]
     for key in asked[: draw.randint(0, 2)]:
-        owed.ask(2**20, key)
+        owed.send(2**20, key)
     assembler = Assembler(limit=LIMIT)
     taken: Counter[AskKey] = Counter()
     state = "nothing"
@@ -126,14 +126,14 @@ def check_parent(frames: list[bytes], draw: random.Random) -> str:
             message = assembler.take(frame)
             head = assembler.head if message is None else message.head
             if isinstance(head, Hello) and begins:
-                assert set(keeper.check(head, None)) <= {"device0", "d1"}
+                assert set(allowed.check(head, None)) <= {"device0", "d1"}
                 continue
             if begins and owed.lie(head, {0, 2**20}) is not None:
                 state = "lie"
                 if message is None:
                     assembler.discard()
             elif message is not None and message.kept and isinstance(head, Reply):
-                owed.settle(head.seat, key_asked(head.key))
+                owed.answered(head.seat, key_asked(head.key))
                 taken[key_asked(head.key)] += 1
                 state = "answer"
         except (DecodeError, Refusal):

@@ -28,7 +28,7 @@ class NodeSpec:
         Simulator(spec)                               # all nodes, in one process
         Sharded(spec, ranks=ranks, shares=shares)     # those of one process of several
         Station(spec, member=member)                  # one node that shares nothing
-        Node(spec, member=member, database=disk)      # one node of a deployed tree
+        Node(spec, member=member, database=disk, ...) # one node of a deployed tree
 
     `task` has the examples of these nodes alone.
     """

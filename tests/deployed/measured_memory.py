@@ -17,8 +17,9 @@ import torch
 from covey import models
 from covey.deployed.node.assemble import Told, node_of, told
 from covey.deployed.node.disk import Disk
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.memory import give_back_free, give_back_large
-from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.parked import parked, parked_parts, share
 from covey.deployed.node.process import parts_of
@@ -174,7 +175,7 @@ def _request(parts: Parts, facts: Told, folder: Path) -> tuple[AskKey, bytes, by
     """The request of a server to train."""
     disk = Disk(folder / "server" / "node.sqlite")
     server = node_of(parts, facts, disk, transport=Caught())
-    server.epoch = Epoch("run", 0)
+    server.standing.epoch = Epoch("run", 0)
     with pytest.raises(Asked) as caught:
         server.play(parts.experiment.algorithm.server, parts.start, round=0)
     disk.close()

@@ -70,7 +70,7 @@ class SocketTree:
         for (tier, number), node in list(self.nodes.items()):
             below = parts.tree.below(tier)
             if below is not None:
-                self.dial(tier, number, below, list(node.seats))
+                self.dial(tier, number, below, list(node.asks.seats))
         return TreeRuntime(parts.tree, self.nodes[parts.tree.tiers[0], 0])
 
     def _identity(self, name: str, seats: Sequence[str]) -> Identity | None:
@@ -114,7 +114,7 @@ class SocketTree:
 
     def dial(self, tier: str, number: int, below: str, children: list[int]) -> None:
         """Let the children of a node dial it, in groups of `host`."""
-        parent: Any = self.nodes[tier, number].transport
+        parent: Any = self.nodes[tier, number].asks.transport
         for start in range(0, len(children), self.host):
             group = children[start : start + self.host]
             seats = listed(below, iter(group))

@@ -17,13 +17,15 @@ pytest.importorskip("grpc")
 
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.owed_orders import FollowedOrders, OwedOrders
+from covey.deployed.node.node_rows import open_order, seal_order
+from covey.deployed.node.pending_orders import FollowedOrders, PendingOrders
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import missing_of, server_run
 from covey.deployed.operate.progress import Progress
-from covey.deployed.transport import grpc_transport, parcel
+from covey.deployed.transport import ask as asks
+from covey.deployed.transport.ask import REMEMBERED, SentKeys
+from covey.deployed.transport.grpc_transport import Conversation
 from covey.deployed.transport.local_transport import LocalTransport, SeatLost
-from covey.deployed.transport.owed import REMEMBERED, Owed
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.transport.wire import Reply, Welcome, key_sent
@@ -69,13 +71,13 @@ def reply(asked: AskKey) -> Reply:
 
 
 def test_a_request_that_is_sent_twice_may_be_answered_twice() -> None:
-    owed = Owed()
-    owed.ask(0, key(1))
+    owed = SentKeys()
+    owed.send(0, key(1))
     assert owed.lie(reply(key(1)), [0]) is None
-    owed.ask(0, key(1))  # on another stream
+    owed.send(0, key(1))  # on another stream
     for _ in range(2):
         assert owed.lie(reply(key(1)), [0]) is None
-        owed.settle(0, key(1))
+        owed.answered(0, key(1))
     assert "a second answer" in str(owed.lie(reply(key(1)), [0]))
     assert "was not asked" in str(owed.lie(reply(key(2)), [0]))
 
@@ -103,20 +105,20 @@ def test_an_ask_while_a_process_is_welcomed_comes_after_the_orders(
     own = {0: b""}
     plain.parent.owe(key(0, "order"), own)
     welcomed = threading.Event()
-    send = plain.parent._send
+    send = Conversation.send
 
-    async def held(stream: Any, context: Any, message: Any) -> None:
+    async def held(conversation: Conversation, message: Any) -> None:
         if isinstance(message.head, Welcome):
             await asyncio.to_thread(welcomed.wait)
-        await send(stream, context, message)
+        await send(conversation, message)
 
-    monkeypatch.setattr(plain.parent, "_send", held)
+    monkeypatch.setattr(Conversation, "send", held)
     handled: list[str] = []
     plain.dial(0, handler=noted(handled))
     until(lambda: 0 in plain.parent.members())
     asking = threading.Thread(target=plain.parent.ask, args=(key(7), b"", own))
     asking.start()
-    until(lambda: key(7) in plain.parent._asks)
+    until(lambda: key(7) in plain.parent.asks.open)
     welcomed.set()
     asking.join()
     assert handled == ["order 0", "train 7"]
@@ -136,7 +138,7 @@ def test_an_order_is_owed_by_who_was_away(plain: Family) -> None:
     plain.wait(0, 1)
     plain.parent.ask(key(7), b"", own)
     assert handled == ["order 0", "order 1", "train 7"]
-    assert not plain.parent._ended
+    assert not plain.parent.asks.pending
     served.end()
     plain.dial(0, handler=noted(handled))
     plain.wait(0, 1)
@@ -151,15 +153,15 @@ def test_an_order_that_is_owed_and_asked_takes_one_place_of_the_window(plain: Fa
     plain.parent.owe(order, {0: b""})
     asking = threading.Thread(target=plain.parent.ask, args=(order, b"", {0: b""}))
     asking.start()
-    until(lambda: order in plain.parent._asks)
+    until(lambda: order in plain.parent.asks.open)
     plain.dial(0, handler=noted(handled, gate))
     plain.wait(0)
-    sent = plain.parent._owed._sent
+    sent = plain.parent.asks.sent.by_seat
     until(lambda: 0 in sent and sent[0][order] == 2)
     gate.set()
     asking.join()
     assert set(handled) == {"order 1"}
-    assert not plain.parent._streams[0].unanswered[0]
+    assert not plain.parent.table.streams[0].unanswered[0]
 
 
 def test_an_owed_order_keeps_what_is_owed_alone(plain: Family) -> None:
@@ -169,11 +171,11 @@ def test_an_owed_order_keeps_what_is_owed_alone(plain: Family) -> None:
     order = key(1, "order")
     answers = plain.parent.ask(order, b"", {0: b"first", 1: b"second"}, PATIENCE)
     assert answers[1].data == b"1:+second"
-    owed = plain.parent._ended[order]
+    owed = plain.parent.asks.pending[order]
     assert owed.own == {0: b"first"}
     assert owed.answers == {}
     plain.dial(0)
-    until(lambda: not plain.parent._ended)
+    until(lambda: not plain.parent.asks.pending)
 
 
 def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
@@ -184,11 +186,11 @@ def test_an_order_comes_again_after_a_broken_stream(plain: Family) -> None:
     plain.wait(0, 1)
     answers = plain.parent.ask(key(1, "order"), b"", {0: b"", 1: b""}, PATIENCE)
     assert answers[0].status == "late"
-    stream = plain.parent._streams[0]
+    stream = plain.parent.table.streams[0]
     plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
     until(lambda: first.port.joined == 2)
     gate.set()
-    until(lambda: not plain.parent._ended)
+    until(lambda: not plain.parent.asks.pending)
     assert set(handled) == {"order 1"}
     assert plain.parent.refused["dropped"] == 0
 
@@ -279,12 +281,12 @@ def test_a_late_training_comes_before_what_was_asked_after_it(plain: Family) -> 
     own = {0: b"", 1: b""}
     states = [plain.parent.ask(key(n), b"", own, PATIENCE)[0].status for n in range(3)]
     assert states == ["late", "late", "absent"]
-    stream = plain.parent._streams[0]
+    stream = plain.parent.table.streams[0]
     plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
     until(lambda: first.port.joined == 2)
     assert plain.parent.ask(key(3), b"", own, PATIENCE)[0].status == "absent"
     gate.set()
-    until(lambda: not plain.parent._ended)
+    until(lambda: not plain.parent.asks.pending)
     plain.parent.ask(key(4), b"", own)
     assert handled == ["train 0", "train 1", "train 4"]  # each once
     assert plain.parent.refused["dropped"] == 0
@@ -294,7 +296,7 @@ def test_a_parent_keeps_the_last_late_trainings(
     plain: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Children that never come back do not fill its disk."""
-    monkeypatch.setattr(grpc_transport, "_LATE", 1)
+    monkeypatch.setattr(asks, "_LATE", 1)
     gate = threading.Event()
     plain.dial(0, handler=noted([], gate))
     plain.dial(1)
@@ -302,7 +304,7 @@ def test_a_parent_keeps_the_last_late_trainings(
     own = {0: b"", 1: b""}
     for number in (1, 2):
         assert plain.parent.ask(key(number), b"", own, PATIENCE)[0].status == "late"
-    assert [owed.round for owed in plain.parent._ended] == [2]
+    assert [owed.round for owed in plain.parent.asks.pending] == [2]
     gate.set()
 
 
@@ -316,7 +318,7 @@ def test_a_long_request_of_a_late_training_waits_in_a_file(tmp_path: Path) -> No
         tree.wait(0, 1)
         pieces = Pieces([long, b"end"])
         tree.parent.ask(key(1), pieces, {0: b"own", 1: b""}, Patience(0.2, 1))
-        kept = tree.parent._ended[key(1)]
+        kept = tree.parent.asks.pending[key(1)]
         until(lambda: isinstance(kept.common, Stored))
         assert kept.own.keys() == {0}
         killed.set()
@@ -328,7 +330,7 @@ def test_a_long_request_of_a_late_training_waits_in_a_file(tmp_path: Path) -> No
             return b""
 
         tree.dial(0, handler=handle)
-        until(lambda: not tree.parent._ended)
+        until(lambda: not tree.parent.asks.pending)
         assert got == [(long + b"end", b"own")]
 
 
@@ -344,10 +346,10 @@ def test_orders_that_are_of_no_use_any_more_are_not_owed(plain: Family) -> None:
     names = ["write", "hold", "read", "freeze", "write", "release"]
     for number, name in enumerate(names):
         plain.parent.ask(order(number, name), b"", own, PATIENCE)
-    assert [owed.program for owed in plain.parent._ended] == ["hold", "write", "release"]
+    assert [owed.program for owed in plain.parent.asks.pending] == ["hold", "write", "release"]
     handled: list[str] = []
     plain.dial(0, handler=noted(handled))
-    until(lambda: not plain.parent._ended)
+    until(lambda: not plain.parent.asks.pending)
     assert handled == ["order 1", "order 4", "order 5"]
 
 
@@ -356,7 +358,7 @@ def test_an_order_that_failed_late_is_owed_still(
 ) -> None:
     """As on a full disk; it comes again when the seat is taken again."""
     gate = threading.Event()
-    full = parcel.pack({"error": ["CheckpointError", "the disk is full"]})
+    full = seal_order({"error": ["CheckpointError", "the disk is full"]})
 
     def fails(asked: AskKey, common: bytes, own: bytes) -> bytes:
         gate.wait(10)
@@ -372,7 +374,7 @@ def test_an_order_that_failed_late_is_owed_still(
     first.end()
     handled: list[str] = []
     plain.dial(0, handler=noted(handled))
-    until(lambda: not plain.parent._ended)
+    until(lambda: not plain.parent.asks.pending)
     assert handled == ["order 1"]
 
 
@@ -451,12 +453,12 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
 
     local.transport_above("device", 2).take(2, watched)
     run.runtime.hold("chosen personal", 0, [("device", "personal")])
-    (held,) = device.own_rows("personal", "chosen personal")
+    (held,) = device.own.rows("personal", "chosen personal")
     next(run)
-    header, _ = parcel.unpack(device.answer(*orders[0]))
+    header, _ = open_order(device.answer(*orders[0]))
     assert header["error"] is None
-    (again,) = device.own_rows("personal", "chosen personal")
-    (present,) = device.own_rows("personal", "present")
+    (again,) = device.own.rows("personal", "chosen personal")
+    (present,) = device.own.rows("personal", "present")
     assert held.row is not None
     assert again.row is not None
     assert present.row is not None
@@ -472,27 +474,27 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
     one = experiment(case, score_every=9, rounds=4)
     run = server_run(one, local)
     next(run)
-    (before,) = local.nodes["device", 2].own_rows("personal", "present")
+    (before,) = local.nodes["device", 2].own.rows("personal", "present")
     run.runtime.commit()
-    local.nodes["server", 0].patience = Patience(0.05, 7)
+    local.nodes["server", 0].asks.patience = Patience(0.05, 7)
     local.transport_above("device", 2).leave(2)
     run.runtime.hold("chosen personal", 0, [("device", "personal")])
     run.runtime.hold("final personal", 0, [("device", "personal")])
-    assert not local.nodes["device", 2].own_rows("personal", "chosen personal")
+    assert not local.nodes["device", 2].own.rows("personal", "chosen personal")
     local.patience["server"] = Patience(60, 7)  # nobody is late
     again = server_run(one, local)  # all nodes are made anew, from their disks
     next(again)
     device = local.nodes["device", 2]
-    (present,) = device.own_rows("personal", "present")
+    (present,) = device.own.rows("personal", "present")
     for label in ("chosen personal", "final personal"):
-        (held,) = device.own_rows("personal", label)
+        (held,) = device.own.rows("personal", label)
         assert held.row is not None
         assert present.row is not None
         assert before.row is not None
         assert torch.equal(held.row, before.row)
         assert not torch.equal(held.row, present.row)
     again.runtime.commit()
-    assert not OwedOrders(local.nodes["server", 0].database).facts()["owed orders"]
+    assert not PendingOrders(local.nodes["server", 0].database).facts()["owed orders"]
     local.close()
 
 
@@ -507,7 +509,7 @@ def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: in
     run = server_run(one, local)
     next(run)
     local.patience["server"] = Patience(0.05, 7)
-    local.nodes["server", 0].patience = local.patience["server"]
+    local.nodes["server", 0].asks.patience = local.patience["server"]
     local.transport_above("device", 2).leave(2)
     next(run)
     assert local.nodes["server", 0].database.fact("owed orders")
@@ -516,7 +518,7 @@ def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: in
     again.runtime.commit()
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():
-        node.patience = None  # for those who look at the rows
+        node.asks.patience = None  # for those who look at the rows
     deployed = state(again)
     local.close()
     repeated = replay(one, missing)
@@ -600,7 +602,7 @@ def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
     run = server_run(one, local)
     next(run)
     edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
-    device = local.nodes["device", edge.seats[0]]
+    device = local.nodes["device", edge.asks.seats[0]]
     gate = threading.Event()
 
     def garbled(asked: AskKey, common: bytes, own: bytes) -> bytes:
@@ -625,7 +627,7 @@ def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
     run.runtime.commit()
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():
-        node.patience = None  # for those who look at the rows
+        node.asks.patience = None  # for those who look at the rows
     deployed = state(run)
     local.close()
     repeated = replay(one, missing)
@@ -637,7 +639,7 @@ def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
 def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
     """Children with the same request share it; what a child has followed is forgotten."""
     disk = Disk(tmp_path / "node.sqlite")
-    orders = OwedOrders(disk)
+    orders = PendingOrders(disk)
     orders.add(key(0, "order"), "chosen global", {0: b"old", 2: b"old"}, before=0)
     for number in range(1, 40):
         requests = {0: b"same", 1: b"same", 2: b"other"}
@@ -645,7 +647,7 @@ def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
     orders.add(key(40, "order"), "chosen personal", {2: b"last"}, before=0)
     rounds = [(entry[0]["round"], entry[3]) for entry in disk.fact("owed orders")]
     assert rounds == [(0, [0, 2]), (39, [0, 1]), (40, [2])]
-    again = OwedOrders(disk)
+    again = PendingOrders(disk)
     assert again.facts() == orders.facts()
     again.settle(2)
     assert [entry[3] for entry in again.facts()["owed orders"]] == [[0], [0, 1]]
@@ -658,7 +660,7 @@ def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
 def test_the_last_owed_order_of_a_good_round_stays(tmp_path: Path) -> None:
     """The round of a later one may still be rolled back."""
     disk = Disk(tmp_path / "node.sqlite")
-    orders = OwedOrders(disk)
+    orders = PendingOrders(disk)
     for number, before in ((1, 1), (2, 2), (3, 2), (4, 4), (5, 4)):
         orders.add(key(number, "order"), "chosen personal", {0: b"hold"}, before)
     assert [entry[0]["round"] for entry in disk.fact("owed orders")] == [3, 5]
@@ -674,9 +676,9 @@ def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -
     next(run)
     run.runtime.hold("chosen personal", 0, personal)
     next(run)
-    (chosen,) = local.nodes["device", 2].own_rows("personal", "present")
+    (chosen,) = local.nodes["device", 2].own.rows("personal", "present")
     local.patience["server"] = Patience(0.05, 7)
-    local.nodes["server", 0].patience = local.patience["server"]
+    local.nodes["server", 0].asks.patience = local.patience["server"]
     local.transport_above("device", 2).leave(2)
     run.runtime.hold("chosen personal", 0, personal)
     next(run)
@@ -687,7 +689,7 @@ def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -
     next(again)
     again.runtime.commit()
     next(again)
-    (held,) = local.nodes["device", 2].own_rows("personal", "chosen personal")
+    (held,) = local.nodes["device", 2].own.rows("personal", "chosen personal")
     assert held.round == chosen.round == 1
     assert held.row is not None
     assert chosen.row is not None

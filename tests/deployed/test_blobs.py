@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from covey.deployed.node import blobs
-from covey.deployed.node.disk import Disk, Durability
+from covey.deployed.node.database import Durability
+from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.server_run import server_run
@@ -51,10 +52,10 @@ def test_a_log_is_moved_when_much_was_written(
     disk = Disk(path)
     before = path.stat().st_size
     disk.end_round([], {}, os.urandom(2**20))
-    assert disk._mover is not None
-    disk._mover.end()
+    assert disk.file.mover is not None
+    disk.file.mover.end()
     assert path.stat().st_size > before + 2**20
-    assert disk._connection.written == 0
+    assert disk.file.connection.written == 0
     disk.close()
 
 

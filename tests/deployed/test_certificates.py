@@ -16,7 +16,7 @@ from covey.deployed.operate import certificates
 from covey.deployed.operate.authority import Authority, request
 from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport import extras
-from covey.deployed.transport.admit import Doorkeeper, Refusal
+from covey.deployed.transport.admission import AllowList, Refusal
 from covey.deployed.transport.grpc_options import TLS
 from covey.errors import ConfigError, TransportError
 from tests.cli.command import contents, covey
@@ -444,6 +444,6 @@ def test_an_odd_certificate_is_refused(authority: Authority, kind: str) -> None:
     odd = _odd(identity.certificate(), kind)
     facts = {"ssl_tls_version": [TLS], "x509_pem_cert": [odd]}
     with pytest.raises(Refusal, match=r"no certificate in PEM|of nobody, not listed"):
-        Doorkeeper({"device0": 0}, "").certificate(facts, frozenset())
+        AllowList({"device0": 0}, "").certificate(facts, frozenset())
     with pytest.raises((ConfigError, TransportError)):
         identity.verify(odd, b"", b"", "device0")

@@ -19,9 +19,9 @@ from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.data import census
 from covey.deployed.commands import deploy_change
 from covey.deployed.files.deployment import Deployment
-from covey.deployed.node.disk import Disk
+from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.owed_orders import OwedOrders
+from covey.deployed.node.pending_orders import PendingOrders
 from covey.deployed.node.server_run import captured_in, finish, server_run
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
@@ -30,7 +30,6 @@ from covey.deployed.plan.change import Seats, TreeChange, changed, check_followe
 from covey.deployed.plan.local import free_ports
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import names_by_tier, names_of, seats_of
-from covey.deployed.transport.door import Door
 from covey.deployed.transport.transport import AskKey
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import load
@@ -240,7 +239,7 @@ def test_a_seat_does_not_move_from_an_edge_that_owes_an_order(tmp_path: Path) ->
     change = TreeChange(seats(OLD), seats(NEW))
     north, south = (names(OLD)["edge"].index(name) for name in ("north", "south"))
     check_followed(disk, change)
-    owed = OwedOrders(disk)
+    owed = PendingOrders(disk)
     owed.add(ORDER, "best", {south: b""}, before=1)
     check_followed(disk, change)  # nobody moves away from it
     owed.add(ORDER, "best", {north: b""}, before=1)
@@ -256,11 +255,11 @@ def test_a_seat_does_not_move_from_an_edge_that_owes_an_order(tmp_path: Path) ->
 def test_a_disk_that_is_behind_is_refused_before_its_parent_is_ready(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     disk.receive({3: 5})
-    door = Door(disk)
-    assert door.refusal(3, "run/0/3/train/7/device/ab#5") is None
-    assert "behind its parent's journal" in str(door.refusal(3, "run/0/3/train/7/device/ab#4"))
-    assert "behind its parent's journal" in str(door.refusal(3, None))
-    assert door.refusal(2, None) is None
+    admission = DiskAdmission(disk)
+    assert admission.refusal(3, "run/0/3/train/7/device/ab#5") is None
+    assert "behind its parent's journal" in str(admission.refusal(3, "run/0/3/train/7/device/ab#4"))
+    assert "behind its parent's journal" in str(admission.refusal(3, None))
+    assert admission.refusal(2, None) is None
 
 
 def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_an_edge_knows_its_children_by_name(tmp_path: Path) -> None:
 def test_the_backup_is_the_disk_as_it_was(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     disk.note(run="one")
-    disk.copy(tmp_path / "copy.sqlite")
+    disk.file.copy(tmp_path / "copy.sqlite")
     disk.note(run="two")
     assert Disk(tmp_path / "copy.sqlite").fact("run") == "one"
 
@@ -488,7 +487,7 @@ def test_the_command_refuses_where_an_edge_owes_an_order(
     state = pumps.folder / "state" / "server"
     (state / "run").mkdir(parents=True)
     disk = Disk(state / "server" / "node.sqlite")
-    OwedOrders(disk).add(ORDER, "best", {0: b""}, before=1)
+    PendingOrders(disk).add(ORDER, "best", {0: b""}, before=1)
     disk.close()
     file = pumps.file("new.toml", NEW, 4)
     out = pumps.folder / "new"

@@ -32,12 +32,12 @@ from covey.deployed.node.checked_facts import (
 )
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.missed import remembered
-from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.node_rows import NodeRow, open_order, seal_order
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
 from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
-from covey.deployed.transport import local_transport, parcel
+from covey.deployed.transport import local_transport
 from covey.deployed.transport.local_transport import LocalTransport
 from covey.deployed.transport.transport import AskKey, Diverged, Handler, Patience
 from covey.engine.measures.metrics import COUNT, HOLDS, LOSS, SQUARED
@@ -153,10 +153,10 @@ def test_rows_that_are_read_are_checked(folder: Path) -> None:
         if not lies:
             return data
         lies.clear()
-        header, (kept,) = parcel.unpack(data)
+        header, (kept,) = open_order(data)
         assert kept.row is not None
         bad = NodeRow(kept.tier, kept.number, kept.name, kept.label, kept.round, kept.row / 0)
-        return parcel.pack(header, [bad])
+        return seal_order(header, [bad])
 
     transport.take(3, answer)
     rows = run.rows("personal")
@@ -775,7 +775,7 @@ def test_a_device_cannot_make_the_answer_of_its_edge_too_long(
     local = LocalTree(folder)
     run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
     edge = local.transport_above("edge", 0)
-    for number in local.nodes["edge", 0].seats:
+    for number in local.nodes["edge", 0].asks.seats:
         _, liar = lying(local, "device", number, 99)
         liar.change = changed_by(fills_its_header)
     drained(run)
@@ -1038,30 +1038,30 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     arguments = {"name": "personal", "label": "present"}
     templates = {("device", "personal"): torch.zeros(0, 3)}
     reads = OrderCheck("read", arguments, {1: SUBTREE}, templates)
-    assert reads(1, parcel.pack(FINE, [ROW])) is None
+    assert reads(1, seal_order(FINE, [ROW])) is None
     bad = NodeRow(**{**vars(ROW), **change})
-    reason = reads(1, parcel.pack(FINE, [bad]))
+    reason = reads(1, seal_order(FINE, [bad]))
     assert reason is not None
     assert text in reason
-    assert "twice" in str(reads(1, parcel.pack(FINE, [ROW, ROW])))
+    assert "twice" in str(reads(1, seal_order(FINE, [ROW, ROW])))
     others = OrderCheck("read", {**arguments, "part": ["device", 0, 3]}, {1: SUBTREE}, templates)
-    assert "device 3, which was not asked for" in str(others(1, parcel.pack(FINE, [ROW])))
+    assert "device 3, which was not asked for" in str(others(1, seal_order(FINE, [ROW])))
     held = OrderCheck("hold", arguments, {1: SUBTREE}, templates)
     assert reads.most is None
     assert held.most is not None
     assert held.most < 2**23  # it has no rows
-    assert "rows in the answer" in str(held(1, parcel.pack(FINE, [ROW])))
+    assert "rows in the answer" in str(held(1, seal_order(FINE, [ROW])))
     for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]], [["device", 3]] * 9):
-        assert held(1, parcel.pack({**FINE, "unreached": unreached})) is not None
-    assert held(1, parcel.pack({**FINE, "unreached": [["device", 3]]})) is None
-    assert held(1, parcel.pack({"error": ["DivergedError", "why"]})) is None
+        assert held(1, seal_order({**FINE, "unreached": unreached})) is not None
+    assert held(1, seal_order({**FINE, "unreached": [["device", 3]]})) is None
+    assert held(1, seal_order({"error": ["DivergedError", "why"]})) is None
     assert held.failed == {1}
     assert "[[[" not in str(held(1, seal({"error": 3}, [])))
 
 
 def packed_with_size(size: Any) -> bytes:
     """Two rows, where the first says that it takes other bytes than it does."""
-    data = parcel.pack(FINE, [ROW, replace(ROW, number=4)])
+    data = seal_order(FINE, [ROW, replace(ROW, number=4)])
     return data.replace(b"[3], 12]", f"[3], {size}]".encode(), 1)
 
 
@@ -1069,7 +1069,7 @@ def packed_with_size(size: Any) -> bytes:
 def test_the_bytes_of_a_row_are_those_that_are_left(size: str) -> None:
     freezes = OrderCheck("freeze", {}, {1: SUBTREE}, {})
     with pytest.raises(DecodeError, match=r"a row of .* bytes where 24 are left"):
-        parcel.unpack(packed_with_size(size))
+        open_order(packed_with_size(size))
     assert "where 24 are left" in str(freezes(1, packed_with_size(size)))
 
 
@@ -1088,20 +1088,20 @@ def test_rows_cannot_overlap() -> None:
 def test_a_node_has_one_name_and_few_labels_where_its_versions_are_read() -> None:
     freezes = OrderCheck("freeze", {"name": "personal"}, {1: SUBTREE}, {})
     versions = [replace(ROW, label=f"chosen {number}") for number in range(200)]
-    assert freezes(1, parcel.pack(FINE, versions)) is None
-    other = parcel.pack(FINE, [replace(ROW, name="other")])
+    assert freezes(1, seal_order(FINE, versions)) is None
+    other = seal_order(FINE, [replace(ROW, name="other")])
     assert "the row 'other', asked for 'personal'" in str(freezes(1, other))
     many = [replace(ROW, label=f"chosen {number}") for number in range(1_000)]
-    assert "described in more than 32768 bytes" in str(freezes(1, parcel.pack(FINE, many)))
+    assert "described in more than 32768 bytes" in str(freezes(1, seal_order(FINE, many)))
 
 
 def test_a_refused_error_does_not_count_once_a_good_answer_came() -> None:
     held = OrderCheck("hold", {}, {1: SUBTREE}, {})
-    assert "an error with rows" in str(held(1, parcel.pack({"error": ["X", "y"]}, [ROW])))
+    assert "an error with rows" in str(held(1, seal_order({"error": ["X", "y"]}, [ROW])))
     assert held.failed == set()
-    assert held(1, parcel.pack({"error": ["X", "y"]})) is None
+    assert held(1, seal_order({"error": ["X", "y"]})) is None
     assert held.failed == {1}
-    assert held(1, parcel.pack(FINE)) is None
+    assert held(1, seal_order(FINE)) is None
     assert held.failed == set()
 
 
@@ -1116,10 +1116,10 @@ def test_an_error_with_rows_does_not_keep_the_answers_from_the_journal(folder: P
     transport, liar = lying(local, "device", 2, 1)
     liar.change = error_with_rows
     edge = next(node for (tier, _), node in local.nodes.items()
-                if tier == "edge" and 2 in node.seats)  # fmt: skip
+                if tier == "edge" and 2 in node.asks.seats)  # fmt: skip
     next(run)
     assert transport.refused(2) == ["an error with rows."]
-    assert set(edge._heard) == set(edge.seats)  # what is journalled beside the answers
+    assert set(edge.asks.heard) == set(edge.asks.seats)  # what is journalled beside the answers
     local.close()
 
 
@@ -1157,7 +1157,7 @@ def test_a_device_cannot_blame_another(folder: Path, lane: str) -> None:
             next(run)
     else:
         next(run)
-        failure = parcel.pack({"error": ["ProgramError", "device 5: ValueError: why"]})
+        failure = seal_order({"error": ["ProgramError", "device 5: ValueError: why"]})
         local.transport_above("device", 2).take(2, lambda *_: failure)
         with pytest.raises(ProgramError, match=r"^device 2: device 5: ValueError: why$"):
             run.rows("personal")

@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.deployed.node.disk import (
-    Disk,
-    Durability,
-    arm_fault,
-    fault,
-    kill_at,
-    number_in,
-    set_fault,
-)
+from covey.deployed.node.database import Durability
+from covey.deployed.node.disk import Disk, number_in
+from covey.deployed.node.faults import arm_fault, fault, kill_at, set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.server_run import server_run
@@ -44,8 +38,8 @@ def values(disk: Disk) -> dict[str, float]:
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
 def test_durability(tmp_path: Path, durability: Durability, synchronous: int) -> None:
     disk = Disk(tmp_path / "node.sqlite", durability)
-    assert disk._query("PRAGMA synchronous") == [(synchronous,)]
-    assert disk._query("PRAGMA journal_mode") == [("wal",)]
+    assert disk.file.query("PRAGMA synchronous") == [(synchronous,)]
+    assert disk.file.query("PRAGMA journal_mode") == [("wal",)]
     disk.close()
 
 
@@ -120,8 +114,8 @@ def test_what_cannot_be_read_names_the_file(tmp_path: Path) -> None:
         disk.journalled_of(KEY, 5)
     folder = tmp_path / "folder"
     with pytest.raises(CheckpointError, match=f"cannot copy .*node.sqlite to {folder}"):
-        disk.copy(folder / "copy")
-    disk._connection.close()
+        disk.file.copy(folder / "copy")
+    disk.file.connection.close()
     reads: list[Callable[[], object]] = [
         lambda: disk.number,
         lambda: disk.state,
@@ -163,7 +157,7 @@ def test_a_fault_of_a_machine_is_no_fault_of_the_program(
     disk = local.nodes["device", 2].database
 
     def broken(*_: object) -> None:
-        with disk._reading():
+        with disk.file.reading():
             raise error
 
     monkeypatch.setattr(disk, "answer", broken)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from covey.deployed.node.blobs import Connection
-from covey.deployed.node.disk import Disk, Durability
+from covey.deployed.node.database import Durability
+from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.server_run import server_run

@@ -16,12 +16,13 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from covey.deployed.commands import node
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node import Node
+from covey.deployed.node.node_rows import open_order, seal_order
 from covey.deployed.node.server_run import server_run
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
-from covey.deployed.transport import parcel
 from covey.deployed.transport.transport import AskKey
 from covey.errors import ConfigError, CoveyError, TransportError
 from covey.files.config import load
@@ -48,7 +49,7 @@ class Certified(LocalTree):
         name = "server" if tier == "server" else f"{tier}{number}"
         if not (self.authority.folder / name).exists():
             self.authority.issue(name)
-        node.identity = Identity(self.authority.folder / name)
+        node.standing.identity = Identity(self.authority.folder / name)
         return node
 
 
@@ -94,17 +95,17 @@ def lie(request: Request, epoch: Epoch, **changes: Any) -> Request:
 def order(name: str, epoch: Epoch, arguments: dict[str, Any], round: int) -> Request:
     header = {"name": name, "arguments": arguments, "round": epoch.before, "deepest": "device"}
     key = AskKey(epoch.run, round, "order", 0, name, "ab", attempt=epoch.attempt)
-    return key, b"", parcel.pack({**header, "epoch": asdict(epoch)})
+    return key, b"", seal_order({**header, "epoch": asdict(epoch)})
 
 
 def refusal(node: Node, request: Request) -> str:
     """What a node says to a lie; its disk has not moved."""
-    before = list(node.database._connection.iterdump())
+    before = list(node.database.file.connection.iterdump())
     answer = node.answer(*request)
-    reply = parcel.unpack(answer)[0] if request[0].lane == "order" else header_of(answer)
+    reply = open_order(answer)[0] if request[0].lane == "order" else header_of(answer)
     kind, text = reply["error"]
     assert kind == "TransportError"
-    assert list(node.database._connection.iterdump()) == before
+    assert list(node.database.file.connection.iterdump()) == before
     return str(text)
 
 
@@ -114,7 +115,7 @@ def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Pa
     asked = overheard(certified)
     next(run)
     device = certified.nodes["device", 3]
-    stolen = certified.nodes["edge", 0].identity
+    stolen = certified.nodes["edge", 0].standing.identity
     assert stolen is not None
     other = Authority.create(tmp_path / "other").issue("server")
     request = trainings(asked)[-1]
@@ -159,7 +160,7 @@ def test_the_certificate_of_the_server_may_end_but_not_be_revoked(certified: Cer
     server = certified.nodes["server", 0].epoch
     device = certified.nodes["device", 3]
     certified.authority.issue("server", holders="revoke")
-    device.epoch = Epoch("", 0)
+    device.standing.epoch = Epoch("", 0)
     hold = order("release", server, {"label": "chosen global"}, 0)
     assert "is revoked; a parent lied" in refusal(device, hold)
     drained(run)  # the server signs with its new key
@@ -172,13 +173,13 @@ def test_a_list_from_before_on_a_node_is_no_lie_of_its_parent(
     run = server_run(experiment(PLAIN["FedAvg"]), certified)
     next(run)
     device = certified.nodes["device", 3]
-    assert device.identity is not None
-    device.identity = replace(device.identity, memory=tmp_path / "number")
-    old = (device.identity.folder / "revoked.pem").read_bytes()
+    assert device.standing.identity is not None
+    device.standing.identity = replace(device.standing.identity, memory=tmp_path / "number")
+    old = (device.standing.identity.folder / "revoked.pem").read_bytes()
     certified.authority.issue("stolen")
     certified.authority.revoke("stolen")
     next(run)
-    (device.identity.folder / "revoked.pem").write_bytes(old)
+    (device.standing.identity.folder / "revoked.pem").write_bytes(old)
     with pytest.raises(ConfigError, match="is list 0, and list 1 was read before") as refused:
         next(run)
     assert "lied" not in str(refused.value)
@@ -200,19 +201,19 @@ def test_a_lie_far_ahead_needs_certificates_or_the_operator(plain: LocalTree) ->
     small = replace(true, before=500)
     assert header_of(device.answer(*lie(request, small)))["error"] is None
     hold = order("release", small, {"label": "chosen global"}, 500)
-    assert parcel.unpack(device.answer(*hold))[0]["error"] is None
+    assert open_order(device.answer(*hold))[0]["error"] is None
     with pytest.raises(TransportError) as refused:
         next(run)
     text = str(refused.value)
     assert "device 3 is told that round 2 comes next, after round 501 did" in text
     assert "or a parent lied" in text
     assert "covey node ... --jump 499, once" in text
-    plain.restart("device", 3).jump = 498
+    plain.restart("device", 3).standing.jump = 498
     with pytest.raises(TransportError, match="--jump 499"):
         next(run)
-    plain.restart("device", 3).jump = 499
+    plain.restart("device", 3).standing.jump = 499
     drained(run)
-    assert plain.nodes["device", 3].jump == 0
+    assert plain.nodes["device", 3].standing.jump == 0
     assert differences(state(whole(NAME)), state(run)) == []
 
 
@@ -222,7 +223,7 @@ def test_a_server_from_a_backup_goes_on_where_the_operator_says(
     """The devices of FedAvg keep nothing, so the rounds that are run again are the same."""
     run = server_run(experiment(PLAIN["FedAvg"]), plain)
     next(run)
-    plain.nodes["server", 0].database.copy(tmp_path / "backup")
+    plain.nodes["server", 0].database.file.copy(tmp_path / "backup")
     next(run)
     plain.close()
     disk = plain.folder / "server0" / "node.sqlite"
@@ -234,7 +235,7 @@ def test_a_server_from_a_backup_goes_on_where_the_operator_says(
         next(again)
     again = server_run(experiment(PLAIN["FedAvg"]), plain)
     for one in plain.nodes.values():
-        one.jump = 1
+        one.standing.jump = 1
     drained(again)
     assert differences(state(whole("FedAvg")), state(again)) == []
 

@@ -19,6 +19,7 @@ import pytest
 
 import covey
 from covey import Algorithm, Nodes, Rows
+from covey.deployed.node.disk_store import DiskStore
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
@@ -140,15 +141,15 @@ def test_a_device_that_could_not_follow_an_order_trains_only_after_it(
     local = LocalTree(folder, patience={"server": Patience(0.5, 3)})
     run = server_run(experiment(CASES["PFedMe"], rounds=3, score_every=1), local)
     device = local.nodes["device", 2]
-    hold = type(device)._hold_version
+    hold = DiskStore.hold
     full = [True]
 
-    def on_a_full_disk(label: str, columns: Any) -> None:
-        if full:
+    def on_a_full_disk(store: DiskStore, label: str, columns: Any) -> None:
+        if full and store.place == device.place:
             raise OSError("No space left on device")
-        hold(device, label, columns)
+        hold(store, label, columns)
 
-    monkeypatch.setattr(device, "_hold_version", on_a_full_disk)
+    monkeypatch.setattr(DiskStore, "hold", on_a_full_disk)
     next(run)
     next(run)
     transport = local.transport_above("device", 2)

@@ -27,7 +27,8 @@ from covey.deployed.files import deploy_local, server_folder
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import ServerFolder
 from covey.deployed.node import node, own_models
-from covey.deployed.node.disk import Disk, set_fault
+from covey.deployed.node.disk import Disk
+from covey.deployed.node.faults import set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.process import Member
@@ -231,7 +232,7 @@ def test_a_full_disk_keeps_what_it_held(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "node.sqlite")
     small = NodeRow("device", 0, "personal", "present", 0, torch.ones(4))
     disk.replace([small])
-    disk._query("PRAGMA max_page_count = 30")
+    disk.file.query("PRAGMA max_page_count = 30")
     large = NodeRow("device", 0, "personal", "present", 1, torch.ones(2**20))
     with pytest.raises(CheckpointError, match=r"node.sqlite: database or disk is full; what it"):
         disk.replace([large])
@@ -342,7 +343,7 @@ def test_nodes_get_their_models_though_the_run_diverged(
     def one_leaves(record: Round) -> Round:
         if record.round == 1:
             tree.transport_above("device", 2).leave(2)
-            tree.nodes["edge", 0].patience = Patience(0.5, 1)
+            tree.nodes["edge", 0].asks.patience = Patience(0.5, 1)
         return record
 
     member.rounds = lambda run: map(one_leaves, Member.rounds(member, run))

@@ -71,10 +71,10 @@ def test_a_process_with_several_seats_gets_common_bytes_once(tmp_path: Path) -> 
         )
         tree.dial(0, 1, 2, identity=Identity(gateway))
         tree.wait(0, 1, 2)
-        before = tree.parent.sent_bytes
+        before = tree.parent.carried["sent"]
         common = bytes(2 * CHUNK)
         answers = tree.parent.ask(key(), common, {0: b"a", 1: b"b", 2: b"c"})
-        assert tree.parent.sent_bytes - before < 2 * CHUNK + 1000
+        assert tree.parent.carried["sent"] - before < 2 * CHUNK + 1000
         assert [answer.read()[-2:] for answer in answers.values()] == [b"+a", b"+b", b"+c"]
 
 
@@ -183,7 +183,7 @@ def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> 
             asked = threads.submit(tree.parent.ask, key(), b"", own, Patience(1.0, 2))
             slow.read()
             slow.send(frame(2, Reply(key=key_sent(key()), size=3 * CHUNK), bytes(CHUNK)))
-            ask = tree.parent._asks[key()]
+            ask = tree.parent.asks.open[key()]
             until(lambda: ask.held == 3 * CHUNK)
             begun.set()
             answers = asked.result()
@@ -250,7 +250,7 @@ def test_an_answer_above_the_bound_of_its_ask_is_refused_at_its_first_frame(
         answers = tree.parent.ask(key(), b"", own, Patience(1.0, 1), most=CHUNK)
         assert answers[1].status == "answered"
         until(lambda: tree.parent.evicted() == {0})
-        assert tree.parent.received_bytes < 4 * CHUNK
+        assert tree.parent.carried["received"] < 4 * CHUNK
         text = f"an answer of {6 * CHUNK} bytes to {key()}, more than {CHUNK}"
         assert text in caplog.text
         liar.thread.join(5)
@@ -301,7 +301,7 @@ def test_an_answer_that_no_file_takes_counts_as_held_while_it_arrives(tmp_path: 
         asked = threads.submit(tree.parent.ask, key(), b"", {0: b""})
         peer.read()
         peer.send(frame(2, Reply(key=key_sent(key()), size=2 * CHUNK), bytes(CHUNK)))
-        ask = tree.parent._asks[key()]
+        ask = tree.parent.asks.open[key()]
         until(lambda: ask.held == 2 * CHUNK)
         peer.close()
         until(lambda: ask.held == 0)
@@ -327,7 +327,7 @@ def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> 
             until(lambda: len(began) > 0)
             time.sleep(0.3)
             assert len(began) == 1
-            assert tree.parent.received_bytes < 200_000
+            assert tree.parent.carried["received"] < 200_000
             let_on.set()
             answers = asked.result()
     assert sorted(began) == [0, 1, 2]
@@ -469,7 +469,7 @@ def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
 
     def cut() -> None:
         begun.wait(10)
-        stream = plain.parent._streams[0]
+        stream = plain.parent.table.streams[0]
         plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
         until(lambda: served.port.joined == 2)
         until(lambda: served.port._session is not None and bool(served.port._session.asked))

@@ -52,7 +52,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
 @pytest.fixture(autouse=True)
 def honest(tree: Family) -> Iterator[None]:
     """Whatever a test does, the honest device answers."""
-    tree.parent._refusals.clear()  # a refusal that was told before is told ever more rarely
+    tree.parent.handshakes.refusals.clear()  # a refusal that was told before is told ever more rarely
     yield
     number = next(ROUNDS)
     answers = tree.parent.ask(key(number), b"c", {0: b"o"})
@@ -365,7 +365,7 @@ def test_a_replayed_answer(tree: Family, caplog: pytest.LogCaptureFixture) -> No
     refused(caplog, liar.end(), "PERMISSION_DENIED", "evicted")
     end = peer(tree, 16, hello("device16")).end()
     refused(caplog, end, "PERMISSION_DENIED", "device16 is evicted")
-    tree.parent.doorkeeper.readmit("device16")
+    tree.parent.allowed.readmit("device16")
     joined(tree, 16).close()
 
 
@@ -396,7 +396,7 @@ def test_a_flood(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
     number = next(ROUNDS)
     assert tree.parent.ask(key(number), b"", {0: b""})[0].status == "answered"
     refused(caplog, flooder.end(), "PERMISSION_DENIED", "evicted")
-    assert tree.parent.received_bytes < 2**26
+    assert tree.parent.carried["received"] < 2**26
 
 
 def test_an_evicted_seat(tree: Family, caplog: pytest.LogCaptureFixture) -> None:

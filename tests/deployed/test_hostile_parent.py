@@ -20,11 +20,11 @@ pytest.importorskip("cryptography")
 import covey
 from covey.codecs import CODECS
 from covey.deployed.node import node_rows
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.node import Epoch, Node
-from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.node import Node
+from covey.deployed.node.node_rows import NodeRow, seal_order
 from covey.deployed.node.server_run import finish, server_run
-from covey.deployed.transport import parcel
 from covey.deployed.transport.transport import AskKey
 from covey.links.packed import Packed, Schema
 from covey.runtimes.alone.envelope import seal
@@ -73,7 +73,7 @@ class Besieged:
         for path in self.folder.rglob("*"):
             if path.is_file() and "sqlite" not in path.name:
                 files[path] = path.read_bytes()
-        return list(self.node(tier).database._connection.iterdump()), files
+        return list(self.node(tier).database.file.connection.iterdump()), files
 
     def refuses(self, key: AskKey, common: bytes, own: bytes, tier: str) -> str:
         """Why a node refuses a request; it is as before."""
@@ -197,7 +197,7 @@ def test_an_order_is_refused(besieged: Besieged, case: str, tier: str) -> None:
     if case in ("a model outside", "an absolute model") and tier == "edge":
         rows = []
     header = {"name": name, "arguments": arguments, "round": 1, "deepest": "device"}
-    own = parcel.pack({**header, "epoch": asdict(besieged.epoch)}, rows if name == "thaw" else [])
+    own = seal_order({**header, "epoch": asdict(besieged.epoch)}, rows if name == "thaw" else [])
     common = b""
     if name != "thaw" and rows:
         common = node_rows.pack(rows)
@@ -207,7 +207,7 @@ def test_an_order_is_refused(besieged: Besieged, case: str, tier: str) -> None:
 def test_many_labels_leave_no_row(besieged: Besieged) -> None:
     for number in range(100):
         header = {"arguments": {**HELD, "label": f"chosen L{number}"}, "deepest": "device"}
-        own = parcel.pack({**header, "epoch": asdict(besieged.epoch)})
+        own = seal_order({**header, "epoch": asdict(besieged.epoch)})
         key = besieged.key("order", "hold")
         if number in (0, 99):
             besieged.refuses(key, b"", own, "device")

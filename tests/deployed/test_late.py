@@ -79,7 +79,7 @@ def late_run(
     finish(run)
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():
-        node.patience = None  # for those who look at the rows
+        node.asks.patience = None  # for those who look at the rows
     deployed = figures(run)
     local.close()
     again = replay(described, missing)

@@ -98,7 +98,7 @@ def check_replay(run: covey.Run, local: LocalTree, described: covey.Experiment) 
     """The rows and records of a run are those of its replay."""
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():
-        node.patience = None  # for those who look at the rows
+        node.asks.patience = None  # for those who look at the rows
     deployed = state(run)
     local.close()
     repeated = replay(described, missing)
@@ -119,10 +119,10 @@ def test_a_lost_training_is_known_after_a_long_absence(tmp_path: Path) -> None:
     next(run)
     above.leave(2)
     gate.set()
-    local.nodes["server", 0].patience = Patience(0.002, 7)
+    local.nodes["server", 0].asks.patience = Patience(0.002, 7)
     for _ in range(LONG):
         next(run)
-    local.nodes["server", 0].patience = Patience(9.0, 7)
+    local.nodes["server", 0].asks.patience = Patience(9.0, 7)
     above.take(2, local.nodes["device", 2].answer)
     next(run)
     run.runtime.commit()
@@ -136,15 +136,15 @@ def test_a_correction_is_told_again_where_an_order_comes_again(tmp_path: Path) -
     run = server_run(described, local)
     next(run)
     edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
-    device = edge.seats[0]
+    device = edge.asks.seats[0]
     above = local.transport_above("device", device)
     gate = threading.Event()
     above.take(device, lost(gate))
-    edge.patience = Patience(0.05, 1)
+    edge.asks.patience = Patience(0.05, 1)
     next(run)
     gate.set()
     above.take(device, local.nodes["device", device].answer)
-    edge.patience = Patience(9.0, 1)
+    edge.asks.patience = Patience(9.0, 1)
     orders = []
 
     def broken(asked: AskKey, common: bytes, own: bytes) -> bytes:

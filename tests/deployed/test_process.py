@@ -20,6 +20,7 @@ from covey.deployed.files import deploy_local
 from covey.deployed.files.deploy_local import StartProgress
 from covey.deployed.node import assemble
 from covey.deployed.node import process as process_module
+from covey.deployed.node.node_rows import open_order
 from covey.deployed.node.process import Member
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
@@ -28,7 +29,6 @@ from covey.deployed.plan.local import LOG, LocalProcesses, free_ports, last_word
 from covey.deployed.plan.plan import DeploySettings, processes_of
 from covey.deployed.plan.plan_files import complete_certificates, write
 from covey.deployed.plan.process import Process
-from covey.deployed.transport import parcel
 from covey.errors import ConfigError
 from covey.files.config import load
 from covey.folder.terminal import Console
@@ -204,7 +204,7 @@ def test_an_answer_above_the_limit_is_an_error_in_its_place() -> None:
         assert process_module._short(lambda *_: b"two")(key(), b"", b"") == b"two"
         header, _ = open_sealed(long(key(), b"", b""))
         assert header["error"][1] == "the answer to algorithm.device has 4 bytes, more than 3."
-        assert parcel.unpack(long(key(1, "order"), b"", b""))[0] == header
+        assert open_order(long(key(1, "order"), b"", b""))[0] == header
 
 
 def test_the_last_words_of_a_process(tmp_path: Path) -> None:

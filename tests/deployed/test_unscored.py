@@ -25,7 +25,7 @@ def edge_of_the_drawn(local: LocalTree, round: int) -> int:
     server = local.nodes["server", 0]
     (device,) = Drawn.of(server.tree, "device", SAMPLE, server.seeds, round, "score").ids.tolist()
     for (tier, number), node in local.nodes.items():
-        if tier == "edge" and device in node.seats:
+        if tier == "edge" and device in node.asks.seats:
             return number
     raise AssertionError(device)
 
@@ -36,12 +36,12 @@ def test_a_round_without_the_drawn_devices_has_no_scores(name: str, tmp_path: Pa
     described = experiment(CASES[name], rounds=3, score_every=1, score_sample=SAMPLE)
     local = LocalTree(tmp_path, patience={"server": Patience(0.05, 2)})
     run = server_run(described, local)
-    local.nodes["server", 0].patience = Patience(9.0, 2)
+    local.nodes["server", 0].asks.patience = Patience(9.0, 2)
     next(run)
     edge = edge_of_the_drawn(local, 1)
     above = local.transport_above("edge", edge)
     above.leave(edge)
-    local.nodes["server", 0].patience = Patience(0.05, 2)
+    local.nodes["server", 0].asks.patience = Patience(0.05, 2)
     record = next(run)
     for model in record.models.values():
         for score in model.scores.values():
@@ -49,13 +49,13 @@ def test_a_round_without_the_drawn_devices_has_no_scores(name: str, tmp_path: Pa
             assert score.standard_error_fallback is None
     assert node_round.of(run) is None
     above.take(edge, local.nodes["edge", edge].answer)
-    local.nodes["server", 0].patience = Patience(9.0, 2)
+    local.nodes["server", 0].asks.patience = Patience(9.0, 2)
     record = next(run)
     assert record.models["global"].scores["test"].sampled == SAMPLE
     finish(run)
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():
-        node.patience = None  # for those who look at the rows
+        node.asks.patience = None  # for those who look at the rows
     deployed = state(run)
     histories = [entry.models for entry in run.history]
     local.close()

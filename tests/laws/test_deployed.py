@@ -20,7 +20,7 @@ import torch
 
 import covey
 from covey.deployed.node import tree_runtime
-from covey.deployed.node.disk import set_fault
+from covey.deployed.node.faults import set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
@@ -236,7 +236,7 @@ def test_a_late_node_that_lost_the_ask_was_absent(folder: Path) -> None:
     parent.take(2, device.answer)
     over.set()
     server = local.nodes["server", 0]
-    server.patience = None
+    server.asks.patience = None
     drained(run)
     finish(run)
     missing = missing_of(server.database)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from covey.data import Shards
+from covey.deployed.node.asks import ChildAsks
 from covey.deployed.node.checked_facts import Subtree, subtrees
 from covey.deployed.node.disk import Disk
+from covey.deployed.node.epoch import Standing
 from covey.deployed.node.node import Node
 from covey.deployed.operate.certificates import Identity
 from covey.deployed.transport.transport import MAX_MESSAGE, Patience, Seat, Transport
@@ -85,14 +87,11 @@ def node_of(
         spec,
         member=facts,
         database=disk,
-        transport=transport,
-        patience=patience,
-        subtrees=facts.subtrees,
+        standing=Standing(facts.place, disk, identity, jump),
+        asks=ChildAsks(facts.place, disk, transport, patience, facts.subtrees),
         norm_bounds=norm_bounds or {},
         drops_diverged=drops_diverged,
         shares_rows=shares_rows,
-        identity=identity,
-        jump=jump,
     )
 
 

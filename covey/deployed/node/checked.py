@@ -31,8 +31,7 @@ from covey.deployed.node.checked_facts import (
     header_limit,
     rows_limit,
 )
-from covey.deployed.node.node_rows import NodeRow, RowRange
-from covey.deployed.transport import parcel
+from covey.deployed.node.node_rows import NodeRow, RowRange, open_order
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
@@ -236,7 +235,7 @@ class OrderCheck(ChildCheck):
 
     def _check(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
-        header, rows = parcel.unpack(data, header_limit(subtree), rows_limit(subtree))
+        header, rows = open_order(data, header_limit(subtree), rows_limit(subtree))
         failure = _error_in(header, rows)
         if failure is not None:
             return self._ends_round(seat, failure)

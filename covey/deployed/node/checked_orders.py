@@ -17,9 +17,8 @@ from torch import Tensor
 
 from covey.deployed.node import checked_facts, node_rows
 from covey.deployed.node.checked_facts import is_count, is_name, is_path, is_round
-from covey.deployed.node.node_rows import NodeRow
+from covey.deployed.node.node_rows import NodeRow, open_order
 from covey.deployed.node.own_models import FALLBACK, ChosenModel
-from covey.deployed.transport import parcel
 from covey.deployed.transport.transport import AskKey
 from covey.errors import DecodeError, shown
 from covey.kernel.store.store import PRESENT, ColumnKey
@@ -63,7 +62,7 @@ def read_order(
 ) -> tuple[dict[str, Any], list[NodeRow]]:
     """The header of an order and its rows; refuse what no run orders."""
     limit = checked_facts.rows_limit(node.subtree)
-    header, rows = parcel.unpack(own, checked_facts.header_limit(node.subtree), limit)
+    header, rows = open_order(own, checked_facts.header_limit(node.subtree), limit)
     if len(common):
         rows += node_rows.unpack(common, borrow=True, limit=limit)
     _check_key(key, header)

@@ -6,17 +6,18 @@ reads it from the disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from covey.deployed.node.disk import Disk, KeptForm
-from covey.deployed.node.node_rows import dtype_of
+from covey.deployed.node.node_rows import NodeRow, dtype_of
 from covey.kernel.store.segments import Segments
 from covey.kernel.store.store import PRESENT, Column
-from covey.runtimes.alone.place import OwnStore
+from covey.runtimes.alone.place import OwnStore, Place
 from covey.types import Ids
 
 LARGE = 2**18
@@ -150,46 +151,77 @@ class DiskStore(OwnStore):
         if len(ids):
             self.touched.add((name, PRESENT))
 
+    @property
+    def node(self) -> Place:
+        """Whose rows these are."""
+        assert self.place is not None
+        return self.place
+
     def opened(self, tier: str, name: str, rows: Tensor) -> Column:
         """The column of a name, which is opened for rows like these if there is none."""
         key = (tier, name)
         if key not in self.columns:
-            self.columns[key] = self._column(tier, name, rows)
+            assert self.disk is not None
+            number = self.node.number if tier == self.node.tier else -1
+            read = partial(self.disk.row, name)
+            nodes = self.sizes[tier]
+            self.columns[key] = DiskColumn(nodes, rows, number, read, copies=self.copies)
         return self.columns[key]
-
-    def _column(self, tier: str, name: str, rows: Tensor) -> DiskColumn:
-        place = self.place
-        disk = self.disk
-        assert place is not None
-        assert disk is not None
-        number = -1
-        if tier == place.tier:
-            number = place.number
-
-        def read(label: str) -> Tensor:
-            return disk.row(name, label)
-
-        return DiskColumn(self.sizes[tier], rows, number, read, copies=self.copies)
 
     def load(self) -> None:
         """Take over what the disk has."""
         assert self.disk is not None
-        assert self.place is not None
         by_name: dict[str, list[KeptForm]] = {}
         for kept in self.disk.kept():
             by_name.setdefault(kept.name, []).append(kept)
         for name, versions in by_name.items():
             first = versions[0]
             template = torch.zeros((0, *first.shape), dtype=dtype_of(first.dtype))
-            column = self.opened(self.place.tier, name, template)
+            column = self.opened(self.node.tier, name, template)
             assert isinstance(column, DiskColumn)
             column.load_versions({kept.label: kept.round for kept in versions})
 
-    def peek(self, tier: str, name: str, label: str) -> tuple[int, Tensor] | None:
-        """(round, row) of a version, which is only to be read; None where there is none."""
-        column = self.columns[tier, name]
+    def row(self, name: str, label: str) -> NodeRow:
+        """What this node keeps under a name; its numbers are only to be read."""
+        column = self.columns[self.node.tier, name]
         assert isinstance(column, DiskColumn)
-        return column.peek(label)
+        round, row = column.peek(label) or (0, None)
+        return NodeRow(self.node.tier, self.node.number, name, label, round, row)
+
+    def rows(self, name: str, label: str) -> list[NodeRow]:
+        """What this node keeps under a name, now or in a held version: one row or none."""
+        if (self.node.tier, name) not in self.columns:
+            return []
+        kept = self.row(name, label)
+        return [] if kept.row is None else [kept]
+
+    def versions(self, only: str | None = None) -> list[NodeRow]:
+        """Everything that this node keeps and holds, under one name or under all."""
+        out = []
+        for (tier, name), column in self.columns.items():
+            if tier == self.node.tier and only in (None, name):
+                for label in [PRESENT, *sorted(column.held)]:
+                    out += self.rows(name, label)
+        return out
+
+    def changed(self) -> list[NodeRow]:
+        """The rows that changed since they were written to the disk."""
+        return [self.row(name, label) for name, label in sorted(self.touched)]
+
+    def hold(self, label: str, columns: Sequence[Sequence[str]]) -> None:
+        """Hold the rows that this node keeps now in these (tier, name)."""
+        for tier, name in columns:
+            column = self.columns.get((tier, name))
+            if tier == self.node.tier and column is not None:
+                column.hold(label, slice(self.node.number, self.node.number + 1))
+                self.touched.add((name, label))
+
+    def release(self, label: str) -> None:
+        """Hold nothing under this label any more."""
+        for (tier, name), column in self.columns.items():
+            if tier == self.node.tier and label in column.held:
+                column.release(label, slice(self.node.number, self.node.number + 1))
+                self.touched.add((name, label))
 
     def written(self) -> None:
         """Everything is on the disk."""

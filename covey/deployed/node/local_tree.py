@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from covey.deployed.node.assemble import Told, check, node_of, told
-from covey.deployed.node.disk import Disk, Durability
+from covey.deployed.node.database import Durability
+from covey.deployed.node.disk import Disk
 from covey.deployed.node.node import Node
 from covey.deployed.node.tree_runtime import TreeRuntime
 from covey.deployed.transport.local_transport import LocalTransport
@@ -68,7 +69,7 @@ class LocalTree:
         patience = self.patience.get(tier)
         node = node_of(self._parts, facts, disk, transport=transport, patience=patience)
         self.nodes[tier, number] = node
-        for child in node.seats:
+        for child in node.asks.seats:
             below = tree.below(tier)
             if transport is not None and below is not None:
                 transport.take(child, self.nodes[below, child].answer)
@@ -109,7 +110,7 @@ class LocalTree:
             node = self.nodes.get((above, parent))
             if node is None or node.place.below(above) != tier:
                 continue
-            if number in node.seats:
+            if number in node.asks.seats:
                 return transport
         return None
 

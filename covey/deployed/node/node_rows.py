@@ -1,4 +1,4 @@
-"""The rows of single nodes as bytes, for a node's disk and for messages between nodes."""
+"""The rows of single nodes as bytes, for a node's disk and for orders between nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from covey.codecs.numbers import borrowed
 from covey.errors import DecodeError, shown
-from covey.runtimes.alone.envelope import LIMIT, aligned, check_length
+from covey.runtimes.alone.envelope import LIMIT, aligned, check_length, open_sealed, seal
 
 _LENGTH = struct.Struct("<I")
 _TYPES = (
@@ -106,11 +107,11 @@ def pack(rows: Sequence[NodeRow]) -> bytes:
     return b"".join(pieces(rows))
 
 
-def pieces(rows: Sequence[NodeRow], beside: int = 0) -> list[bytes | memoryview]:
-    """What `pack` joins; the numbers of rows are not copied. `beside` bytes come before them."""
+def pieces(rows: Sequence[NodeRow], before: int = 0) -> list[bytes | memoryview]:
+    """What `pack` joins; the numbers of rows are not copied. `before` bytes come before them."""
     blobs = [as_bytes(kept.row) for kept in rows if kept.row is not None]
     heads = json.dumps([described(kept) for kept in rows]).encode()
-    head = aligned(heads, beside + _LENGTH.size)
+    head = aligned(heads, before + _LENGTH.size)
     return [_LENGTH.pack(len(head)), head, *blobs]
 
 
@@ -158,3 +159,31 @@ def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
     if position != len(data):
         raise DecodeError(f"rows of nodes of {len(data)} bytes, of which {position} are used.")
     return out
+
+
+def seal_order(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
+    """An order between nodes, or the answer to one: a JSON header and, behind it, rows."""
+    head = seal(header, [])
+    front = [_LENGTH.pack(len(head)), head]
+    return b"".join([*front, *pieces(rows, _LENGTH.size + len(head))])
+
+
+def open_order(
+    data: bytes, limit: int = LIMIT, rows_limit: int = LIMIT
+) -> tuple[dict[str, Any], list[NodeRow]]:
+    """The inverse of `seal_order`; anything else is a DecodeError.
+
+    So are a header of more than `limit` bytes, and a head of the rows of more than `rows_limit`.
+    The rows may lie in the memory of the data, and must not be written.
+
+    >>> open_order(seal_order({"order": "hold"}))
+    ({'order': 'hold'}, [])
+    """
+    if len(data) < _LENGTH.size:
+        raise DecodeError(f"an order of {len(data)} bytes.")
+    (length,) = _LENGTH.unpack_from(data)
+    end = _LENGTH.size + length
+    if end > len(data):
+        raise DecodeError(f"an order with a header of {length} bytes in {len(data)} bytes.")
+    header, _ = open_sealed(data[_LENGTH.size : end], limit)
+    return header, unpack(memoryview(data)[end:], borrow=True, limit=rows_limit)

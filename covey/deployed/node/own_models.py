@@ -69,7 +69,7 @@ def rows_for_below(node: Node, arguments: Any) -> list[NodeRow]:
     out = []
     for model in _read(arguments):
         if model.tier == node.place.tier and model.model != GLOBAL:
-            out += node.own_rows(model.model, model.label)
+            out += node.own.rows(model.model, model.label)
     return out
 
 
@@ -113,7 +113,7 @@ def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapsh
         elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
             versions.append(kept)
     if model.tier == node.place.tier:
-        versions = node.own_rows(model.model, model.label)
+        versions = node.own.rows(model.model, model.label)
     if model.model == GLOBAL and fallback is not None:
         versions = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
         fallback = None
@@ -137,7 +137,7 @@ def _completed(node: Node, model: ChosenModel, taken: Snapshot) -> Snapshot:
     beside = {}
     number = torch.tensor([node.place.number])
     for name in model.beside:
-        for kept in node.own_rows(name, model.label):
+        for kept in node.own.rows(name, model.label):
             assert kept.row is not None
             key, part = _beside(node.algorithm, name, number, kept.row, node.task.space.shared)
             beside[key] = part

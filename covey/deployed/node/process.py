@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.deployed.node.assemble import MAX_VALUE, Told, check, check_size, node_of, told
-from covey.deployed.node.disk import Disk, arm_fault
+from covey.deployed.node.disk import Disk, DiskAdmission
+from covey.deployed.node.faults import arm_fault
 from covey.deployed.node.memory import give_back_free
 from covey.deployed.node.node import Node
+from covey.deployed.node.node_rows import seal_order
 from covey.deployed.node.own_models import DISK
 from covey.deployed.node.parked import parked_parts, share
 from covey.deployed.node.server_run import finish, server_run
@@ -32,8 +34,6 @@ from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
-from covey.deployed.transport import parcel
-from covey.deployed.transport.door import Door
 from covey.deployed.transport.socket_bytes import counted
 from covey.deployed.transport.transport import AskKey, Handler, Port, Seat, Transport
 from covey.errors import ConfigError, TransportError
@@ -92,7 +92,11 @@ class Network(Protocol):
         ...
 
     def listen(
-        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
+        self,
+        process: Process,
+        fingerprint: str,
+        children: Mapping[str, Seat],
+        admission: DiskAdmission,
     ) -> Parent:
         """The way to the children of a process, which are by name."""
         ...
@@ -142,7 +146,7 @@ def _short(answer: Handler) -> Handler:
         text = f"the answer to {key.program} has {len(data)} bytes, more than {MAX_VALUE}."
         failure = {"error": [TransportError.__name__, text]}
         if key.lane == "order":
-            return parcel.pack(failure)
+            return seal_order(failure)
         return seal(failure, [])
 
     return answered
@@ -236,8 +240,8 @@ class Member:
         self._disks[seat.name] = disk
         if seat.children:
             disk.seat_children(self._children(seat))
-        door = Door(disk)
-        transport = self._transport(seat, door)
+        admission = DiskAdmission(disk)
+        transport = self._transport(seat, admission)
         facts = self._told[seat.tier][seat.number]
         parts = self.parts
         if seat.name in self.own_data:
@@ -258,7 +262,7 @@ class Member:
             identity=self.network.identity,
             jump=self.jump,
         )
-        door.node = node
+        admission.node = node
         if process.aggregates:
             self._park(node)
         return node
@@ -312,12 +316,12 @@ class Member:
                 break
         finish(run)
 
-    def _transport(self, seat: NamedSeat, door: Door) -> Transport | None:
+    def _transport(self, seat: NamedSeat, admission: DiskAdmission) -> Transport | None:
         """The way to the children of a seat, watched."""
         if not seat.children:
             return None
         ids = self._children(seat)
-        transport = self.network.listen(self.process, self._fingerprint, ids, door)
+        transport = self.network.listen(self.process, self._fingerprint, ids, admission)
         self._stack.callback(transport.close)
         self._parents[seat.name] = transport
         self.progress.knocks = transport.knocks

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.node.checked_orders import ENDING
-from covey.deployed.node.disk import fault
+from covey.deployed.node.epoch import Epoch
+from covey.deployed.node.faults import fault
 from covey.deployed.node.missed import Missing
-from covey.deployed.node.node import Epoch, Node
+from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import NodeRow, RowRange
+from covey.deployed.node.orders import Order
 from covey.deployed.node.own_models import ChosenModel, as_arguments
 from covey.deployed.operate.certificates import read_again
 from covey.errors import TransportError
@@ -81,13 +83,13 @@ class TreeRuntime(Runtime):
             return False
         round, attempt, quorum = noted
         not_good = round >= self.epoch.before and attempt == self.epoch.attempt
-        return not_good and (quorum or self.server.patience is not None)
+        return not_good and (quorum or self.server.asks.patience is not None)
 
     def _note_choice(self) -> None:
         """Let the disk know, before nodes do, that rows are held in the round under way."""
         if self._played is None:
             return
-        quorum = self.server.patience is not None
+        quorum = self.server.asks.patience is not None
         choice = [self._played, self.epoch.attempt, quorum]
         disk = self.server.database
         if disk.fact(_CHOICE) != choice:
@@ -95,10 +97,10 @@ class TreeRuntime(Runtime):
 
     def _set_epoch(self, epoch: Epoch) -> None:
         """Say from now on that the server stands here, signed where there are certificates."""
-        identity = self.server.identity
+        identity = self.server.standing.identity
         if identity is not None:
             epoch = read_again(partial(epoch.signed, identity))
-        self.server.epoch = epoch
+        self.server.standing.epoch = epoch
 
     @property
     def epoch(self) -> Epoch:
@@ -112,11 +114,11 @@ class TreeRuntime(Runtime):
             if round > self.epoch.before:  # of a checkpoint: what nodes got with it is good
                 self._set_epoch(replace(self.epoch, before=round))
                 self.server.database.note(before=round)
-        self.server.missing.clear()
+        self.server.asks.missing.clear()
         played = self.server.play(program, rows, round=round, lane=lane)
         if lane == "score" and len(rows):
             self._check_reports(program, played, round)
-        self._missing += self.server.missing
+        self._missing += self.server.asks.missing
         traffic = [self._ordered(by_link) for by_link in played.traffic]
         return replace(played, traffic=traffic)
 
@@ -155,14 +157,14 @@ class TreeRuntime(Runtime):
 
     def _missing_scores(self) -> list[Missing]:
         """Who was missing in the last play; what corrects earlier trainings is left out."""
-        return [entry for entry in self.server.missing if entry.lane == "score"]
+        return [entry for entry in self.server.asks.missing if entry.lane == "score"]
 
     def _answered(self) -> list[str]:
         """The names of the server's children that have answered the last play."""
         below = self.tree.tiers[1]
         names = self.server.database.names_of_children()
         missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
-        seats = [seat for seat in self.server.seats if seat not in missing]
+        seats = [seat for seat in self.server.asks.seats if seat not in missing]
         return [names.get(seat, f"{below}{seat}") for seat in seats]
 
     def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
@@ -292,9 +294,9 @@ class TreeRuntime(Runtime):
         `rows` are the global rows of the models' chosen rounds. Nodes that were late in the last
         round tell by then what they did in it.
         """
-        self.server.missing.clear()
+        self.server.asks.missing.clear()
         self._order("write", as_arguments(models), rows)
-        self._missing += self.server.missing
+        self._missing += self.server.asks.missing
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""
@@ -318,10 +320,12 @@ class TreeRuntime(Runtime):
             round = self._played
         if self._ending:
             arguments = {**arguments, ENDING: True}
-        self.server.unreached.clear()
-        rows_back = self.server.order(name, arguments, rows, round=round, deepest=deepest)
+        unreached = self.server.orders.unreached
+        unreached.clear()
+        order = Order(name, arguments, rows, round, deepest or self.tree.tiers[-1])
+        rows_back = self.server.order(order)
         if self._ending:
-            self._unreached |= {(tier, number) for tier, number in self.server.unreached}
+            self._unreached |= {(tier, number) for tier, number in unreached}
         return rows_back
 
     @contextmanager

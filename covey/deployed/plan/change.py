@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from covey.deployed.node.disk import OWED_ORDERS, Disk
+from covey.deployed.node.disk import PENDING_ORDERS, Disk
 from covey.deployed.node.server_run import CHANGES, FACTS, captured_in
 from covey.deployed.plan.seats import NamedSeat, names_by_tier
 from covey.errors import CheckpointError, ConfigError
@@ -138,7 +138,7 @@ class DiskChange:
 
     def write(self, disk: Disk, backup: Path) -> None:
         """Change the disk in one transaction; `backup` is a new file with the disk as it was."""
-        disk.copy(backup)
+        disk.file.copy(backup)
         disk.change_tree(self.state, self.facts)
 
 
@@ -172,7 +172,7 @@ def check_followed(disk: Disk, change: TreeChange) -> None:
     That child would pass the order on when it is back, to those who are below it then.
     """
     children = list(names_by_tier(change.old).values())[1]
-    owing = {children[seat] for *_, seats in disk.fact(OWED_ORDERS) or [] for seat in seats}
+    owing = {children[seat] for *_, seats in disk.fact(PENDING_ORDERS) or [] for seat in seats}
     for name in change.moved:
         above = change.old[name].parent
         while above is not None and above not in owing:

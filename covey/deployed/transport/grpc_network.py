@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.deployed.node.disk import Disk
+from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.operate.certificates import Identity
 from covey.deployed.plan.process import Process
-from covey.deployed.transport.door import Door
 from covey.deployed.transport.grpc_options import Limits
 from covey.deployed.transport.grpc_port import GrpcPort
 from covey.deployed.transport.grpc_transport import GrpcTransport
@@ -23,7 +22,11 @@ class GrpcNetwork:
     identity: Identity | None
 
     def listen(
-        self, process: Process, fingerprint: str, children: Mapping[str, Seat], door: Door
+        self,
+        process: Process,
+        fingerprint: str,
+        children: Mapping[str, Seat],
+        admission: DiskAdmission,
     ) -> GrpcTransport:
         """The way to the children of a process, which dial in."""
         assert process.listen is not None
@@ -32,9 +35,9 @@ class GrpcNetwork:
             children,
             fingerprint=fingerprint,
             identity=self.identity,
-            admission=door,
-            evicted=door.evicted,
-            remember=door.remember,
+            admission=admission,
+            evicted=admission.evicted,
+            remember=admission.remember,
             limits=Limits(strikes=process.strikes),
             folder=Path(process.state),
         )

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import covey
 from covey import draws
-from covey.deployed.node.disk import fault
+from covey.deployed.node.faults import fault
 from covey.deployed.operate.certificates import Identity, SeatCertificate
-from covey.deployed.transport.admit import EVICTED, signed_text
+from covey.deployed.transport.admission import EVICTED, signed_text
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler, Message, cut
 from covey.deployed.transport.grpc_options import (

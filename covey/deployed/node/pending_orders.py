@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.deployed.node.disk import OWED_ORDERS, Disk
+from covey.deployed.node.disk import PENDING_ORDERS, Disk
 from covey.deployed.transport.transport import AskKey, Seat, Transport
 
 _KEYS = 64  # of orders on one label in one round; an honest run has a few
@@ -21,7 +21,7 @@ _FOLLOWED = "followed orders"
 
 
 @dataclass
-class OwedOrders:
+class PendingOrders:
     """The orders that some children did not follow: for each child, the last ones of each label.
 
     An order on a label replaces the earlier ones. A child that is away does not train, so it would
@@ -36,7 +36,7 @@ class OwedOrders:
     """The label of the rows that an order holds or releases."""
 
     def __post_init__(self) -> None:
-        for key, label, data, seats in self.disk.fact(OWED_ORDERS) or []:
+        for key, label, data, seats in self.disk.fact(PENDING_ORDERS) or []:
             request = b64decode(data)
             self._put(AskKey.from_dict(key), label, dict.fromkeys(seats, request))
 
@@ -72,7 +72,7 @@ class OwedOrders:
             for request, owing in seats.items():
                 text = b64encode(request).decode()
                 entries.append([key.as_dict(), self._labels[key], text, owing])
-        return {OWED_ORDERS: entries}
+        return {PENDING_ORDERS: entries}
 
     def _replace(self, label: str, seat: Seat, before: int) -> None:
         """Drop what a child owes of a label, but for the last order of a good round."""

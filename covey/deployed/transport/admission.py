@@ -41,8 +41,8 @@ class Refusal(CoveyError):
 
 
 @dataclass
-class Doorkeeper:
-    """Checks certificates and hellos, and remembers who was evicted."""
+class AllowList:
+    """The seats that may be taken: checks certificates and hellos, and knows who was evicted."""
 
     seats: Mapping[str, Seat]
     """The allow-list: the names of the seats below this parent, with their ids."""
@@ -99,19 +99,15 @@ class Doorkeeper:
         if not names or len(set(names)) < len(names) or len(hello.nonce) < _MIN_NONCE:
             raise Refusal("INVALID_ARGUMENT", "it asks for no seat, for one twice, or has no nonce")
         for name in names:
-            self._check_name(name, certificate)
+            if certificate is not None and name not in certificate.seats:
+                own = ", ".join(certificate.seats)
+                raise Refusal("PERMISSION_DENIED", f"it asks for {shown(name)} and is {own}")
+            if name not in self.seats:
+                raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
+            if name in self.evicted:
+                fix = f"once its process is mended: covey ctl admit {name}"
+                raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
         return {name: self.seats[name] for name in names}
-
-    def _check_name(self, name: str, certificate: SeatCertificate | None) -> None:
-        """Refuse a seat of another certificate, one that is not listed, one that was evicted."""
-        if certificate is not None and name not in certificate.seats:
-            held = ", ".join(certificate.seats)
-            raise Refusal("PERMISSION_DENIED", f"it asks for {shown(name)} and is {held}")
-        if name not in self.seats:
-            raise Refusal("PERMISSION_DENIED", f"{shown(name)} is not listed here")
-        if name in self.evicted:
-            fix = f"once its process is mended: covey ctl admit {name}"
-            raise Refusal("PERMISSION_DENIED", f"{name} is evicted; {fix}", evicted=True)
 
     def check_disks(self, hello: Hello) -> None:
         """Refuse a disk that is behind what this parent has received."""
