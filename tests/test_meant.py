@@ -1,7 +1,5 @@
 """A name that nothing has is refused with the name that is most like it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -50,10 +48,7 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a codec": (lambda: start(codec="bitmpa"), "bitmap"),
     "a link": (lambda: start(codec={"server-devices": "bitmap"}), "server-device"),
     "a choice": (lambda: start(idle="trian"), "train"),
-    "a runtime": (
-        lambda: covey.run(experiment(PLAIN["PFedMe"]), runtime="simulater"),
-        "simulator",
-    ),
+    "a runtime": (lambda: covey.run(experiment(PLAIN["PFedMe"]), runtime="simulater"), "simulator"),
     "a stop": (lambda: start(stop={"patiense": 3}), "patience"),
     "a model of a run": (lambda: start().rows("persnal"), "personal"),
     "a method": (steps, "nesterov"),

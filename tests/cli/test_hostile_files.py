@@ -14,7 +14,7 @@ from covey.files import config
 from covey.files.validate import check_plain
 from covey.radio import scenario
 from covey.tree import Tree
-from tests.cli.command import covey
+from tests.cli.command import exits
 
 FILES = {
     "a number of 5,000 digits": "rounds = " + "9" * 5000,
@@ -42,8 +42,7 @@ def test_hostile_toml_is_refused(what: str, load: Callable[..., Any], tmp_path: 
 def test_it_ends_with_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.toml"
     path.write_text(FILES["infinity"])
-    ended = covey(command, path)
-    assert ended.code == 2
+    ended = exits(2, command, path)
     assert "seed = inf" in ended.err
     assert "Traceback" not in ended.err
 
@@ -184,8 +183,7 @@ ABSURD = [
 def test_quantities_of_which_no_plan_follows_are_refused(change: str, tmp_path: Path) -> None:
     """They gave plans of NaN, or a traceback."""
     (tmp_path / "plan.toml").write_text("")
-    ended = covey("plan", tmp_path / "plan.toml", change, "--json")
-    assert ended.code == 2, ended.out[:200]
+    ended = exits(2, "plan", tmp_path / "plan.toml", change, "--json")
     assert change.partition("=")[0] in ended.err
 
 

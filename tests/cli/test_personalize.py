@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from covey.files.config import load
-from tests.cli.command import ROOT, Result, covey
+from tests.cli.command import ROOT, Result, covey, exits
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text().splitlines()
@@ -24,7 +24,7 @@ TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text().splitlines()
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """PerMFL on the example's table."""
     folder = tmp_path_factory.mktemp("own") / "run"
-    assert covey("run", OWN, "rounds=10", "--out", folder).code == 0
+    exits(0, "run", OWN, "rounds=10", "--out", folder)
     return folder
 
 
@@ -136,8 +136,7 @@ def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
 def test_what_is_asked_wrongly_is_named(
     run: Path, pump: Path, words: list[str], parts: list[str]
 ) -> None:
-    ended = covey("personalize", run, "--data", pump, *words)
-    assert ended.code == 2
+    ended = exits(2, "personalize", run, "--data", pump, *words)
     for part in parts:
         assert part in ended.err
 
@@ -146,32 +145,27 @@ def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> Non
     lines = pump.read_text().splitlines()
     lines[3] = lines[3].rsplit(",", 1)[0] + ",exploded"
     pump.write_text("\n".join(lines))
-    ended = covey("personalize", run, "--data", pump)
-    assert ended.code == 2
+    ended = exits(2, "personalize", run, "--data", pump)
     assert "line 4" in ended.err
     assert "exploded" in ended.err
-    assert covey("personalize", run, "--data", tmp_path / "none.csv").code == 2
+    exits(2, "personalize", run, "--data", tmp_path / "none.csv")
     assert "is not a run folder" in covey("personalize", tmp_path, "--data", pump).err
 
 
 def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert (
-        covey(
-            "run",
-            OWN,
-            "rounds=10",
-            "algorithm.name=hierfavg",
-            "algorithm.lr=1e30",
-            "l2=1",
-            "--out",
-            folder,
-        ).code
-        == 3
+    exits(
+        3,
+        "run",
+        OWN,
+        "rounds=10",
+        "algorithm.name=hierfavg",
+        "algorithm.lr=1e30",
+        "l2=1",
+        "--out",
+        folder,
     )
-    ended = covey("personalize", folder, "--data", pump)
-    assert ended.code == 2
-    assert "has no models yet" in ended.err
+    assert "has no models yet" in exits(2, "personalize", folder, "--data", pump).err
 
 
 def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) -> None:
@@ -184,7 +178,7 @@ def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) ->
         "rounds=2",
         "seeds=2",
     )
-    assert covey("run", *words, "--out", folder).code == 0
+    exits(0, "run", *words, "--out", folder)
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(
         said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json"))
@@ -209,7 +203,7 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
         "model.name=linear",
         "tree.edges=none",
     )
-    assert covey("run", *words, "rounds=2", "--out", folder).code == 0
+    exits(0, "run", *words, "rounds=2", "--out", folder)
     assert load_file(folder / "models" / "clusters.safetensors")["ids"].tolist() == [0, 1, 2]
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--json")))
@@ -228,7 +222,7 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
 def test_a_new_device_has_the_metrics_of_its_run(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     asked = ('metrics=["f1"]', "select=ece", "rounds=2")
-    assert covey("run", OWN, *asked, "--out", folder).code == 0
+    exits(0, "run", OWN, *asked, "--out", folder)
     text = said(covey("personalize", folder, "--data", pump))
     head, *rows = [line for line in text.splitlines() if line.startswith(("model", "glob", "pers"))]
     assert head.split("  ")[-1].strip() == "test f1"

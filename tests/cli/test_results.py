@@ -12,7 +12,7 @@ import pytest
 
 import covey
 from covey.runs.scores.devices import from_csv
-from tests.cli.command import ROOT, Result, contents
+from tests.cli.command import ROOT, Result, contents, exits
 from tests.cli.command import covey as command
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
@@ -24,7 +24,7 @@ QUICK = ("rounds=3", "score_every=1", "checkpoint_every=1")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """PerMFL on the example's table."""
     folder = tmp_path_factory.mktemp("own") / "run"
-    assert command("run", OWN, *QUICK, "--out", folder).code == 0
+    exits(0, "run", OWN, *QUICK, "--out", folder)
     return folder
 
 
@@ -89,7 +89,7 @@ def test_show_devices_worst_first(run: Path) -> None:
 
 def test_show_of_an_unfinished_run_and_of_several_seeds(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert command("run", OWN, *QUICK, "rounds=1", "seeds=2", "--out", folder).code == 0
+    exits(0, "run", OWN, *QUICK, "rounds=1", "seeds=2", "--out", folder)
     assert "1 rounds, 2 seeds" in said(command("show", folder))
     lines = said(command("show", folder, "--devices")).splitlines()
     assert lines[0].startswith("seed")
@@ -168,7 +168,7 @@ def test_a_device_that_was_never_asked_has_the_global_model(tmp_path: Path) -> N
     cut = [",".join(cells[:1] + cells[2:]) for cells in (line.split(",") for line in table)]
     plain.write_text("\n".join(cut))
     data = ("data.name=files", f"data.path={plain}", "model.name=linear")
-    assert command("run", *words, *data, "--out", tmp_path / "run").code == 0
+    exits(0, "run", *words, *data, "--out", tmp_path / "run")
     rows = rows_of(said(command("predict", tmp_path / "run", "--data", plain)))
     models = {row["device"]: row["model"] for row in rows}
     assert sorted(models.values()) == ["global"] * 13 + ["personal"] * 3
@@ -182,9 +182,7 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     def refused(words: str, text: str, *more: str) -> None:
         path = tmp_path / "bad.csv"
         path.write_text(text)
-        ended = command("predict", run, "--data", path, *more)
-        assert ended.code == 2
-        assert words in " ".join(ended.err.split())
+        assert words in " ".join(exits(2, "predict", run, "--data", path, *more).err.split())
 
     bad = tmp_path / "bad.csv"
     refused(
@@ -207,12 +205,7 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     refused("has no rows", lines[0])
     assert "there is no file" in command("predict", run, "--data", tmp_path / "none.csv").err
     assert "is not a run folder" in command("predict", tmp_path, "--data", new).err
-    assert (
-        command(
-            "predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv"
-        ).code
-        == 4
-    )
+    exits(4, "predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv")
 
 
 def _changed(lines: list[str], line: int, column: int, cell: str) -> str:
@@ -230,7 +223,7 @@ def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
         "tree.edges=none",
         "algorithm.name=fedavg",
     )
-    assert command("run", *words, *QUICK, "--out", folder).code == 0
+    exits(0, "run", *words, *QUICK, "--out", folder)
     x = np.random.default_rng(0).random((5, 64))
     np.savez(tmp_path / "x.npz", x=x)
     rows = rows_of(said(command("predict", folder, "--data", tmp_path / "x.npz")))
@@ -269,7 +262,8 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
         "loss=squared_error",
         "model.name=linear",
     )
-    ended = command(
+    exits(
+        0,
         "run",
         *words,
         "tree.edges=none",
@@ -278,7 +272,6 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     )
-    assert ended.code == 0, ended.err
     predicted = rows_of(said(command("predict", tmp_path / "run", "--data", tmp_path / "t.csv")))
     assert list(predicted[0]) == ["device", "model", "prediction"]
     wanted = covey.load(tmp_path / "run").predict(x[:1], device="d0")

@@ -175,10 +175,7 @@ def test_cnn_refuses_impossible_images(shape: tuple[int, ...], words: str) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"channels": (4, 0)},
-            "channels, hidden, classes, kernel and stride must each be 1 or more",
-        ),
+        ({"channels": (4, 0)}, "channels, hidden, classes, kernel and stride must each be 1"),
         ({"hidden": (3, -1)}, "must each be 1 or more"),
         ({"stride": 0}, "must each be 1 or more"),
         ({"padding": "full"}, "padding='full'.*give 'same' or 'valid'"),
@@ -193,10 +190,7 @@ def test_cnn_refuses_impossible_options(options: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"layers": (16, "X")},
-            r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers for a pooling",
-        ),
+        ({"layers": (16, "X")}, r"layers=\(16, 'X'\).*give numbers of 1 or more"),
         ({"layers": (0,)}, "give numbers of 1 or more"),
         ({"head": (0,)}, r"head=\(0,\).*give numbers of 1 or more"),
         ({"layers": (12,)}, "groups=8.*12 channels.*give a divisor, or None"),
