@@ -57,6 +57,11 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a network": (lambda: permfl_cnn((1, 28, 28), net=wrong("mnits")), "mnist"),
     "a spread": (lambda: Spread(wrong("unifrom"), (1.0, 2.0)), "uniform"),
     "a table": (lambda: tables.select(["pfedme/tabel1"]), "pfedme/table1"),
+    "a type in a file": (lambda: load(BASE, ["dtype=float23"]), "float32"),
+    "a part in a file": (lambda: load(BASE, ['parts=["tets", "validation"]']), "test"),
+    "a solver in a file": (lambda: load(BASE, ["solver=adma"]), "adam"),
+    "a loss in a file": (lambda: load(BASE, ["loss=cross_entopy"]), "cross_entropy"),
+    "a metric in a file": (lambda: load(BASE, ['metrics=["acuracy"]']), "accuracy"),
 }
 
 
@@ -66,19 +71,3 @@ def test_the_nearest_name_is_said(name: str) -> None:
     with pytest.raises(CoveyError) as caught:
         call()
     assert re.search(rf"did you mean '?([a-z]+\.)?{wanted}'?\?", str(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("dtype=float23", "float32"),
-        ('parts=["tets", "validation"]', "test"),
-        ("solver=adma", "'adam'"),
-        ("loss=cross_entopy", "'cross_entropy'"),
-        ('metrics=["acuracy"]', "'accuracy'"),
-    ],
-)
-def test_a_file_is_told_too(text: str, wanted: str) -> None:
-    with pytest.raises(CoveyError) as caught:
-        load(BASE, [text])
-    assert f"(did you mean {wanted}?)" in str(caught.value)

@@ -226,16 +226,6 @@ def test_holders_alone_and_everybody_differ_where_not_all_hold_a_model() -> None
     assert score.metrics != score.metrics_fallback
 
 
-@pytest.mark.parametrize("kind", ["classes", "labels", "numbers"])
-def test_nodes_that_share_nothing_give_the_same_bits(kind: str) -> None:
-    names = {"classes": NAMES, "labels": ("accuracy", "f1", "auc"), "numbers": ("r2", "mae")}
-    given = experiment(kind, metrics=names[kind], rounds=2)
-    simulated = played(given)
-    alone = played(given, runtime="loopback")
-    assert plain(alone) == plain(simulated)
-    assert alone.devices() == simulated.devices()
-
-
 def test_metrics_change_nothing_else() -> None:
     with_metrics = plain(played(experiment()))
     without = plain(played(experiment(metrics=())))

@@ -306,13 +306,6 @@ def test_seeds_side_by_side_draw_as_they_would_alone() -> None:
         covey.runs([each[0], replace(each[1], score_sample=6)])
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_nodes_that_share_nothing_draw_the_same(tree: str) -> None:
-    chosen = experiment(tree, score_sample=4)
-    alone = played(chosen, runtime="loopback")
-    assert not differences(state(played(chosen)), state(alone))
-
-
 def test_rounds_are_chosen_by_the_scores_that_were_taken() -> None:
     run = played(experiment(rounds=12, score_sample=4))
     qualities = [record.models["global"].quality("validation") for record in run.history]

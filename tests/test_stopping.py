@@ -193,11 +193,6 @@ def test_a_run_that_stops_is_the_first_rounds_of_one_that_does_not(
     assert run.snapshot("personal", "chosen").round == chosen
 
 
-def test_nodes_that_share_nothing_stop_in_the_same_round() -> None:
-    chosen = experiment(stop={"patience": 2})
-    assert not differences(state(played(chosen)), state(played(chosen, runtime="loopback")))
-
-
 def test_the_smallest_error_is_the_best_for_numbers() -> None:
     chosen = experiment(numbers=True, stop={"patience": 3, "metric": "rmse", "model": "personal"})
     run = played(chosen)

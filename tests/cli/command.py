@@ -72,6 +72,11 @@ def exits(code: int, *words: object) -> Result:
     return ended
 
 
+def said(*words: object) -> str:
+    """What `covey WORDS` prints, which must end well."""
+    return exits(0, *words).out
+
+
 def spawn(*words: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     """`covey WORDS` in a process of its own, one thread as in the tests; it hears Ctrl-C even if
     these run in the background.

@@ -321,35 +321,25 @@ def test_later_changes_win() -> None:
     assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
 
 
-CHANGES = {
-    "as it is": [],
-    "one codec per link": ["codec={server-edge='bitmap'}"],
-    "full batches": ["algorithm.batch=none", "data.labels=none"],
-    "numbers in words": ["algorithm.sample=2", "dtype=float64", "l2=1e-9", "workers=1"],
-}
+DEVICE = "name='own', lam=0.5, steps=2, lr=0.1, batch=5, fresh=false, warm=true, method='nesterov', tol=1e-3"
+RESOLVED: dict[str, tuple[Path | None, list[str]]] = {
+    **{path.stem: (path, []) for path in (*EXAMPLES, DEMO)},
+    "no file": (None, []),
+    "one codec per link": (None, ["codec={server-edge='bitmap'}"]),
+    "full batches": (None, ["algorithm.batch=none", "data.labels=none"]),
+    "numbers in words": (None, ["algorithm.sample=2", "dtype=float64", "l2=1e-9", "workers=1"]),
+    "levels with everything in them": (None, [
+        "algorithm.name=nested", "tree.edges=none",
+        f"algorithm.levels=[{{tier='server', pull=0.25, sample=3}}, {{tier='device', {DEVICE}}}]",
+    ]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, DEMO], ids=lambda path: path.stem)
-def test_the_resolved_file_is_the_same_experiment(path: Path, tmp_path: Path) -> None:
-    _round_trip(path, [], tmp_path)
-
-
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_changes_survive_the_resolved_file(changes: list[str], tmp_path: Path) -> None:
-    _round_trip(None, changes, tmp_path)
-
-
-def test_levels_with_everything_in_them_survive_the_resolved_file(tmp_path: Path) -> None:
-    device = "name='own', lam=0.5, steps=2, lr=0.1, batch=5, fresh=false, warm=true, method='nesterov', tol=1e-3"
-    server = "{tier='server', pull=0.25, sample=3}"
-    levels = f"algorithm.levels=[{server}, {{tier='device', {device}}}]"
-    _round_trip(None, ["algorithm.name=nested", levels, "tree.edges=none"], tmp_path)
-
-
-def _round_trip(path: Path | None, changes: list[str], place: Path) -> None:
-    first = load(path, changes)
-    (place / "config.toml").write_text(first.text())
-    second = load(place / "config.toml")
+@pytest.mark.parametrize("name", RESOLVED)
+def test_the_resolved_file_is_the_same_experiment(name: str, tmp_path: Path) -> None:
+    first = load(*RESOLVED[name])
+    (tmp_path / "config.toml").write_text(first.text())
+    second = load(tmp_path / "config.toml")
     assert second.resolved() == first.resolved()
     assert second.text() == first.text()
     assert second.experiment(3).fingerprint() == first.experiment(3).fingerprint()
