@@ -14,9 +14,13 @@ demo: .venv/ready
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
-# With the cases that take minutes.
+# With the cases that take minutes, in parts of at most 25 minutes on two cores (tests/parts.toml):
+# `make test-all PART=laws`. Without PART the linter, the types and all parts, whichever fails.
 test-all: export COVEY_TEST_ALL := 1
-test-all: test
+test-all: $(if $(PART),.venv/dev,lint types)
+	@failed=; for part in $(or $(PART),$$($(BIN)/python -m tests.parts)); do echo "part $$part"; \
+		files=$$($(BIN)/python -m tests.parts $$part) && $(BIN)/python -m pytest -n 2 -q $$files || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # The report's page in headless Chromium (apt-get install chromium).
 test-browser: export COVEY_TEST_BROWSER := 1

@@ -7,6 +7,7 @@ are tried, and more of them.
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +55,12 @@ def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.node.get_closest_marker("pictures") is None:
             draw_each_kind_once(patch)
         yield
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is one: nodes have databases, and disks are slow."""
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=where) as path:
+        yield Path(path)

@@ -3,8 +3,6 @@
 `COVEY_TEST_ALL=1` runs the whole product instead.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import os

@@ -1,19 +1,44 @@
-"""A data loss whose batches a test gives: only solvers that compute whole descents take it."""
+"""What many tests begin with: a run to its end, an expected error, a loss of given batches."""
 
-from __future__ import annotations
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from collections.abc import Callable
-
+import pytest
 from torch import Tensor
 
+import covey
 from covey.engine.batches import Batch
 from covey.engine.descend import choose
 from covey.engine.solvers.objective import DataLoss, Objective
 from covey.engine.task import Task
+from covey.errors import DataError
+
+Rounds = TypeVar("Rounds", bound=Iterator[Any])
+
+
+def drained(run: Rounds) -> Rounds:
+    """The run, or runs side by side, after the last round."""
+    for _ in run:
+        pass
+    return run
+
+
+def played(experiment: covey.Experiment, **options: Any) -> covey.Run:
+    """The run of an experiment after its last round."""
+    return drained(covey.run(experiment, **options))
+
+
+def refused(*words: str) -> pytest.RaisesExc[DataError]:
+    """A DataError whose text has these words in this order."""
+    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 class Given(DataLoss):
-    """The loss of a task on the batch of each step, or on `one` at every step."""
+    """The loss of a task on the batch of each step, or on `one` at every step.
+
+    Only solvers that compute whole descents take it.
+    """
 
     def __init__(
         self, task: Task, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None

@@ -4,8 +4,6 @@ A run saves after its first round. While it saves after the second, a rank is ki
 have written their parts, another before it has written its own.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What tests look at inside a run and its runtime, in one place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

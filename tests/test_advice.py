@@ -107,6 +107,11 @@ def about(found: list[Advice], topic: str) -> Advice:
     return only
 
 
+def told(topic: str, algorithm: Algorithm, **facts: Any) -> Advice:
+    """What is advised of one topic."""
+    return about(advise(algorithm, **facts), topic)
+
+
 def levels(found: list[Advice]) -> set[str]:
     return {advice.level for advice in found}
 
@@ -123,7 +128,7 @@ def test_permfl_defaults_of_the_command_line_get_a_warning_with_the_server_facto
 
 
 def test_permfl_defaults_converge_on_flat_losses_and_not_on_steep_ones() -> None:
-    edge = about(advise(PERMFL_CLI), "one round").numbers["highest curvature"]
+    edge = told("one round", PERMFL_CLI).numbers["highest curvature"]
     calm = replace(PERMFL_CLI, batch=None)
     below, above = (abs(float(play(calm, share * edge, rounds=3).w)) for share in (0.9, 1.1))
     assert below < 1 < above  # a round is linear here: what grows once grows for ever
@@ -173,14 +178,13 @@ def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitud
 
 
 def test_sfedhp_theorem_1_asks_for_both_links_and_no_experiment_meets_them() -> None:
-    theorem = about(advise(SFedHP(gamma1=0.001, gamma2=0.001), smoothness=1), "Theorem 1 of sFedHP")
+    theorem = told("Theorem 1 of sFedHP", SFedHP(gamma1=0.001, gamma2=0.001), smoothness=1)
     assert theorem.text.count("fails") == 2
-    wide = about(
-        advise(SFedHP(lam1=40, lam2=81, gamma1=0.001, lr2=0.01), smoothness=1),
-        "Theorem 1 of sFedHP",
+    wide = told(
+        "Theorem 1 of sFedHP", SFedHP(lam1=40, lam2=81, gamma1=0.001, lr2=0.01), smoothness=1
     )
     assert wide.text.count("holds") == 2
-    assert about(advise(SFedHP()), "Theorem 3 of sFedHP").text.count("not given") == 1
+    assert told("Theorem 3 of sFedHP", SFedHP()).text.count("not given") == 1
 
 
 def test_fedmac_figure_6_moves_a_weight_by_two_in_one_step() -> None:
@@ -195,10 +199,8 @@ def test_fedmac_figure_6_moves_a_weight_by_two_in_one_step() -> None:
 
 
 def test_fedmac_is_convex_only_below_mu() -> None:
-    assert about(advise(FedMac(), strong=1e-5), "Theorem 1 of FedMac").text.endswith(
-        "not convex: fails."
-    )
-    best = about(advise(FedMac(), strong=1e9), "Theorem 1 of FedMac").numbers["largest lr"]
+    assert told("Theorem 1 of FedMac", FedMac(), strong=1e-5).text.endswith("not convex: fails.")
+    best = told("Theorem 1 of FedMac", FedMac(), strong=1e9).numbers["largest lr"]
     assert best == pytest.approx(1.8, rel=0.02)
 
 
@@ -217,7 +219,7 @@ def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
     algorithm = PerMFL(
         lam=3, gamma=2, beta=0.25, lr=0.2, steps=10, edge_lr=0.1, edge_rounds=40, batch=None
     )
-    theorem = about(advise(algorithm, smoothness=1, strong=1), "Theorem 1 of PerMFL")
+    theorem = told("Theorem 1 of PerMFL", algorithm, smoothness=1, strong=1)
     assert "fails" not in theorem.text
     assert theorem.numbers["mu_F"] == pytest.approx(6 / (3 + 2 + 6))
     assert float(play(algorithm, 1.0, rounds=6).w) ** 2 <= 2 * theorem.numbers["rate"] ** 6
@@ -225,11 +227,11 @@ def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
 
 def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
     printed = PerMFL(lam=0.5, lr=0.01, edge_lr=0.03)  # of its Table 2
-    numbers = about(advise(printed, strong=0.01), "K and L of PerMFL (convex)").numbers
+    numbers = told("K and L of PerMFL (convex)", printed, strong=0.01).numbers
     shrink = 1 - 0.03 * (0.5 * 0.01 / 0.51 + 1.5) / 2
     assert shrink ** numbers["K"] <= 1e-3 < shrink ** (numbers["K"] - 1)
     assert (1 - 0.01 * 0.51) ** numbers["L"] <= shrink ** numbers["K"]
-    nonconvex = about(advise(printed, smoothness=0.2), "K and L of PerMFL (nonconvex)").numbers
+    nonconvex = told("K and L of PerMFL (nonconvex)", printed, smoothness=0.2).numbers
     assert nonconvex["K per T"] == pytest.approx(2 * 0.6 * 1.5**2 / 0.03)
     assert nonconvex["L per K"] == pytest.approx(0.25 * 0.03 / (0.02 * (1 - 0.0035) * 0.09))
 
@@ -254,7 +256,7 @@ ROUNDS = [
 @pytest.mark.parametrize("curvature", [0.3, 2.0, 20.0])
 @pytest.mark.parametrize("algorithm", ROUNDS, ids=lambda a: type(a).__name__)
 def test_the_factor_of_a_round_is_that_of_a_run(algorithm: Algorithm, curvature: float) -> None:
-    said = about(advise(algorithm, smoothness=curvature, exact=True), "one round")
+    said = told("one round", algorithm, smoothness=curvature, exact=True)
     factor = float(play(algorithm, curvature).w)
     assert said.numbers["factor at L"] == pytest.approx(factor, rel=1e-9)
     assert (said.level != "note") == (abs(factor) > 1)
@@ -279,7 +281,7 @@ def test_what_is_said_of_an_exact_l_is_what_a_run_does_there(
         local_rounds=rounds,
         batch=None,
     )
-    said = about(advise(algorithm, smoothness=h, exact=True), "one round")
+    said = told("one round", algorithm, smoothness=h, exact=True)
     factor = abs(float(play(algorithm, h).w))
     if abs(factor - 1) > 1e-9:
         assert (said.level != "note") == (factor > 1)
@@ -449,7 +451,7 @@ def test_an_error_is_divergence_at_every_curvature_and_nothing_else_is(
     kind: int, speed: float, pull: float, tie: float, steps: int, rounds: int
 ) -> None:
     algorithm = _any_setting(kind, speed, pull, tie, steps, rounds)
-    said = about(advise(algorithm), "one round")
+    said = told("one round", algorithm)
     if said.level == "error":
         assert all(
             abs(by_hand(algorithm, h)) > 1
@@ -468,7 +470,7 @@ def test_the_factor_of_plain_steps_says_nothing_of_others(
     algorithm: Any, changes: dict[str, Any]
 ) -> None:
     other = replace(algorithm, **changes)
-    assert about(advise(algorithm), "one round")
+    assert told("one round", algorithm)
     assert "one round" not in {advice.about for advice in advise(other)}
 
 
@@ -480,7 +482,7 @@ def test_nesterovs_steps_diverge_from_the_limit_said(lam: float, lr: float) -> N
         if lam
         else FedMac(personal_lr=lr, method="nesterov")
     )
-    limit = about(advise(algorithm), "momentum").numbers["limit"]
+    limit = told("momentum", algorithm).numbers["limit"]
     for times, diverges in ((0.98, False), (1.02, True)):
         curvature = times * limit / lr - lam
         x = torch.ones(1, 1, dtype=torch.float64)
@@ -489,7 +491,7 @@ def test_nesterovs_steps_diverge_from_the_limit_said(lam: float, lr: float) -> N
             x, lambda x, h=curvature: h * x, prox=prox, steps=4000, lr=lr, method="nesterov"
         )
         assert (float(end.abs()) > 1e3) == diverges
-        said = about(advise(algorithm, smoothness=curvature), "momentum").level
+        said = told("momentum", algorithm, smoothness=curvature).level
         assert said == ("warning" if diverges else "note")
 
 
@@ -502,14 +504,14 @@ def test_a_product_of_two_exactly_is_two_or_more() -> None:
     assert "is 2 or more" in about(found, "inner step").text
     assert about(found, "one round").level == "error"
     assert min(grown(FedProx(mu=4, lr=0.5, steps=2, batch=None), h) for h in (1e-3, 1.0, 50.0)) > 1
-    assert about(advise(FedProx(mu=4, lr=0.499, steps=2)), "one round").level == "note"
+    assert told("one round", FedProx(mu=4, lr=0.499, steps=2)).level == "note"
 
 
 def test_dittos_personal_model_diverges_from_two_on_whatever_the_number_of_steps() -> None:
     for steps in (1, 2, 3):
         algorithm = Ditto(lam=4.0, personal_lr=0.5, personal_steps=steps)
-        assert about(advise(algorithm), "one round").level == "error"
-        assert about(advise(replace(algorithm, personal_lr=0.49)), "one round").level == "note"
+        assert told("one round", algorithm).level == "error"
+        assert told("one round", replace(algorithm, personal_lr=0.49)).level == "note"
 
 
 PLAIN = (FedAvg, HierFAVG, Local, FineTune, FedProx, Scaffold, APFL, FedPer, Clustered)
@@ -567,11 +569,11 @@ def test_one_step_from_its_anchor_does_not_feel_the_penalty() -> None:
 
 
 def test_lists_are_checked_by_their_largest() -> None:
-    assert about(advise(PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])), "inner step").numbers[
+    assert told("inner step", PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])).numbers[
         "lr*lam"
     ] == pytest.approx(0.25)
     assert (
-        about(advise(PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])), "edge step").level
+        told("edge step", PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])).level
         == "warning"
     )
 
@@ -579,10 +581,10 @@ def test_lists_are_checked_by_their_largest() -> None:
 def test_lists_that_differ_are_no_proof_of_divergence() -> None:
     """The mean over devices is not the round of the one that goes furthest."""
     some = PerMFL(lam=30, gamma=1, beta=0.3, lr=[0.01, 0.01, 0.01, 0.08], edge_lr=0.01)
-    said = about(advise(some), "one round")
+    said = told("one round", some)
     assert said.level == "warning"
     assert said.text.startswith("while every list and schedule has its largest entry, one round")
-    assert about(advise(replace(some, lr=[0.08] * 4)), "one round").level == "error"
+    assert told("one round", replace(some, lr=[0.08] * 4)).level == "error"
 
 
 def test_the_smallest_steps_of_lists_take_the_most_rounds() -> None:
@@ -590,11 +592,11 @@ def test_the_smallest_steps_of_lists_take_the_most_rounds() -> None:
     uneven = replace(even, lr=[0.02, 0.001], edge_lr=[0.002, 0.02, 0.02])
     convex = "K and L of PerMFL (convex)"
     given: dict[str, Any] = {"smoothness": 2.0, "strong": 0.5}
-    asked = about(advise(even, **given), convex).numbers
-    assert about(advise(uneven, **given), convex).numbers == asked
+    asked = told(convex, even, **given).numbers
+    assert told(convex, uneven, **given).numbers == asked
     nonconvex = "K and L of PerMFL (nonconvex)"
-    each = about(advise(even, **given), nonconvex).numbers
-    most = about(advise(uneven, **given), nonconvex).numbers
+    each = told(nonconvex, even, **given).numbers
+    most = told(nonconvex, uneven, **given).numbers
     assert most["K per T"] == each["K per T"]
     assert most["L per K"] == pytest.approx(10 * each["L per K"])  # of the edge that goes furthest
 
@@ -605,16 +607,13 @@ def test_theorem_1_of_pfedme_asks_for_rounds() -> None:
     kappa = 15.1 / 0.1
     fewest = 2 * 6 * 15 * (3 + 128 * kappa / 2) / (15 * 0.1 / 15.1)
     for rounds, word in ((int(fewest) - 1, "fails"), (int(fewest) + 1, "holds")):
-        said = about(advise(algorithm, strong=0.1, rounds=rounds), "Theorem 1 of pFedMe")
+        said = told("Theorem 1 of pFedMe", algorithm, strong=0.1, rounds=rounds)
         assert said.numbers["fewest T"] == pytest.approx(fewest)
         assert f"rounds T = {rounds} >= 2/(eta_1 mu_F) = {fewest:.4g}: {word}" in said.text
 
 
 def test_the_bound_of_permfl_that_is_false_as_printed_is_named() -> None:
-    assert (
-        "(16) is false as printed"
-        in about(advise(PerMFL()), "Theorem 2 of PerMFL (nonconvex)").text
-    )
+    assert "(16) is false as printed" in told("Theorem 2 of PerMFL (nonconvex)", PerMFL()).text
 
 
 def test_every_level_of_nested_is_checked() -> None:
@@ -767,7 +766,7 @@ def test_step_sizes_say_what_is_a_step_on_the_data() -> None:
         pass
 
     assert advise(Own(lr=1.0), smoothness=3.0) == advise(FedAvg(lr=1.0), smoothness=3.0)
-    assert about(advise(Heir(lr=1.0)), "unknown algorithm").level == "note"
+    assert told("unknown algorithm", Heir(lr=1.0)).level == "note"
 
 
 def test_a_step_of_the_server_is_no_step_on_the_data() -> None:
@@ -815,17 +814,15 @@ def test_local_flips_are_as_long_as_they_are_rare(algorithm: Any) -> None:
 
 
 def test_ties_and_averaging_steps_are_named() -> None:
-    assert about(advise(FedAMP(lam=10.0, alpha=0.1, lr=0.03)), "inner step").level == "warning"
-    assert about(advise(FedAMP(lam=10.0, alpha=0.1, lr=0.03)), "one round").level == "error"
-    assert about(advise(HeurFedAMP(lam=10.0, lr=0.03)), "inner step").numbers[
-        "lr*lam"
-    ] == pytest.approx(0.3)
-    assert about(advise(L2GD(lam=20.0, p=0.1, lr=0.02)), "averaging step").level == "warning"
-    assert about(advise(AL2GD(gamma=20.0, p=0.1, lr=0.02)), "averaging step").numbers == {
+    assert told("inner step", FedAMP(lam=10.0, alpha=0.1, lr=0.03)).level == "warning"
+    assert told("one round", FedAMP(lam=10.0, alpha=0.1, lr=0.03)).level == "error"
+    assert told("inner step", HeurFedAMP(lam=10.0, lr=0.03)).numbers["lr*lam"] == pytest.approx(0.3)
+    assert told("averaging step", L2GD(lam=20.0, p=0.1, lr=0.02)).level == "warning"
+    assert told("averaging step", AL2GD(gamma=20.0, p=0.1, lr=0.02)).numbers == {
         "lr*gamma/p": pytest.approx(4.0)
     }
     assert (
-        about(advise(L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0), "the rate of L2GD").numbers[
+        told("the rate of L2GD", L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0).numbers[
             "largest lr"
         ]
         == 0.05
@@ -857,7 +854,7 @@ def test_sfedhp_theorem_2_has_the_constants_of_the_paper() -> None:
     gamma2/rho.
     """
     algorithm = SFedHP(lam1=4.0, lam2=3.0, gamma2=0.0, beta=2.0, edge_rounds=5)
-    numbers = about(advise(algorithm, strong=0.5), "Theorem 2 of sFedHP").numbers
+    numbers = told("Theorem 2 of sFedHP", algorithm, strong=0.5).numbers
     strong = 12 / 31  # 1/(1/mu + 1/lam1 + 1/lam2) = 1/(2 + 1/4 + 1/3)
     assert numbers["mu_F"] == pytest.approx(strong)
     assert numbers["largest lr1"] == pytest.approx(1 / (9 * (3 + 128 * 3 / (strong * 2))) / 10)
@@ -866,7 +863,7 @@ def test_sfedhp_theorem_2_has_the_constants_of_the_paper() -> None:
 def test_the_amplitude_with_a_known_l_is_that_of_lam_and_l_together() -> None:
     """A curved loss makes the alternation wider, not narrower."""
     algorithm = SFedHP(lam1=25, lam2=25, gamma1=0.008, lr2=0.05)
-    flat, curved = (about(advise(algorithm, smoothness=L), "smooth l1") for L in (None, 10.0))
+    flat, curved = (told("smooth l1", algorithm, smoothness=L) for L in (None, 10.0))
     assert flat.numbers["largest amplitude"] == pytest.approx(0.05 * 0.008 / (2 - 0.05 * 25))
     assert curved.numbers["largest amplitude"] == pytest.approx(0.05 * 0.008 / (2 - 0.05 * 35))
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
@@ -882,7 +879,7 @@ def test_the_amplitude_with_a_known_l_is_that_of_lam_and_l_together() -> None:
 
 def test_without_ties_and_curvature_the_amplitude_is_half_the_step_of_the_penalty() -> None:
     """+-a with a = lr gamma tanh(a/rho)/2: the loss is flat, and FedMac has no pull on theta."""
-    said = about(advise(FedMac(personal_lr=0.05, gamma=0.008)), "smooth l1")
+    said = told("smooth l1", FedMac(personal_lr=0.05, gamma=0.008))
     assert "of up to personal_lr*gamma/2 = 0.0002" in said.text
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
     end = descend(x, lambda x: 0 * x, l1=(0.008, 6e-5), steps=4000, lr=0.05)
@@ -893,7 +890,7 @@ def test_without_ties_and_curvature_the_amplitude_is_half_the_step_of_the_penalt
 
 def test_a_slow_alternation_stays_below_the_amplitude_said() -> None:
     algorithm = PFedMe(lam=5.0, personal_lr=0.05, gamma=(2.1 / 0.05 - 5) * 6e-5, lr=0.001)
-    limit = about(advise(algorithm), "smooth l1").numbers["largest amplitude"]
+    limit = told("smooth l1", algorithm).numbers["largest amplitude"]
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
     end = descend(
         x, torch.zeros_like, prox=(5.0, torch.zeros_like(x)), l1=(algorithm.gamma, 6e-5), steps=4000, lr=0.05
@@ -936,7 +933,7 @@ def bayes(examples: int, **settings: Any) -> float:
 def test_plain_steps_of_pfedbayes_are_stable_from_the_number_of_examples_said(rho: float) -> None:
     """A step multiplies by 1 - personal_lr (L + zeta/(n s^2)), which is -1 at the least n."""
     algorithm = PFedBayes(method="gradient", personal_lr=0.1, lr=0.05, zeta=3.0, rho=rho)
-    note = about(advise(algorithm, smoothness=3.0), "inner step")
+    note = told("inner step", algorithm, smoothness=3.0)
     least, s = note.numbers["least n"], math.log1p(math.exp(rho))
     assert note.level == "note"
     assert least == pytest.approx(3.0 / s**2 / (2 / 0.1 - 3.0))
@@ -950,24 +947,17 @@ def test_plain_steps_of_pfedbayes_are_stable_from_the_number_of_examples_said(rh
 
 
 def test_pfedbayes_with_plain_steps_has_a_condition_and_with_adam_none() -> None:
-    assert "no condition" in about(advise(PFedBayes()), "inner step").text
-    plain = about(
-        advise(PFedBayes(method="gradient", zeta=10.0, lr=0.001, personal_lr=0.001)), "inner step"
-    )
+    assert "no condition" in told("inner step", PFedBayes()).text
+    plain = told("inner step", PFedBayes(method="gradient", zeta=10.0, lr=0.001, personal_lr=0.001))
     assert "no condition" not in plain.text
     assert plain.numbers["least n"] == pytest.approx(10 / plain.numbers["s"] ** 2 * 0.001 / 2)
-    steep = about(
-        advise(PFedBayes(method="gradient", personal_lr=0.5), smoothness=4.0), "inner step"
-    )
+    steep = told("inner step", PFedBayes(method="gradient", personal_lr=0.5), smoothness=4.0)
     assert steep.level == "warning"
     assert "L = 4 alone is too much" in steep.text
-    wide = PFedBayes(
-        method="gradient", rho=3.0, zeta=1.0, personal_lr=0.1
-    )  # rho's own curvature, 2 g^2/s^2, is the larger
+    # rho's own curvature, 2 g^2/s^2, is the larger
+    wide = PFedBayes(method="gradient", rho=3.0, zeta=1.0, personal_lr=0.1)
     g, s = 1 / (1 + math.exp(-3)), math.log1p(math.exp(3))
-    assert about(advise(wide), "inner step").numbers["least n"] == pytest.approx(
-        2 * g * g / s**2 * 0.1 / 2
-    )
+    assert told("inner step", wide).numbers["least n"] == pytest.approx(2 * g * g / s**2 * 0.1 / 2)
 
 
 def test_the_curvature_along_rho_is_that_of_the_divergence() -> None:
@@ -1103,7 +1093,7 @@ def test_what_is_proposed_converges_on_quadratics_of_the_measured_curvature() ->
             changed = replace(
                 changed, **{step.field: levers.safe(step, curved) for step in levers.steps(changed)}
             )
-            numbers = about(advise(changed, smoothness=7.0, exact=True), "one round").numbers
+            numbers = told("one round", changed, smoothness=7.0, exact=True).numbers
             assert abs(numbers["factor at L"]) < 0.9
 
 

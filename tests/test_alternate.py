@@ -74,22 +74,12 @@ def mixture(task: Task, loss: type[Loss]) -> tuple[Move, ...]:
 
 
 def ahead(task: Task, loss: type[Loss]) -> tuple[Move, ...]:
-    return (
-        Move("y", loss(task, 1), lr=0.2, start="x"),
-        Move("x", loss(task, 2), lr=0.1, at="y"),
-    )
+    return (Move("y", loss(task, 1), lr=0.2, start="x"), Move("x", loss(task, 2), lr=0.1, at="y"))
 
 
 def correlation(task: Task, loss: type[Loss]) -> tuple[Move, ...]:
     return (
-        Move(
-            "x",
-            loss(task, 1, by_turn=True),
-            lr=0.1,
-            linear=(-0.7, "y"),
-            l1=(0.1, 0.05),
-            steps=3,
-        ),
+        Move("x", loss(task, 1, by_turn=True), lr=0.1, linear=(-0.7, "y"), l1=(0.1, 0.05), steps=3),
         Move("y", NO_DATA, lr=0.3, prox=(0.7, "x"), l1=(0.1, 0.0)),
         Move("z", NO_DATA, lr=0.5, prox=(1.0, "y"), linear=(0.2, "x")),
     )
@@ -108,11 +98,7 @@ native_only = pytest.mark.skipif(not native.loaded(), reason="there is no compil
 @native_only
 @pairs(kernel=SETS, moves=MOVES, dtype=DTYPES, l2=[0.0, 0.2])
 def test_the_kernel_makes_the_moves_of_torch(
-    kernel: str,
-    moves: str,
-    dtype: torch.dtype,
-    l2: float,
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: str, moves: str, dtype: torch.dtype, l2: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "_library", native._load(kernel))
     task = make(chain(WIDTH, 21, 3, activation=nn.Tanh), dtype=dtype, l2=l2)
@@ -240,11 +226,7 @@ def test_the_gradient_at_given_rows(
 @native_only
 @pairs(kernel=SETS, dtype=DTYPES, width=[1, 7, 64, 83], each=[False, True])
 def test_adam_in_the_kernel(
-    kernel: str,
-    dtype: torch.dtype,
-    width: int,
-    each: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: str, dtype: torch.dtype, width: int, each: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = torch.Generator().manual_seed(0)
     lr = column(0.01, 0.1).to(dtype) if each else 0.05

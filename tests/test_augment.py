@@ -1,7 +1,5 @@
 """Augmentation: what each change does, that it is by address, and that scores never see it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,11 +176,7 @@ def cuts(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("augment", "changes", "words"),
     [
-        (
-            "flipp",
-            {},
-            r"'flipp' \(did you mean 'flip'\?\): choose one of crop, flip, noise",
-        ),
+        ("flipp", {}, r"'flipp' \(did you mean 'flip'\?\): choose one of crop, flip, noise"),
         (3, {}, "augment = 3 must be text or a table"),
         (
             {"name": "crop", "pads": 2},

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from covey.algorithms import ALGORITHMS, FedAlt, FedAvg, HierFAVG, PerMFL, Prune
 from covey.data import own, synthetic
 from covey.engine.batches import Examples
 from covey.errors import (
-    CheckpointError,
     ConfigError,
     DataError,
     ModelError,
@@ -33,7 +31,6 @@ MODEL = mlp(60, 10)
 
 def start(**more: Any) -> covey.Run:
     """Constructed and not yet run: everything below is refused here at the latest."""
-    resume = more.pop("resume", None)
     given = {
         "algorithm": FedAvg(),
         "data": DATA,
@@ -42,7 +39,7 @@ def start(**more: Any) -> covey.Run:
         "rounds": 1,
         **more,
     }
-    return covey.run(Experiment(**given), resume=resume)
+    return covey.run(Experiment(**given))
 
 
 def examples(n: int, value: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -206,19 +203,6 @@ def test_it_is_refused_at_once(what: str) -> None:
     message = str(caught.value)
     assert isinstance(caught.value, CoveyError)
     assert [word for word in words if word not in message] == [], message
-
-
-def test_a_foreign_or_corrupt_checkpoint(tmp_path: Path) -> None:
-    run = start(rounds=2)
-    next(run)
-    run.save(tmp_path / "run")
-    with pytest.raises(
-        CheckpointError, match=r"another experiment: its seed is 0, this one's is 8"
-    ):
-        start(rounds=2, seed=8, resume=tmp_path / "run")
-    (tmp_path / "run").write_bytes((tmp_path / "run").read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
-        start(rounds=2, resume=tmp_path / "run")
 
 
 def test_nothing_is_trained_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Rows without their zeros: the bits that were kept, in cells of the right size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

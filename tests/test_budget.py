@@ -31,9 +31,8 @@ def test_a_run_takes_what_its_budget_says(method: str) -> None:
 def test_coins_take_it_on_average(method: str) -> None:
     rounds, asked = 100, experiment("digits", method, 0, seed=0, rounds=100)
     total = sum(record.gradients for record in covey.run(asked))
-    assert total / asked.data.devices / rounds == pytest.approx(
-        GRADIENTS, rel=0.3
-    )  # three standard deviations
+    # three standard deviations
+    assert total / asked.data.devices / rounds == pytest.approx(GRADIENTS, rel=0.3)
 
 
 def test_the_hessian_free_method_is_the_one_whose_figures_are_printed() -> None:
@@ -53,11 +52,9 @@ def test_the_methods_are_algorithms_and_none_whose_figures_are_printed_is_missin
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_devices_with_their_own_numbers_of_steps_are_counted_one_by_one(idle: Any) -> None:
     """Those who were not asked are counted where they train."""
-    data, model, tree = (
-        covey.data.digits(devices=6),
-        covey.models.linear(64, 10),
-        covey.Tree.grouped([3, 3]),
-    )
+    data = covey.data.digits(devices=6)
+    model = covey.models.linear(64, 10)
+    tree = covey.Tree.grouped([3, 3])
     steps = [1, 2, 3, 4, 5, 6]
     by_edge = [2 * (1 + 2 + 3), 3 * (4 + 5 + 6)]  # edge rounds times the steps of its devices
     for batch in (5, None):

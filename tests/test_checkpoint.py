@@ -177,9 +177,7 @@ def test_a_flipped_bit_is_seen(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(
-        CheckpointError, match=r"damaged: its checksum is not that of its contents; there is none"
-    ):
+    with pytest.raises(CheckpointError, match=r"damaged: its checksum is not .*; there is none"):
         checkpoint.read(path)
     assert checkpoint.read(path, tensors=False).facts == FACTS
 
@@ -187,9 +185,7 @@ def test_a_flipped_bit_is_seen(path: Path) -> None:
 def test_what_differs_is_named_with_both_values() -> None:
     wanted = {"algorithm": "FedAvg(lr=1)", "seed": "0"}
     checkpoint.same_experiment("x", wanted, dict(wanted))
-    with pytest.raises(
-        CheckpointError, match="x is of another experiment: its seed is 7, this one's is 0"
-    ):
+    with pytest.raises(CheckpointError, match="another experiment: its seed is 7, this one's is 0"):
         checkpoint.same_experiment("x", wanted | {"seed": "7"}, wanted)
     with pytest.raises(CheckpointError, match="its seed is None"):
         checkpoint.same_experiment("x", {"algorithm": "FedAvg(lr=1)"}, wanted)
@@ -197,10 +193,7 @@ def test_what_differs_is_named_with_both_values() -> None:
 
 @pytest.mark.parametrize(
     ("fact", "value", "text"),
-    [
-        ("draws", "1", "with draws = 1, this is covey"),
-        ("covey", "0.0.9", "by covey 0.0.9 with"),
-    ],
+    [("draws", "1", "with draws = 1, this is covey"), ("covey", "0.0.9", "by covey 0.0.9 with")],
 )
 def test_a_checkpoint_of_other_draws_does_not_go_on(
     tmp_path: Path, fact: str, value: str, text: str
@@ -246,9 +239,7 @@ def test_the_checkpoint_before_the_last_stays(path: Path) -> None:
     assert checkpoint.read(path).facts["round"] == 5
     assert sorted(os.listdir(path.parent)) == ["run.covey", "run.previous.covey"]
     path.write_bytes(b"")
-    with pytest.raises(
-        CheckpointError, match=r"damaged.*; the one before it is .*run\.previous\.covey"
-    ):
+    with pytest.raises(CheckpointError, match=r"damaged.*one before it is .*run\.previous"):
         checkpoint.read(path)
 
 

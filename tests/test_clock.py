@@ -1,7 +1,5 @@
 """Where the time of a round goes: every second counts once, also those of workers."""
 
-from __future__ import annotations
-
 import threading
 import time
 

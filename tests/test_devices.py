@@ -13,15 +13,15 @@ from covey.algorithms import PerMFL, PFedMe
 from covey.engine.measures.metrics import EXAMPLES, Targets, of_numbers, usual
 from covey.runs.scores.devices import from_csv, table, to_csv
 from covey.runs.scores.figures import NodeFigures
+from tests.given import played
 from tests.laws.cases import CASES, experiment
 
 
 def test_each_device_has_the_accuracy_of_its_own_module() -> None:
     shards = data.digits(devices=6, labels=3)
-    run = covey.run(
+    run = played(
         Experiment(PerMFL(edge_rounds=2), shards, models.mlp(64, 8, 10), Tree.grouped([2, 4]), 6)
     )
-    list(run)
     lines = {(line.device, line.model): line for line in run.devices() if line.part == "test"}
     assert len(lines) == 6 * 3
     for device in range(6):
@@ -57,15 +57,13 @@ def test_means_over_devices_are_the_reported_scores() -> None:
 
 
 def test_devices_that_hold_none_are_named(tmp_path: object) -> None:
-    run = covey.run(experiment(CASES["PFedMe-sample"], rounds=1, score_every=1))
-    list(run)
+    run = played(experiment(CASES["PFedMe-sample"], rounds=1, score_every=1))
     holds = {line.device for line in run.devices() if line.model == "personal" and line.holds}
     assert holds == {str(device) for device in run.history[0].cohorts["device"]}
 
 
 def test_a_table_survives_its_file() -> None:
-    run = covey.run(experiment(CASES["PerMFL"], rounds=2, score_every=1))
-    list(run)
+    run = played(experiment(CASES["PerMFL"], rounds=2, score_every=1))
     assert from_csv(to_csv(run.devices())) == run.devices()
     assert from_csv(to_csv([])) == []
 
@@ -89,12 +87,11 @@ def test_a_resumed_run_knows_its_devices(tmp_path: object) -> None:
 def test_regression_and_names() -> None:
     draw = torch.Generator().manual_seed(0)
     pairs = [(x := torch.randn(20, 3, generator=draw), x.sum(1, keepdim=True)) for _ in range(3)]
-    run = covey.run(
+    run = played(
         Experiment(
             PFedMe(), data.own(pairs), nn.Linear(3, 1), Tree.flat(3), 2, loss="squared_error"
         )
     )
-    list(run)
     assert all(
         line.accuracy is None and line.loss is not None and line.edge is None
         for line in run.devices()
@@ -118,8 +115,7 @@ def test_a_resumed_run_knows_its_devices_before_it_goes_on(tmp_path: Path) -> No
 def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_more(
     tmp_path: Path,
 ) -> None:
-    run = covey.run(experiment(CASES["PerMFL"], rounds=3, score_every=2))
-    list(run)
+    run = played(experiment(CASES["PerMFL"], rounds=3, score_every=2))
     assert {line.last_round for line in run.devices()} == {3}
     run.save(tmp_path / "saved.safetensors")
     longer = covey.run(

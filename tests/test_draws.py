@@ -56,13 +56,11 @@ def test_a_key_is_the_same_in_every_version() -> None:
     """Checkpoints hold no generator, so a change of these numbers changes every run that is
     resumed.
     """
-    assert (
-        draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF
-    )  # splitmix64's first output from 0
+    # splitmix64's first output from 0
+    assert draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF
     assert draws.key(0, 1, "device") == draws.key(0, 1, "device")
-    assert (
-        draws.bits(0, torch.tensor([0]), 1).item() == 0
-    )  # the finaliser alone: 0 is its fixed point
+    # the finaliser alone: 0 is its fixed point
+    assert draws.bits(0, torch.tensor([0]), 1).item() == 0
 
 
 def test_uniform_is_uniform() -> None:
@@ -73,9 +71,8 @@ def test_uniform_is_uniform() -> None:
     assert abs(u.mean() - 1 / 2) < 0.003
     assert abs(u.var() - 1 / 12) < 0.001
     counts = torch.histc(u, bins=20, min=0, max=1)
-    assert (
-        (counts - 10_000) ** 2 / 10_000
-    ).sum() < 43.8  # the 99.9 % point of chi-square with 19 degrees
+    # the 99.9 % point of chi-square with 19 degrees
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 43.8
     assert torch.corrcoef(u[:, :8].T).fill_diagonal_(0).abs().max() < 0.12  # neighbouring slots
     assert torch.corrcoef(u[:8]).fill_diagonal_(0).abs().max() < 0.3  # neighbouring ids
 
@@ -282,11 +279,9 @@ def test_a_path_of_zeros_stays_zero() -> None:
 
 @pytest.mark.skipif(not native.loaded(), reason="there is no compiled kernel here")
 def test_the_kernel_chooses_as_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, sizes, picks = (
-        torch.tensor([3, 10**9, 0, 7]),
-        torch.tensor([1, 10**6, 17, 5]),
-        torch.tensor([1, 300, 0, 5]),
-    )
+    groups = torch.tensor([3, 10**9, 0, 7])
+    sizes = torch.tensor([1, 10**6, 17, 5])
+    picks = torch.tensor([1, 300, 0, 5])
     address = torch.tensor([-(2**63), 5, 6, 2**63 - 1])
     for key in (9, address):
         here = draws.choose(key, groups, sizes=sizes, picks=picks)

@@ -1,7 +1,5 @@
 """Dropout by address: what masks are, where they go, and what still cannot draw."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.laws import differences, state
 from tests import peek
+from tests.given import drained, played
 from tests.laws.networks import CLASSES, NETWORKS, SIZES, examples
 from tests.laws.test_graphs import Rerun
 
@@ -241,10 +240,7 @@ def test_a_hessian_product_is_the_derivative_of_the_masked_gradient() -> None:
 
 
 def ended(**changes: Any) -> covey.Run:
-    run = covey.run(NETWORKS["dropout layers"].experiment(**changes))
-    for _ in run:
-        pass
-    return run
+    return played(NETWORKS["dropout layers"].experiment(**changes))
 
 
 def layers(p: float | None) -> nn.Module:
@@ -313,8 +309,7 @@ def test_gradients_of_all_examples_drop_too() -> None:
 def test_a_replayed_program_draws_by_the_address_of_its_round(name: str) -> None:
     """With what stands in for a CUDA graph, on two seeds side by side."""
     experiments = [NETWORKS[name].experiment(seed=seed, rounds=4) for seed in (0, 1)]
-    plain = covey.runs(experiments)
-    list(plain)
+    plain = drained(covey.runs(experiments))
     replayed = covey.runs(experiments)
     peek.use_graphs(replayed.seeds[0], Rerun)
     list(replayed)
@@ -343,9 +338,7 @@ def test_a_module_of_a_run_is_in_eval_mode() -> None:
         (Functional(lambda x, training: F.rrelu(x, training=training)), "draws by aten.rrelu"),
         (Functional(lambda x, training: x + torch.randn(8)), "draws by aten.randn"),
         (
-            Functional(
-                lambda x, training: F.dropout(x, 0.1, training and len(x) < 3),
-            ),
+            Functional(lambda x, training: F.dropout(x, 0.1, training and len(x) < 3)),
             "in the same places in every pass",
         ),
         (

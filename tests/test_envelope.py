@@ -1,7 +1,5 @@
 """Envelopes between nodes: what is sealed is opened, and bytes that are no envelope are refused."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

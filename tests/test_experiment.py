@@ -115,10 +115,8 @@ def test_private_layers_are_for_algorithms_that_split_and_decide_the_bits() -> N
 
 
 def test_another_algorithm_of_the_same_name_is_another_experiment() -> None:
-    one, two = (
-        experiment(algorithm=Local()).fingerprint(),
-        experiment(algorithm=Splitting()).fingerprint(),
-    )
+    one = experiment(algorithm=Local()).fingerprint()
+    two = experiment(algorithm=Splitting()).fingerprint()
     assert one["algorithm code"] != two["algorithm code"]
 
 

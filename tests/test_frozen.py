@@ -1,7 +1,5 @@
 """Frozen parameters: no row holds them, everybody shares them, and a run is for one set of values."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from covey.engine.modules.layout import freeze
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError, ModelError
 from covey.models import mlp
+from tests.given import drained
 
 TREE = covey.Tree.flat(3)
 
@@ -40,15 +39,9 @@ def _whole(run: covey.Run) -> Any:
     return run.module()
 
 
-def ended(run: covey.Run) -> covey.Run:
-    for _ in run:
-        pass
-    return run
-
-
 def test_rows_and_messages_hold_what_trains_alone() -> None:
     model: Any = mlp(6, 5, 2)
-    run = ended(covey.run(experiment(model)))
+    run = drained(covey.run(experiment(model)))
     head = 5 * 2 + 2
     assert run.w.shape == (1, head)
     assert run.engine["parameters"] == head
@@ -63,7 +56,7 @@ def test_rows_and_messages_hold_what_trains_alone() -> None:
 
 def test_the_run_module_is_whole() -> None:
     model: Any = mlp(6, 5, 2)
-    run = ended(covey.run(experiment(model)))
+    run = drained(covey.run(experiment(model)))
     module: Any = run.module()
     assert torch.equal(module[1].weight, model[1].weight)
     assert not torch.equal(module[3].weight, model[3].weight)
@@ -77,14 +70,14 @@ def test_the_run_module_is_whole() -> None:
 def test_frozen_layers_train_as_they_do_when_their_gradient_is_dropped() -> None:
     """The head of a frozen network is a linear model on the body's outputs."""
     model: Any = mlp(6, 5, 2)
-    run = ended(covey.run(experiment(model)))
+    run = drained(covey.run(experiment(model)))
     shards = data()
     features = torch.relu(model[1](shards.x)).detach()
     same = replace(shards, x=features)
     head = nn.Sequential(nn.Linear(5, 2))
     head[0].load_state_dict(model[3].state_dict())
     alone = replace(run.experiment, data=same, model=head, frozen=())
-    other = ended(covey.run(alone))
+    other = drained(covey.run(alone))
     torch.testing.assert_close(run.w, other.w, rtol=1e-5, atol=1e-6)
 
 
@@ -126,7 +119,7 @@ def test_a_tied_parameter_is_frozen_under_either_name() -> None:
             out: Tensor = self.head(self.second(torch.tanh(self.first(x))))
             return out
 
-    run = ended(covey.run(experiment(Tied(), frozen=["second.weight"])))
+    run = drained(covey.run(experiment(Tied(), frozen=["second.weight"])))
     assert run.engine["frozen"] == 36
     module: Any = run.module()
     assert module.first.weight is module.second.weight

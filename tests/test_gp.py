@@ -154,10 +154,8 @@ def test_an_example_that_does_not_count_changes_nothing() -> None:
 
 
 def test_chances_are_integrals_over_a_gaussian_and_a_mean_over_draws() -> None:
-    mean, var = (
-        torch.tensor([[[0.0, 1.5, -4.0], [1.0, 3.0, 9.0]]]).double(),
-        torch.tensor([[[8.0, 2.0, 0.1], [0.0, 6.0, 1.0]]]).double(),
-    )
+    mean = torch.tensor([[[0.0, 1.5, -4.0], [1.0, 3.0, 9.0]]]).double()
+    var = torch.tensor([[[8.0, 2.0, 0.1], [0.0, 6.0, 1.0]]]).double()
     f = np.linspace(-40, 40, 400_001)
     expected = np.zeros((2, 3))
     for d in range(2):
@@ -180,11 +178,9 @@ def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int
     """Two examples and one place: p(f1, f2 | y) ~ N(f; 0, K) sigmoid(y1 f1) sigmoid(y2 f2), added
     up over a grid.
     """
-    kernel, x, z = (
-        CovarianceKernel(3.0, 1.0),
-        torch.tensor([[[0.0], [0.8]]]).double(),
-        torch.tensor([[[0.3]]]).double(),
-    )
+    kernel = CovarianceKernel(3.0, 1.0)
+    x = torch.tensor([[[0.0], [0.8]]]).double()
+    z = torch.tensor([[[0.3]]]).double()
     K, across = kernel.among(x), kernel.across(x, z)
     f = np.linspace(-12, 12, 601)
     grid = np.stack(np.meshgrid(f, f, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -194,9 +190,8 @@ def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int
     )
     share = np.exp(logs - logs.max())
     share /= share.sum()
-    mean = share @ (
-        grid @ precision @ across[0].numpy()[:, 0]
-    )  # of f at the place, which is normal given f1 and f2
+    # of f at the place, which is normal given f1 and f2
+    mean = share @ (grid @ precision @ across[0].numpy()[:, 0])
     omega_mean = share @ polya_gamma_mean(torch.from_numpy(grid)).numpy()
 
     n, D = 400, 25
@@ -236,11 +231,9 @@ def test_classes_are_halved_by_label_and_their_chances_sum_to_one() -> None:
     z = torch.randn(2, 6, 2, generator=G).double()
     chances = tree.log_chances(z).exp() * torch.tensor(has)[:, None]
     assert torch.allclose(chances.sum(2), torch.ones(2, 6).double(), atol=1e-12)
-    own, K, across = (
-        torch.full((2, 6), 2.0).double(),
-        tree.kernel.among(tree.features),
-        tree.kernel.across(tree.features, z),
-    )
+    own = torch.full((2, 6), 2.0).double()
+    K = tree.kernel.among(tree.features)
+    across = tree.kernel.across(tree.features, z)
     (up, down), _, (top, bottom) = (
         log_chances(*predictive(K, across, own, fork.kappa, fork.omega)) for fork in tree.forks
     )

@@ -1,7 +1,5 @@
 """Steps in few kernels are the same steps: a GPU's way to compute them, here on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -53,11 +51,7 @@ def stack_of(it: Task) -> LinearStack:
 def other() -> nn.Module:
     """Activations whose derivatives need their inputs, and a layer without a bias."""
     return nn.Sequential(
-        nn.Linear(INPUTS, 6),
-        nn.SiLU(),
-        nn.Linear(6, 5, bias=False),
-        nn.Tanh(),
-        nn.Linear(5, 3),
+        nn.Linear(INPUTS, 6), nn.SiLU(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
     )
 
 

@@ -12,7 +12,8 @@ from covey.grid.result import MethodRow, Result
 from covey.grid.tables import methods
 from covey.report.summary import OverSeeds, summarise
 from covey.runs.scores.headline import Headline, asked_for, for_devices, headline, named, selected
-from tests.test_metrics import NAMES, experiment, finished
+from tests.given import played
+from tests.test_metrics import NAMES, experiment
 
 LOWER = ("loss", "rmse", "mae", "perplexity", "ece", "-margin")
 HIGHER = ("accuracy", "f1", "auc", "balanced_accuracy", "label_accuracy", "top3", "r2", "margin")
@@ -53,7 +54,7 @@ def test_only_the_accuracy_is_in_per_cent() -> None:
 def test_a_run_is_judged_by_its_select_or_by_what_it_has(
     kind: str, select: str, shown: str, chosen_by: str
 ) -> None:
-    run = finished(experiment(kind, metrics=(), select=select, rounds=1))
+    run = played(experiment(kind, metrics=(), select=select, rounds=1))
     assert headline(run.history) == named(shown)
     model = run.history[0].models["personal"]
     assert selected(model) == named(chosen_by)
@@ -64,7 +65,7 @@ def test_a_run_is_judged_by_its_select_or_by_what_it_has(
 
 
 def test_devices_fall_back_to_a_figure_that_they_have() -> None:
-    run = finished(experiment("numbers", metrics=(), select="r2", rounds=1))
+    run = played(experiment("numbers", metrics=(), select="r2", rounds=1))
     lines = run.devices()
     assert for_devices(headline(run.history), lines) == named("rmse")  # r2 is of all devices
     with pytest.raises(ConfigError, match="--metric 'r2': devices have rmse, mae, loss"):
@@ -74,7 +75,7 @@ def test_devices_fall_back_to_a_figure_that_they_have() -> None:
 
 
 def test_gains_of_devices_are_in_the_metric_of_select() -> None:
-    run = finished(experiment(metrics=(), select="ece", rounds=2))
+    run = played(experiment(metrics=(), select="ece", rounds=2))
     lines = [line for line in run.devices() if line.part == "test"]
     own = {line.device: line.metrics["ece"] for line in lines if line.model == "personal"}
     base = {line.device: line.metrics["ece"] for line in lines if line.model == "global"}
@@ -91,7 +92,7 @@ def compared(kind: str, select: str) -> Result:
     rows = []
     for title, rounds in (("Short", 1), ("Long", 8)):
         metrics = NAMES if kind == "classes" else ()
-        run = finished(experiment(kind, metrics=metrics, select=select, rounds=rounds))
+        run = played(experiment(kind, metrics=metrics, select=select, rounds=rounds))
         histories[title] = [list(run.history)]
         figures = summarise(histories[title]).models
         rows.append(MethodRow(title, title, 1, 0, {}, seeds=1, model="global", models=figures))

@@ -116,9 +116,8 @@ def test_extreme_values_are_trained_with_or_refused() -> None:
             with suppress(CoveyError):
                 advice.advise(algorithm, smoothness=1.0, strong=0.1)
             with suppress(CoveyError):
-                covey.run(
-                    Experiment(algorithm, DATA, MODEL, tree, rounds=1)
-                )  # rehearsed, not trained
+                # rehearsed, not trained
+                covey.run(Experiment(algorithm, DATA, MODEL, tree, rounds=1))
             count += 1
         except Exception as error:
             raise AssertionError(what) from error

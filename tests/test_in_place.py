@@ -1,7 +1,5 @@
 """Steps in place: closed forms of single terms, and every term against the steps of `plain`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

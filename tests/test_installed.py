@@ -15,7 +15,7 @@ from covey.codecs import codec
 from covey.errors import ConfigError
 from covey.files.config import defaults, load
 from covey.links.spec import wires
-from tests.cli.command import covey
+from tests.cli.command import covey, exits
 
 ACME = '''
 """What Acme adds to covey."""
@@ -125,9 +125,8 @@ def test_what_a_package_declares_runs_by_its_name(install: Install) -> None:
     config = load(None, list(CHANGES))
     assert "acme" in sys.modules
     assert config.resolved()["model"] == {"name": "resnet", "width": 3}
-    ended = covey("run", *CHANGES, "--out", "run")
-    assert ended.code == 0, ended.err
-    assert covey("run", "--resume", "run", "rounds=3").code == 0
+    exits(0, "run", *CHANGES, "--out", "run")
+    exits(0, "run", "--resume", "run", "rounds=3")
     assert wires("plain", ["server-device"])["server-device", "up"].codec.name == "plain"
     assert codec("plain", scale=2.0).scale == 2.0  # type: ignore[attr-defined]
     assert defaults("algorithms", "mean") == {"name": "mean", "lr": 0.1}
@@ -137,8 +136,7 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
     install()
     rows: dict[Any, Any] = {}
     for kind in ("models", "data", "algorithms", "codecs"):
-        ended = covey("list", kind, "--json")
-        assert ended.code == 0
+        ended = exits(0, "list", kind, "--json")
         rows |= {row["name"]: row for row in json.loads(ended.out)}
         assert covey("list", kind).out.count("acme-covey 1.0") >= 1
     assert rows["resnet"]["about"] == "One layer around which the input goes."
@@ -172,8 +170,7 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
 )
 def test_a_broken_one_is_named_when_it_is_used(install: Install, change: str, words: str) -> None:
     install()
-    ended = covey("doctor", change)
-    assert ended.code == 2
+    ended = exits(2, "doctor", change)
     assert words in ended.err
     assert "Traceback" not in ended.err
 
@@ -182,8 +179,7 @@ def test_nothing_is_loaded_that_is_not_used(install: Install) -> None:
     install(module="raise SystemExit('loaded')")
     assert load(None).experiment(0)
     assert "acme" not in sys.modules
-    ended = covey("doctor", "model.name=resnet")
-    assert ended.code == 2
+    ended = exits(2, "doctor", "model.name=resnet")
     assert "acme-covey 1.0: it cannot be loaded: SystemExit: loaded" in ended.err
     assert "resnet" in covey("list", "models").out
 
@@ -204,9 +200,7 @@ def test_a_name_that_covey_has_is_an_error(install: Install) -> None:
 def test_one_name_of_two_packages_is_an_error(install: Install) -> None:
     install("[covey.models]\nresnet = acme:resnet\n")
     install("[covey.models]\nresnet = acme:torn\n", package="bolts")
-    with pytest.raises(
-        ConfigError, match=r"bolts 1\.0 declares this name too; remove one of the packages"
-    ):
+    with pytest.raises(ConfigError, match=r"bolts 1\.0 declares this name too; remove one"):
         load(None, ["model.name=resnet"])
 
 

@@ -1,7 +1,5 @@
 """What vmap does otherwise than a module alone, and what a module leaves out."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Runs whose rows lie in files: the bits of a run in memory, and checkpoints that link files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Losses by name, with settings, and losses of torch and of one's own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -16,6 +14,7 @@ from covey.algorithms import FedAvg, PFedGP
 from covey.engine.measures.losses import PerExample, loss_function, resolved_loss
 from covey.engine.measures.named_losses import Focal, balanced, named_loss
 from covey.errors import ConfigError
+from tests.given import played
 
 DEVICES = 3
 
@@ -48,8 +47,7 @@ def trained(shards: data.Shards, loss: Any, outputs: int) -> Tensor:
     model = nn.Linear(4, outputs)
     algorithm = FedAvg(steps=3, lr=0.2, batch=6)
     tree = Tree.flat(DEVICES)
-    run = covey.run(Experiment(algorithm, shards, model, tree, rounds=2, loss=loss))
-    list(run)
+    run = played(Experiment(algorithm, shards, model, tree, rounds=2, loss=loss))
     return run.w
 
 
@@ -280,8 +278,7 @@ def test_a_step_as_many_times_as_large_as_there_are_labels_learns_as_one_label_d
         algorithm = FedAvg(lr=0.1 * labels, batch=None)
         tree = Tree.flat(1)
         settings: dict[str, Any] = {"loss": "bce", "start": "module", "rounds": 3}
-        run = covey.run(Experiment(algorithm, shards, model, tree, **settings))
-        list(run)
+        run = played(Experiment(algorithm, shards, model, tree, **settings))
         weight = run.module().state_dict()["weight"]
         rows.append(weight[0])
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-7)
@@ -305,9 +302,7 @@ def test_a_loss_far_above_the_first_is_noted_once() -> None:
             FedAvg(steps=1, lr=lr, batch=None), shards, nn.Linear(1, 1), Tree.flat(2), rounds=6,
             loss="mse", parts=("validation",),
         )  # fmt: skip
-        run = covey.run(experiment)
-        for _ in run:
-            pass
+        run = played(experiment)
         return [note for note in run.notes if "validation loss of the global model" in note]
 
     assert notes(0.1) == []

@@ -1,7 +1,5 @@
 """A name that nothing has is refused with the name that is most like it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -49,10 +47,7 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a codec": (lambda: start(codec="bitmpa"), "bitmap"),
     "a link": (lambda: start(codec={"server-devices": "bitmap"}), "server-device"),
     "a choice": (lambda: start(idle="trian"), "train"),
-    "a runtime": (
-        lambda: covey.run(experiment(PLAIN["PFedMe"]), runtime="simulater"),
-        "simulator",
-    ),
+    "a runtime": (lambda: covey.run(experiment(PLAIN["PFedMe"]), runtime="simulater"), "simulator"),
     "a stop": (lambda: start(stop={"patiense": 3}), "patience"),
     "a model of a run": (lambda: start().rows("persnal"), "personal"),
     "a method": (steps, "nesterov"),
@@ -60,6 +55,11 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a normalisation": (lambda: scaling(wrong("unti"), torch.zeros(1, 1), torch.zeros(1)), "unit"),
     "a network": (lambda: permfl_cnn((1, 28, 28), net=wrong("mnits")), "mnist"),
     "a table": (lambda: tables.select(["pfedme/tabel1"]), "pfedme/table1"),
+    "a type in a file": (lambda: load(BASE, ["dtype=float23"]), "float32"),
+    "a part in a file": (lambda: load(BASE, ['parts=["tets", "validation"]']), "test"),
+    "a solver in a file": (lambda: load(BASE, ["solver=adma"]), "adam"),
+    "a loss in a file": (lambda: load(BASE, ["loss=cross_entopy"]), "cross_entropy"),
+    "a metric in a file": (lambda: load(BASE, ['metrics=["acuracy"]']), "accuracy"),
 }
 
 
@@ -69,19 +69,3 @@ def test_the_nearest_name_is_said(name: str) -> None:
     with pytest.raises(CoveyError) as caught:
         call()
     assert re.search(rf"did you mean '?([a-z]+\.)?{wanted}'?\?", str(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("dtype=float23", "float32"),
-        ('parts=["tets", "validation"]', "test"),
-        ("solver=adma", "'adam'"),
-        ("loss=cross_entopy", "'cross_entropy'"),
-        ('metrics=["acuracy"]', "'accuracy'"),
-    ],
-)
-def test_a_file_is_told_too(text: str, wanted: str) -> None:
-    with pytest.raises(CoveyError) as caught:
-        load(BASE, [text])
-    assert f"(did you mean {wanted}?)" in str(caught.value)

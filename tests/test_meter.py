@@ -9,14 +9,7 @@ from covey.codecs import CODECS
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.replies import exact
 from covey.links.link import Ledger, Link, Route
-from covey.links.meter import (
-    Meter,
-    Traffic,
-    bitmap_bits,
-    dense_bits,
-    fedmac_bits,
-    paper_bits,
-)
+from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, fedmac_bits, paper_bits
 from covey.links.spec import LinkSpec
 
 D = 79_510  # the papers' two-layer MNIST network

@@ -21,12 +21,11 @@ from covey.data import Shards, own_parts
 from covey.engine.measures.metrics import AUC, AUC_BINS, Metric, Targets, metrics_of
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.models import linear
-from covey.runs.run import Run
 from covey.runs.scores import record
 from covey.runs.scores.devices import from_csv, to_csv
 from covey.runs.selection import select
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits
+from tests.given import played
 
 CLASSES = Targets("classes", 4)
 LABELS = Targets("labels", 3)
@@ -201,13 +200,6 @@ def experiment(kind: str = "classes", **settings: Any) -> Experiment:
     return Experiment(algorithm, shards(kind), linear(3, outputs), Tree.flat(DEVICES), **given)
 
 
-def finished(experiment: Experiment, **options: Any) -> Run:
-    run = covey.run(experiment, **options)
-    for _ in run:
-        pass
-    return run
-
-
 def plain(run: Any) -> list[dict[str, Any]]:
     """The records without what no two runs share."""
     out = []
@@ -219,7 +211,7 @@ def plain(run: Any) -> list[dict[str, Any]]:
 
 
 def test_a_record_has_the_metrics_of_the_examples_of_all_devices() -> None:
-    run = finished(experiment())
+    run = played(experiment())
     model = run.module("global")
     data = run.experiment.data
     part = data.part("test")
@@ -242,19 +234,9 @@ def test_holders_alone_and_everybody_differ_where_not_all_hold_a_model() -> None
     assert score.metrics != score.metrics_fallback
 
 
-@pytest.mark.parametrize("kind", ["classes", "labels", "numbers"])
-def test_nodes_that_share_nothing_give_the_same_bits(kind: str) -> None:
-    names = {"classes": NAMES, "labels": ("accuracy", "f1", "auc"), "numbers": ("r2", "mae")}
-    given = experiment(kind, metrics=names[kind], rounds=2)
-    simulated = finished(given)
-    alone = finished(given, runtime="loopback")
-    assert plain(alone) == plain(simulated)
-    assert alone.devices() == simulated.devices()
-
-
 def test_metrics_change_nothing_else() -> None:
-    with_metrics = plain(finished(experiment()))
-    without = plain(finished(experiment(metrics=())))
+    with_metrics = plain(played(experiment()))
+    without = plain(played(experiment(metrics=())))
     for facts in with_metrics:
         for model in facts["models"].values():
             for score in model["scores"].values():
@@ -266,7 +248,7 @@ def test_metrics_change_nothing_else() -> None:
 
 
 def test_the_confusion_matrix_is_that_of_all_devices() -> None:
-    run = finished(experiment(metrics=["f1", "confusion"], rounds=1))
+    run = played(experiment(metrics=["f1", "confusion"], rounds=1))
     data = run.experiment.data
     part = data.part("test")
     with torch.no_grad():
@@ -281,12 +263,12 @@ def test_the_confusion_matrix_is_that_of_all_devices() -> None:
 
 def test_a_record_goes_to_json_and_back() -> None:
     asked = experiment(metrics=["confusion"], rounds=1, select="ece")
-    last = finished(asked).history[-1]
+    last = played(asked).history[-1]
     assert record.read(json.loads(json.dumps(last.as_dict()))) == last
 
 
 def test_figures_that_every_record_has_are_named_too() -> None:
-    score = finished(experiment("numbers", metrics=["rmse"], rounds=1)).history[0].models["global"]
+    score = played(experiment("numbers", metrics=["rmse"], rounds=1)).history[0].models["global"]
     test = score.scores["test"]
     assert test.metrics == {"rmse": test.rmse}
 
@@ -296,7 +278,7 @@ def test_figures_that_every_record_has_are_named_too() -> None:
     [("f1", "classes", 1), ("ece", "classes", -1), ("loss", "classes", -1), ("mae", "numbers", -1)],
 )
 def test_the_round_is_chosen_by_the_metric_on_validation(name: str, kind: str, sign: int) -> None:
-    run = finished(experiment(kind, metrics=(), select=name, rounds=6))
+    run = played(experiment(kind, metrics=(), select=name, rounds=6))
     figures = [entry.models["personal"].scores["validation"].figure(name) for entry in run.history]
     best = max(range(6), key=lambda k: sign * (figures[k] or 0.0))
     assert select(run.history, "personal").chosen.round == best
@@ -305,11 +287,11 @@ def test_the_round_is_chosen_by_the_metric_on_validation(name: str, kind: str, s
 
 
 def test_a_saved_run_goes_on_with_its_metrics(tmp_path: Path) -> None:
-    whole = finished(experiment(select="f1"))
+    whole = played(experiment(select="f1"))
     run = covey.run(experiment(select="f1"))
     next(run)
     run.save(tmp_path / "saved.safetensors")
-    resumed = finished(experiment(select="f1"), resume=tmp_path / "saved.safetensors")
+    resumed = played(experiment(select="f1"), resume=tmp_path / "saved.safetensors")
     assert plain(resumed) == plain(whole)
     assert resumed.devices() == whole.devices()
     with pytest.raises(CheckpointError, match="select"):
@@ -324,7 +306,7 @@ def margin(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def test_a_metric_of_ones_own_is_a_mean_over_examples() -> None:
-    run = finished(experiment(metrics=(margin,), select="margin", rounds=1))
+    run = played(experiment(metrics=(margin,), select="margin", rounds=1))
     data = run.experiment.data
     part = data.part("test")
     with torch.no_grad():
@@ -377,7 +359,7 @@ def logarithm(outputs: Tensor, y: Tensor) -> Tensor:
 def test_a_function_that_is_not_finite_is_named_and_not_the_step_size(runtime: Any) -> None:
     said = r"metric logarithm is NaN or infinite for \d+ of \d+ examples, whose outputs are finite"
     with pytest.raises(CoveyError, match=said):
-        finished(experiment(metrics=[logarithm]), runtime=runtime)
+        played(experiment(metrics=[logarithm]), runtime=runtime)
 
 
 def test_the_command_shows_them_and_writes_them_down(
@@ -390,8 +372,7 @@ def test_the_command_shows_them_and_writes_them_down(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"
     asked = 'metrics=["f1", "confusion", "auc", "own_metrics:doubt"]'
-    ended = command("run", *SMALL, asked, "select=-doubt", "--out", folder)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, asked, "select=-doubt", "--out", folder)
     assert "in the round chosen by doubt on validation data" in ended.out
     assert re.search(r"^model +kept by +test doubt .* test % .* f1 +auc", ended.out, re.MULTILINE)
     assert re.search(r"gain in doubt: median", ended.out)
@@ -422,15 +403,13 @@ def _check_devices(folder: Path) -> None:
         (["--metric", "f1"], "f1", min),
         (["--metric", "loss"], "loss", max),
     ):
-        ended = command("show", folder, "--devices", *options)
-        assert ended.code == 0, ended.err
+        ended = exits(0, "show", folder, "--devices", *options)
         head, *rows = ended.out.splitlines()
         assert head.endswith(f"personal {unit}")
         values = [float(row.split()[-1]) for row in rows]
         assert values[0] == worst(values)
         assert values == sorted(values, reverse=worst is max)
-    ended = command("show", folder, "--devices", "--metric", "rmse")
-    assert ended.code == 2
+    ended = exits(2, "show", folder, "--devices", "--metric", "rmse")
     assert "devices have accuracy, loss, f1, auc, doubt" in ended.err
 
 
@@ -445,6 +424,4 @@ def _check_devices(folder: Path) -> None:
     ],
 )
 def test_a_file_may_not_name_what_is_not_there(change: str, message: str, tmp_path: Path) -> None:
-    ended = command("run", *SMALL, change, "--out", tmp_path / "run")
-    assert ended.code == 2
-    assert ended.err.startswith(message)
+    assert exits(2, "run", *SMALL, change, "--out", tmp_path / "run").err.startswith(message)

@@ -547,9 +547,8 @@ def test_scores_of_large_outputs_and_of_nobody(instructions: str) -> None:
     task = make(STACKS["relu"], dtype=torch.float32)
     got = task.evaluate(rows(task, 3, scale=3e3), "train", IDS)
     assert bool(torch.isfinite(got.loss).all())
-    assert (
-        task.evaluate(rows(task, 3), "test", IDS).count.tolist() == [0.0] * DEVICES
-    )  # nobody has test examples
+    # nobody has test examples
+    assert task.evaluate(rows(task, 3), "test", IDS).count.tolist() == [0.0] * DEVICES
     assert task.evaluate(rows(task, 3)[:0], "train", IDS[:0]).loss.shape == (0,)
     broken = rows(task, 3)
     broken[2] = torch.nan

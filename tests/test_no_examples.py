@@ -1,7 +1,5 @@
 """Devices without training examples: they stand in the tree, receive, are scored and never train."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -97,9 +97,8 @@ def test_draws_belong_to_the_address() -> None:
     me = nodes([0, 1, 2, 3, 4])
     me.uniform("other")
     me.batch(4, stream="probe")
-    assert all(
-        torch.equal(a, b) for a, b in zip(base, draw(me), strict=True)
-    )  # streams do not disturb each other
+    # streams do not disturb each other
+    assert all(torch.equal(a, b) for a, b in zip(base, draw(me), strict=True))
     assert base[0].dtype == torch.float64
 
 
@@ -161,9 +160,7 @@ def test_a_number_for_all_or_one_for_each() -> None:
     assert isinstance(column, Tensor)
     assert column.tolist() == [[0.5], [0.1]]
     assert nodes([1], tier="edge").own([1.0, 2.0]).tolist() == [[2.0]]
-    with pytest.raises(
-        ConfigError, match=r"a list of 2 values for 5 nodes of tier device: \[1, 2\]"
-    ):
+    with pytest.raises(ConfigError, match=r"2 values for 5 nodes of tier device: \[1, 2\]"):
         me.own([1, 2])
 
 
@@ -218,9 +215,8 @@ def test_rounds_go_on_for_the_nodes_that_have_more() -> None:
     swapped = [going.tolist() for _, going in nodes([1, 0], tier="edge").rounds([1, 3])]
     assert swapped[1] == [[True], [False]]  # a node's own number, whoever stands beside it
     nobody = nodes([], tier="edge")
-    assert [going.shape for _, going in nobody.rounds([1, 3])] == [
-        (0, 1)
-    ] * 3  # as many for everybody, so that paths agree
+    # as many for everybody, so that paths agree
+    assert [going.shape for _, going in nobody.rounds([1, 3])] == [(0, 1)] * 3
 
 
 def test_rounds_of_the_wrong_number_of_nodes() -> None:

@@ -1,7 +1,5 @@
 """Batch normalization: statistics by hand, gradients as torch has them, and the three modes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import STATISTICS, Task
 from covey.errors import ConfigError, CoveyError, DataError, ModelError
 from covey.runs.saved.fingerprint import of as fingerprint
+from tests.given import played
 from tests.laws.networks import NormedCnn, NormedMlp, NormedOtherwise, normed_sequence
 
 EXACT = 1e-12
@@ -211,8 +210,7 @@ def test_group_norm_takes_the_place_of_every_layer() -> None:
     assert [type(layer) for layer in grouped] == [nn.Conv2d, nn.GroupNorm, nn.GroupNorm]
     assert (grouped[1].num_groups, grouped[1].eps, grouped[1].weight[0].item()) == (2, 0.1, 3.0)
     assert type(model[1]) is nn.BatchNorm2d  # the user's own module is as it was
-    run = covey.run(experiment(normed_sequence(), norm="group"))
-    list(run)
+    run = played(experiment(normed_sequence(), norm="group"))
     assert isinstance(run.module()[1], nn.GroupNorm)
     assert run.runtime.task.space.norms == ()
 
@@ -346,8 +344,7 @@ def test_it_is_refused_before_training(name: str) -> None:
 def test_examples_with_several_values_may_come_one_at_a_time() -> None:
     images = data.own([(torch.randn(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64))], classes=3)
     settings: dict[str, Any] = {"data": images, "tree": Tree.flat(1)}
-    run = covey.run(experiment(normed_images(), algorithm=FedAvg(batch=1, steps=2), **settings))
-    list(run)
+    run = played(experiment(normed_images(), algorithm=FedAvg(batch=1, steps=2), **settings))
     assert bool(torch.isfinite(run.w).all())
 
 

@@ -1,7 +1,5 @@
 """One rank that sends its rows through a group has the bits of one that sends nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,9 @@ from covey.algorithms import FedAvg
 from covey.runtimes.ranks import ranks
 from covey.runtimes.ranks.launch import Launch
 from covey.runtimes.ranks.ranks import Ranks
+from tests.given import played
 from tests.laws.cases import PLAIN, differences, experiment, state, whole
-from tests.test_units import PUMPS, ended
+from tests.test_units import PUMPS
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_a_rank_reports_and_hands_out_in_the_units_of_the_data(rank: Ranks) -> N
     assert shards.target is not None
     assert shards.scaling is not None
     wanted = Experiment(FedAvg(), shards, covey.models.linear(5, 1), Tree.flat(16), rounds=2)
-    runs = [ended(wanted), ended(wanted, "sharded")]
+    runs = [played(wanted), played(wanted, runtime="sharded")]
     assert runs[0].history[-1].models == runs[1].history[-1].models
     held = shards.test.index
     outputs = runs[1].module()(shards.scaling.undone(shards.x[held].double()))[:, 0]

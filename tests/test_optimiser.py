@@ -1,7 +1,5 @@
 """The optimiser of steps on data: its figures against torch.optim, its limits, what it refuses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +32,7 @@ from covey.engine.solvers.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.files.config import load
 from covey.laws import differences, state
+from tests.given import played
 from tests.laws.cases import PLAIN, Case, every_algorithm
 from tests.laws.cases import experiment as case_experiment
 
@@ -113,8 +112,7 @@ def clip_to(module: nn.Module, limit: float) -> None:
 def test_steps_are_those_of_torch(name: str) -> None:
     spec, kind, options = SPECS[name]
     experiment = alone(FedAvg(steps=STEPS, lr=LR, batch=None), solver=spec)
-    run = covey.run(experiment)
-    list(run)
+    run = played(experiment)
     expected = by_torch(experiment.initial(), spec, kind, options)
     assert float((run.w[0] - expected).abs().max()) < 1e-12
     plain = by_torch(experiment.initial(), {}, torch.optim.SGD, {})
@@ -125,8 +123,7 @@ def test_steps_are_those_of_torch(name: str) -> None:
 def test_kept_state_goes_on_as_that_of_torch(name: str) -> None:
     spec, kind, options = SPECS[name]
     experiment = alone(FedAvg(steps=STEPS, lr=LR, batch=None), solver={**spec, "state": "kept"})
-    run = covey.run(experiment)
-    list(run)
+    run = played(experiment)
     expected = by_torch(experiment.initial(), {**spec, "state": "kept"}, kind, options)
     assert float((run.w[0] - expected).abs().max()) < 1e-12
     reset = by_torch(experiment.initial(), spec, kind, options)
@@ -176,26 +173,21 @@ def gradient(x: Tensor) -> Tensor:
 
 def test_the_default_changes_no_bit_and_no_fact() -> None:
     case = PLAIN["PFedMe"]
-    run = covey.run(case_experiment(case))
-    list(run)
+    run = played(case_experiment(case))
     named = case_experiment(case, solver={"name": "sgd", "momentum": 0.0, "schedule": "constant"})
     assert named.fingerprint() == run.experiment.fingerprint()
-    same = covey.run(named)
-    list(same)
+    same = played(named)
     assert torch.equal(run.w, same.w)
     assert same.engine == run.engine
 
 
 def test_a_schedule_and_decay_keep_the_fast_solvers_and_others_tell_why_not() -> None:
     case = PLAIN["FedAvg"]
-    plain = covey.run(case_experiment(case))
-    list(plain)
-    fast = covey.run(case_experiment(case, solver={"schedule": "step", "decay": 0.01}))
-    list(fast)
+    plain = played(case_experiment(case))
+    fast = played(case_experiment(case, solver={"schedule": "step", "decay": 0.01}))
     assert fast.engine["solver"] == plain.engine["solver"]
     assert not torch.equal(fast.w, plain.w)
-    slow = covey.run(case_experiment(case, solver="adam"))
-    list(slow)
+    slow = played(case_experiment(case, solver="adam"))
     assert slow.engine["solver"] == "step by step"
     assert "the solver is adam" in slow.engine["why not faster"]
 
@@ -253,17 +245,14 @@ def test_epochs_are_the_steps_of_each_device() -> None:
 def test_an_epoch_of_full_batches_is_one_step() -> None:
     runs = []
     for steps, solver in ((2, "sgd"), (7, {"epochs": 2})):
-        run = covey.run(alone(FedAvg(steps=steps, lr=LR, batch=None), solver=solver))
-        list(run)
+        run = played(alone(FedAvg(steps=steps, lr=LR, batch=None), solver=solver))
         runs.append(run)
     assert torch.equal(runs[0].w, runs[1].w)
 
 
 def test_an_epoch_in_one_batch_is_one_step_on_all_examples() -> None:
-    whole = covey.run(alone(FedAvg(steps=1, lr=LR, batch=None)))
-    list(whole)
-    batch = covey.run(alone(FedAvg(steps=9, lr=LR, batch=50), solver={"epochs": 1}))
-    list(batch)
+    whole = played(alone(FedAvg(steps=1, lr=LR, batch=None)))
+    batch = played(alone(FedAvg(steps=9, lr=LR, batch=50), solver={"epochs": 1}))
     assert float((whole.w - batch.w).abs().max()) < 1e-12
 
 
@@ -287,10 +276,8 @@ def test_every_algorithm_honours_a_solver_or_says_why_not(case: Case) -> None:
         with pytest.raises(ConfigError, match=f"solver: {name} takes plain steps, because"):
             case_experiment(case, **settings)
         return
-    plain = covey.run(case_experiment(case, rounds=1, score_every=1))
-    list(plain)
-    run = covey.run(case_experiment(case, **settings))
-    list(run)
+    plain = played(case_experiment(case, rounds=1, score_every=1))
+    run = played(case_experiment(case, **settings))
     assert "momentum" in run.engine["why not faster"]
     assert differences(state(plain), state(run)) != []
 

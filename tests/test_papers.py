@@ -1,7 +1,5 @@
 """The papers' settings, shipped as experiment files."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a node that shares nothing knows of its tree: itself, and what it was told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

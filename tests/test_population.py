@@ -1,7 +1,5 @@
 """What a round and a save visit, with 100 devices asked of ten thousand and of a million."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

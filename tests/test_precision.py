@@ -1,7 +1,5 @@
 """compute = "bf16": where it runs, what stays fp32, and how far it is from fp32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which layers stay on the devices when an experiment does not say, and what a run tells of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import covey
 from covey import Algorithm, Experiment, Tree, data, models
 from covey.algorithms import FedAlt, FedAvg, FedPer, FedRep, FedSim, Pruned
 from tests.cli.command import covey as command
+from tests.cli.command import exits
 
 SHARDS = data.digits(devices=4, labels=2)
 SPLITTING = (FedPer, FedRep, FedAlt, FedSim, Pruned)
@@ -77,8 +76,7 @@ def test_nothing_is_said_of_algorithms_that_share_everything() -> None:
 
 
 def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
-    ended = command("run", *SMALL, "algorithm.name=fedper", "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, "algorithm.name=fedper", "--out", tmp_path / "run")
     engine, first = [
         line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name")
     ][:2]
@@ -92,8 +90,7 @@ def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
 
 
 def test_local_training_has_no_global_model_to_show(tmp_path: Path) -> None:
-    ended = command("run", *SMALL, "algorithm.name=local", "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, "algorithm.name=local", "--out", tmp_path / "run")
     assert "personal" in ended.out
     assert "global" not in ended.out
     assert "global" not in covey.load(tmp_path / "run").table()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 import covey
-from tests.cli.command import SMALL
+from tests.cli.command import SMALL, exits
 from tests.cli.command import covey as covey_says
 
 ROOT = Path(__file__).parents[1]
@@ -117,7 +117,7 @@ class Seen(covey.Algorithm):
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What pages show attributes of: a run in Python, its parts, and a run folder."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    assert covey_says("run", *SMALL, "rounds=1", "--out", folder).code == 0
+    exits(0, "run", *SMALL, "rounds=1", "--out", folder)
     data = covey.data.digits(devices=2)
     model, tree = covey.models.linear(64, 10), covey.Tree.flat(2)
     run = covey.run(covey.Experiment(Seen(), data, model, tree, rounds=1))

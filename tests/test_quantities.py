@@ -1,7 +1,5 @@
 """Quantities of the rows of the papers' tables beside accuracies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 One process plays the ranks here; tests/laws/sharded.py has processes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Schedules of an algorithm's own rates: closed forms, the laws of bits, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from covey.algorithms import FedAvgM
 from covey.errors import ConfigError
 from covey.files.config import load
 from covey.laws import differences, state
+from tests.given import drained, played
 from tests.laws.cases import CASES, PLAIN, experiment
 
 ROUNDS = 5
@@ -49,16 +48,9 @@ def test_every_tier_has_the_rates_of_the_round(runtime: str) -> None:
     schedules = {"server_rate": "cosine", "device_rate": "linear"}
     base = experiment(PLAIN["FedAvg"])
     made = covey.Experiment(
-        Walk(),
-        base.data,
-        base.model,
-        base.tree,
-        ROUNDS,
-        dtype=torch.float64,
-        schedules=schedules,
+        Walk(), base.data, base.model, base.tree, ROUNDS, dtype=torch.float64, schedules=schedules
     )
-    run = covey.run(made, runtime=runtime)
-    list(run)
+    run = played(made, runtime=runtime)
     cosines = [(1 + math.cos(math.pi * t / ROUNDS)) / 2 for t in range(ROUNDS)]
     lines = [1 - t / ROUNDS for t in range(ROUNDS)]
     moved = 0.5 * sum(cosines) + 0.25 * sum(lines)
@@ -67,10 +59,8 @@ def test_every_tier_has_the_rates_of_the_round(runtime: str) -> None:
 
 @pytest.mark.parametrize("case", ["FedAvg", "PerMFL-lists"])
 def test_the_step_size_on_data_is_that_of_the_solver_s_schedule(case: str) -> None:
-    by_name = covey.run(experiment(CASES[case], schedules={"lr": "cosine"}))
-    by_solver = covey.run(experiment(CASES[case], solver={"schedule": "cosine"}))
-    list(by_name)
-    list(by_solver)
+    by_name = played(experiment(CASES[case], schedules={"lr": "cosine"}))
+    by_solver = played(experiment(CASES[case], solver={"schedule": "cosine"}))
     torch.testing.assert_close(by_name.w, by_solver.w, atol=1e-6, rtol=1e-6)
 
 
@@ -114,8 +104,7 @@ def test_bits_depend_neither_on_chunks_nor_on_resuming(name: str, tmp_path: Path
     first.save(tmp_path / "checkpoint")
     rest = covey.run(made(), resume=tmp_path / "checkpoint")
     assert differences(whole, ended(rest)) == []
-    seeds = covey.runs([made(), made(seed=4)])
-    list(seeds)
+    seeds = drained(covey.runs([made(), made(seed=4)]))
     assert differences(whole, state(seeds.seeds[0])) == []
 
 
@@ -137,10 +126,7 @@ def test_what_decides_bits_is_in_the_fingerprint() -> None:
         ("cosine", "schedules = .cosine. must be a table"),
         ({"eta": "cosine"}, "FedAvgM has no rate 'eta'; its rates are: momentum, server_lr, lr"),
         ({"steps": "cosine"}, "FedAvgM has no rate 'steps'"),
-        (
-            {"server_lr": "cosin"},
-            r"server_lr = 'cosin' \(did you mean 'cosine'\?\); choose one of constant, cosine",
-        ),
+        ({"server_lr": "cosin"}, r"server_lr = 'cosin' \(did you mean 'cosine'\?\); choose one"),
         ({"server_lr": 0.5}, "schedules.server_lr = 0.5 must be text"),
     ],
 )

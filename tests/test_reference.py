@@ -1,7 +1,5 @@
 """The page of all options is what the classes of options say, and every option has a meaning."""
 
-from __future__ import annotations
-
 import pytest
 
 from covey.fields import meanings, options

@@ -25,6 +25,7 @@ from covey.runs.scores.devices import from_csv, to_csv
 from covey.runs.scores.headline import headline
 from covey.runs.selection import select
 from tests.cli.command import covey as command
+from tests.cli.command import exits
 
 Floats = npt.NDArray[np.float64]
 SIZES = (30, 9, 460, 55, 21)  # one device has more examples than a block of a full pass
@@ -274,8 +275,7 @@ def experiment_file(folder: Path, loss: str = "mse", **more: Any) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on whole numbers."""
     place = tmp_path_factory.mktemp("numbers")
-    ended = command("run", experiment_file(place), "--out", place / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", experiment_file(place), "--out", place / "run")
     (place / "out.txt").write_text(ended.out)
     return place
 
@@ -298,7 +298,7 @@ def test_a_file_that_names_the_loss_predicts_whole_numbers(folder: Path) -> None
 
 def test_such_a_run_goes_on_though_its_resolved_file_says_more(folder: Path) -> None:
     before = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    assert command("run", "--resume", folder / "run", "rounds=4").code == 0
+    exits(0, "run", "--resume", folder / "run", "rounds=4")
     after = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert after[:3] == before[:3]
     assert len(after) == 4
@@ -324,8 +324,7 @@ def test_predictions_of_a_loaded_run_have_the_errors_of_its_table(folder: Path) 
 
 
 def test_text_among_the_labels_is_named(tmp_path: Path) -> None:
-    ended = command("run", experiment_file(tmp_path, words=True), "--out", tmp_path / "run")
-    assert ended.code == 2
+    ended = exits(2, "run", experiment_file(tmp_path, words=True), "--out", tmp_path / "run")
     assert "line 9: label is 'ok', which is not a number" in ended.err
 
 
@@ -341,8 +340,7 @@ def test_words_as_classes_are_no_numbers() -> None:
 def test_show_has_a_histogram_of_targets(tmp_path: Path) -> None:
     path = experiment_file(tmp_path)
     picture = tmp_path / "data.png"
-    ended = command("data", "show", path, "--out", picture)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "data", "show", path, "--out", picture)
     assert "numbers to predict" in ended.out
     assert "targets " in ended.out
     assert "█" in ended.out

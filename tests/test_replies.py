@@ -21,11 +21,9 @@ def answers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """(rows, mask, weights, asker, askers) of up to 12 answers to up to 5 askers, some of whom
     nobody answers.
     """
-    askers, count, width = (
-        draw(st.integers(1, 5)),
-        draw(st.integers(0, 12)),
-        draw(st.integers(1, 3)),
-    )
+    askers = draw(st.integers(1, 5))
+    count = draw(st.integers(0, 12))
+    width = draw(st.integers(1, 3))
     asker = sorted(draw(st.lists(st.integers(0, askers - 1), min_size=count, max_size=count)))
     numbers = st.floats(-10, 10, width=32)
     rows = [[draw(numbers) for _ in range(width)] for _ in range(count)]
@@ -113,10 +111,8 @@ def test_an_askers_bits_do_not_depend_on_other_askers() -> None:
         nobody = torch.zeros(int(mine.sum()), dtype=torch.int64)
         alone = Replies(rows[order][mine], asker=nobody, askers=1)
         assert torch.equal(alone.mean()[0], replies.mean()[a])
-        weight, weight_alone = (
-            Replies(weights, asker=asker[order], askers=4),
-            Replies(weights[mine], asker=nobody, askers=1),
-        )
+        weight = Replies(weights, asker=asker[order], askers=4)
+        weight_alone = Replies(weights[mine], asker=nobody, askers=1)
         assert torch.equal(alone.mean(weight=weight_alone)[0], replies.mean(weight=weight)[a])
 
 
@@ -143,9 +139,8 @@ def test_a_program_that_answers_nothing() -> None:
         with pytest.raises(ProgramError, match="answers None"):
             reduce()
     some = Replies(torch.tensor([[1.0], [3.0]]), asker=torch.tensor([0, 0]), askers=1)
-    assert some.mean(weight=nothing).tolist() == [
-        [2.0]
-    ]  # a device that sends no weight weighs as all others
+    # a device that sends no weight weighs as all others
+    assert some.mean(weight=nothing).tolist() == [[2.0]]
 
 
 def test_weights_are_one_number_per_answer() -> None:
@@ -262,11 +257,9 @@ def test_deferred_answers_are_read_again_by_every_reduction_until_they_are_gathe
 
 
 def test_masks_survive_a_gather() -> None:
-    rows, mask, asker = (
-        torch.ones(3, 2),
-        torch.tensor([[True, False], [True, True], [False, False]]),
-        torch.zeros(3).long(),
-    )
+    rows = torch.ones(3, 2)
+    mask = torch.tensor([[True, False], [True, True], [False, False]])
+    asker = torch.zeros(3).long()
     shelf = Shelf()
     parts = [shelf.defer(rows[:2], mask[:2]), shelf.defer(rows[2:], mask[2:])]
     replies = Replies(parts, asker=asker, askers=1, child=torch.arange(3))

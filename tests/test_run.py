@@ -25,6 +25,7 @@ from covey.runs.run import Round
 from covey.runs.saved import checkpoint
 from covey.runs.saved.checkpoint import Checkpoint
 from tests import peek
+from tests.given import played
 
 DATA = synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 25])
 MODEL = mlp(60, 8, 10)
@@ -94,10 +95,7 @@ def test_rows_and_modules() -> None:
     absent = next(d for d in range(6) if d not in ids.tolist())
     with pytest.raises(ConfigError, match=f"node {absent} keeps no 'personal' yet; these do: \\["):
         run.module("personal", absent)
-    with pytest.raises(
-        ConfigError,
-        match="no model 'theta' in this run; there are global, edge, edge_global, personal",
-    ):
+    with pytest.raises(ConfigError, match="no model 'theta' in this run; there are global, edge"):
         run.rows("theta")
 
 
@@ -114,10 +112,8 @@ def equal(a: covey.Run, b: covey.Run) -> None:
 
 
 def test_resumed_is_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    whole = covey.run(experiment())
-    list(whole)
-    part = covey.run(experiment(rounds=2))
-    list(part)
+    whole = played(experiment())
+    part = played(experiment(rounds=2))
     part.save(tmp_path / "run")
     more = covey.run(experiment(), resume=tmp_path / "run")
     assert more.round == 2
@@ -160,12 +156,9 @@ def test_saved_before_the_first_round(tmp_path: Path) -> None:
 
 
 def test_nothing_left_to_run(tmp_path: Path) -> None:
-    run = covey.run(experiment(rounds=2))
-    list(run)
+    run = played(experiment(rounds=2))
     run.save(tmp_path / "run")
-    with pytest.raises(
-        ConfigError, match=r"rounds = 2, but .*run has run 2 already; give more rounds"
-    ):
+    with pytest.raises(ConfigError, match=r"rounds = 2, but .*run has run 2 already"):
         covey.run(experiment(rounds=2), resume=tmp_path / "run")
 
 
@@ -356,9 +349,7 @@ class InPlace(covey.Algorithm):
 def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
     run = covey.run(experiment(algorithm=InPlace()))
     before = run.w.clone()
-    with pytest.raises(
-        ProgramError, match=r"InPlace fails in round 1, with ZeroDivisionError .*test_run"
-    ):
+    with pytest.raises(ProgramError, match=r"InPlace fails .* ZeroDivisionError .*test_run"):
         next(run)
     assert torch.equal(run.w, before)
 
@@ -367,8 +358,7 @@ def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
 def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = covey.run(experiment())
-    list(whole)
+    whole = played(experiment())
     run = covey.run(experiment())
     next(run)
 
@@ -384,15 +374,13 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
             next(run)
     assert run.round == (1 if at == "commit" else 2)
     run.save(tmp_path / "run")
-    again = covey.run(experiment(), resume=tmp_path / "run")
-    list(again)
+    again = played(experiment(), resume=tmp_path / "run")
     assert torch.equal(again.w, whole.w)
     assert torch.equal(again.rows("personal")[1], whole.rows("personal")[1])
 
 
 def test_more_rounds_score_what_an_undisturbed_run_scores(tmp_path: Path) -> None:
-    short = covey.run(experiment(rounds=2, score_every=3))
-    list(short)
+    short = played(experiment(rounds=2, score_every=3))
     short.save(tmp_path / "run")
     longer = covey.run(experiment(rounds=6, score_every=3), resume=tmp_path / "run")
     assert [record.round for record in (*longer, *longer.history[:2]) if record.models] == [2, 5]

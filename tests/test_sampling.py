@@ -24,11 +24,11 @@ from covey.engine.measures.metrics import Targets, f1, top
 from covey.errors import ConfigError
 from covey.models import linear
 from covey.report.summary import summarise
-from covey.runs.run import Round, Run
+from covey.runs.run import Round
 from covey.runs.scores.sampling import jackknife, standard_error
 from tests import peek
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits
+from tests.given import drained, played
 from tests.laws.cases import differences, state
 
 DEVICES = 30
@@ -76,12 +76,6 @@ def experiment(tree: str = "flat", regression: bool = False, **changes: Any) -> 
     return Experiment(data=data, model=model, tree=TREES[tree], **settings)
 
 
-def finished(chosen: Experiment) -> Run:
-    run = covey.run(chosen)
-    list(run)
-    return run
-
-
 def drawn(seed: int, round: int, count: int, devices: int = DEVICES) -> list[int]:
     """The devices of the address (seed, round, "score")."""
     key = draws.keys([seed], round, "score")
@@ -90,7 +84,7 @@ def drawn(seed: int, round: int, count: int, devices: int = DEVICES) -> list[int
 
 
 def test_without_it_a_record_has_no_word_of_it() -> None:
-    record = finished(experiment()).history[-1]
+    record = played(experiment()).history[-1]
     score = record.as_dict()["models"]["global"]["scores"]["test"]
     assert not {"sampled", "standard_error", "standard_error_fallback"} & set(score)
     assert "±" not in str(record)
@@ -99,12 +93,12 @@ def test_without_it_a_record_has_no_word_of_it() -> None:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_training_does_not_depend_on_it(tree: str, idle: str) -> None:
-    plain = finished(
+    plain = played(
         experiment(
             tree, idle=idle, algorithm=FedAlt() if tree == "flat" else HierFAVG(device_sample=0.5)
         )
     )
-    sampled = finished(replace(plain.experiment, score_sample=7))
+    sampled = played(replace(plain.experiment, score_sample=7))
     for record, other in zip(plain.history, sampled.history, strict=True):
         assert record.cohorts == other.cohorts
         assert record.gradients == other.gradients
@@ -171,7 +165,7 @@ class WatchedTree(Watched):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_bytes_of_scores_shrink_with_the_sample(tree: str) -> None:
-    whole, sampled = finished(experiment(tree)), finished(experiment(tree, score_sample=6))
+    whole, sampled = played(experiment(tree)), played(experiment(tree, score_sample=6))
     link = "server-device" if tree == "flat" else "edge-device"
     for direction in ("down", "up"):
         key = (link, direction, "score")
@@ -187,8 +181,8 @@ def test_bytes_of_scores_shrink_with_the_sample(tree: str) -> None:
 @pytest.mark.parametrize("regression", [False, True])
 def test_figures_are_those_of_the_devices_drawn(tree: str, regression: bool) -> None:
     """Against the sums of every device in a run that scores all."""
-    whole = finished(experiment(tree, regression, rounds=1))
-    record = finished(experiment(tree, regression, rounds=1, score_sample=8)).history[0]
+    whole = played(experiment(tree, regression, rounds=1))
+    record = played(experiment(tree, regression, rounds=1, score_sample=8)).history[0]
     lines = {(line.model, line.part, int(line.device)): line for line in whole.devices()}
     chosen = drawn(0, 0, 8)
     for part in ("validation", "test"):
@@ -241,12 +235,12 @@ def test_the_estimate_is_unbiased_over_many_rounds(equal: bool) -> None:
     still = FedAvg(lr=1e-300, steps=1)
     rounds = 400
     whole = (
-        finished(experiment(algorithm=still, data=data, rounds=1))
+        played(experiment(algorithm=still, data=data, rounds=1))
         .history[0]
         .models["global"]
         .scores["test"]
     )
-    run = finished(experiment(algorithm=still, data=data, rounds=rounds, score_sample=10))
+    run = played(experiment(algorithm=still, data=data, rounds=rounds, score_sample=10))
     scores = [record.models["global"].scores["test"] for record in run.history]
     estimates = np.array([score.accuracy for score in scores])
     assert whole.accuracy is not None
@@ -261,7 +255,7 @@ def test_the_estimate_is_unbiased_over_many_rounds(equal: bool) -> None:
 
 @pytest.mark.parametrize("sample", [DEVICES, DEVICES + 5])
 def test_a_sample_of_all_is_all(sample: int) -> None:
-    whole, sampled = finished(experiment("tree")), finished(experiment("tree", score_sample=sample))
+    whole, sampled = played(experiment("tree")), played(experiment("tree", score_sample=sample))
     note = f"score_sample = {sample}, but {DEVICES} devices train: all of them are scored."
     assert (note in sampled.notes) == (sample > DEVICES)
     for record, other in zip(whole.history, sampled.history, strict=True):
@@ -286,20 +280,18 @@ def test_other_values_are_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", '"some"'])
 def test_a_file_may_not_say_them_either(value: str, tmp_path: Path) -> None:
-    ended = command("run", *SMALL, f"score_sample={value}", "--out", tmp_path / "run")
-    assert ended.code == 2
+    ended = exits(2, "run", *SMALL, f"score_sample={value}", "--out", tmp_path / "run")
     assert ended.err.startswith("error: score_sample = ")
 
 
 def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     chosen = experiment("tree", rounds=6, score_every=2, score_sample=5)
-    whole = finished(chosen)
+    whole = played(chosen)
     run = covey.run(chosen)
     for _ in range(3):
         next(run)
     run.save(tmp_path / "run")
-    again = covey.run(chosen, resume=tmp_path / "run")
-    list(again)
+    again = played(chosen, resume=tmp_path / "run")
     assert not differences(state(whole), state(again))
     assert again.devices() == whole.devices()
     assert covey.history(tmp_path / "run")[1].models == whole.history[1].models
@@ -307,30 +299,21 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_seeds_side_by_side_draw_as_they_would_alone() -> None:
     each = [experiment("tree", seed=seed, score_sample=5) for seed in (3, 8)]
-    runs = covey.runs(each)
-    list(runs)
+    runs = drained(covey.runs(each))
     for run, alone in zip(runs.seeds, each, strict=True):
-        assert not differences(state(run), state(finished(alone)))
+        assert not differences(state(run), state(played(alone)))
     with pytest.raises(ConfigError, match="they differ in score_sample"):
         covey.runs([each[0], replace(each[1], score_sample=6)])
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_nodes_that_share_nothing_draw_the_same(tree: str) -> None:
-    chosen = experiment(tree, score_sample=4)
-    alone = covey.run(chosen, runtime="loopback")
-    list(alone)
-    assert not differences(state(finished(chosen)), state(alone))
-
-
 def test_rounds_are_chosen_by_the_scores_that_were_taken() -> None:
-    run = finished(experiment(rounds=12, score_sample=4))
+    run = played(experiment(rounds=12, score_sample=4))
     qualities = [record.models["global"].quality("validation") for record in run.history]
     assert run.snapshot("global", "chosen").round == qualities.index(max(qualities))
 
 
 def test_devices_that_were_not_drawn_are_not_in_the_table() -> None:
-    run = finished(experiment(rounds=4, score_sample=9))
+    run = played(experiment(rounds=4, score_sample=9))
     lines = [line for line in run.devices() if line.part == "test"]
     chosen = lines[0].round - 1
     assert [int(line.device) for line in lines] == drawn(0, chosen, 9)
@@ -339,7 +322,7 @@ def test_devices_that_were_not_drawn_are_not_in_the_table() -> None:
 
 
 def test_held_out_devices_are_scored_all() -> None:
-    run = finished(experiment(rounds=1, score_sample=4, holdout_devices=6))
+    run = played(experiment(rounds=1, score_sample=4, holdout_devices=6))
     models = run.history[0].models
     assert models["global"].scores["test"].sampled == 4
     assert models["new_global"].scores["test"].sampled is None
@@ -350,8 +333,7 @@ def test_held_out_devices_are_scored_all() -> None:
 
 def test_the_command_reports_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ended = command("run", *SMALL, "score_sample=3", "seeds=2", "--out", folder)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, "score_sample=3", "seeds=2", "--out", folder)
     assert (
         "scored on 3 devices drawn in each round; standard error of a figure: global " in ended.out
     )
@@ -371,24 +353,20 @@ def test_the_command_reports_it(tmp_path: Path) -> None:
         == 3
     )
     before = (folder / "summary.json").read_text()
-    assert command("run", "--resume", folder).code == 0
+    exits(0, "run", "--resume", folder)
     assert (
         json.loads(before)["models"] == json.loads((folder / "summary.json").read_text())["models"]
     )
-    shown = command("show", folder)
-    assert shown.code == 0
-    assert "scored on 3 devices" in shown.out
+    assert "scored on 3 devices" in exits(0, "show", folder).out
 
 
 def test_a_summary_without_a_sample_has_no_word_of_it(tmp_path: Path) -> None:
-    ended = command("run", *SMALL, "--out", tmp_path / "run")
-    assert ended.code == 0
-    assert "drawn" not in ended.out
+    assert "drawn" not in exits(0, "run", *SMALL, "--out", tmp_path / "run").out
     assert "sample" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
 def test_a_record_says_it() -> None:
-    record: Round = finished(experiment(rounds=1, score_sample=4)).history[0]
+    record: Round = played(experiment(rounds=1, score_sample=4)).history[0]
     score = record.models["global"].scores["test"]
     assert f"global {score.accuracy:.4f} ± {score.standard_error:.4f}" in str(record)
 
@@ -422,7 +400,7 @@ def test_the_jackknife_of_f1_is_near_the_spread_over_all_samples() -> None:
 @pytest.mark.parametrize("tree", list(TREES))
 def test_a_record_has_the_standard_errors_of_its_metrics(tree: str) -> None:
     asked: dict[str, Any] = {"metrics": ("f1", "auc", "accuracy"), "rounds": 1}
-    record = finished(experiment(tree, score_sample=12, **asked)).history[0]
+    record = played(experiment(tree, score_sample=12, **asked)).history[0]
     score = record.models["global"].scores["test"]
     assert score.standard_errors.keys() == {"f1", "auc", "accuracy"}
     assert score.standard_errors["accuracy"] == score.standard_error
@@ -434,13 +412,13 @@ def test_a_record_has_the_standard_errors_of_its_metrics(tree: str) -> None:
     assert f"± {score.standard_errors['f1']:.2g}" in str(record)
     alone = covey.run(experiment(tree, score_sample=12, **asked), runtime="loopback")
     assert next(iter(alone)).models == record.models
-    whole = finished(experiment(tree, **asked)).history[0].models["global"].scores["test"]
+    whole = played(experiment(tree, **asked)).history[0].models["global"].scores["test"]
     assert whole.standard_errors == {}
     assert whole.error("f1") is None
 
 
 def test_the_error_of_the_rmse_is_not_that_of_the_loss() -> None:
-    run = finished(experiment(regression=True, score_sample=12, rounds=1))
+    run = played(experiment(regression=True, score_sample=12, rounds=1))
     score = run.history[0].models["global"].scores["test"]
     assert score.rmse_fallback is not None
     assert score.standard_error_fallback is not None

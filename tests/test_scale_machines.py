@@ -1,7 +1,5 @@
 """The files of docs/scale-machines.md are files: scripts that bash reads, manifests that YAML reads."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -167,11 +167,8 @@ def test_holders_age_and_nonzeros() -> None:
     run = started()
     records = list(run)
     models = records[-1].models
-    assert list(models) == [
-        "global",
-        "edge",
-        "personal",
-    ]  # not "_secret", and not what is narrower than a model
+    # not "_secret", and not what is narrower than a model
+    assert list(models) == ["global", "edge", "personal"]
     assert [models[name].tier for name in models] == ["server", "edge", "device"]
     for name, cut in (("edge", 0.0), ("personal", CUT)):
         ids, rows = run.rows(name)

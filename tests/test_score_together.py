@@ -1,7 +1,5 @@
 """Models scored all at once, as a GPU does it, have the scores of models scored one by one."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

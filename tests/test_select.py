@@ -64,10 +64,7 @@ def test_the_papers_protocol_chooses_on_test() -> None:
     without = history(*((None, score(a)) for a in (0.2, 0.9, 0.3)))
     picked = select(without, protocol="paper")
     assert (picked.chosen.round, picked.best_on_test.round, picked.last.round) == (1, 1, 2)
-    with pytest.raises(
-        ConfigError,
-        match="round 1 was not scored on 'validation'; add it to the experiment's parts",
-    ):
+    with pytest.raises(ConfigError, match="round 1 was not scored on 'validation'; add it"):
         select(without)
 
 

@@ -1,7 +1,5 @@
 """Token ids stay whole numbers, and every position with a label counts once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -3,8 +3,6 @@
 Everything here starts processes and waits for them, so only `make test-all` runs it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

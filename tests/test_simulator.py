@@ -105,9 +105,8 @@ def test_each_child_gets_its_own_value() -> None:
     assert len(record.cohorts["device"]) == 2
     torch.testing.assert_close(run.w, before + 10 * sum(record.cohorts["device"]) / 2)
     row, single, wide = HEADER + 8 * P, HEADER + 4, HEADER + 16
-    assert record.bytes("edge-device", "down") == 2 * (
-        row + single + wide
-    )  # always dense, one value a child
+    # always dense, one value a child
+    assert record.bytes("edge-device", "down") == 2 * (row + single + wide)
 
 
 @dataclass(frozen=True)
@@ -295,9 +294,8 @@ def test_a_tuple_comes_back_as_a_tuple(workers: int, codec: str, masked: int | N
         run.w, torch.cat([before[:, :2] + 1.5, torch.tensor([[5.5, -7.0]]).double()], dim=1)
     )
     row, number_bytes = HEADER + 8 * P, HEADER + 8
-    parts = (
-        4 * masked if masked else 2 * (HEADER + 1 + 8) + 2 * (HEADER + 1)
-    )  # a bitmap holds only what is under the mask
+    # a bitmap holds only what is under the mask
+    parts = 4 * masked if masked else 2 * (HEADER + 1 + 8) + 2 * (HEADER + 1)
     assert record.bytes(direction="up") == 4 * row + parts + 4 * number_bytes
 
 
@@ -360,9 +358,8 @@ def test_bytes_of_a_flat_tree(dtype: torch.dtype) -> None:
         == dense.bytes("server-device", "up")
         == 5 * (HEADER + size * P)
     )
-    assert bitmap.bytes("server-device", "down") == 5 * (
-        HEADER + size * P
-    )  # no zeros: falls back to dense
+    # no zeros: falls back to dense
+    assert bitmap.bytes("server-device", "down") == 5 * (HEADER + size * P)
     assert bitmap.bytes("server-device", "up") == 5 * (HEADER + 1)
     assert bitmap.traffic["server-device", "up", "train"].nonzeros == 0
 
@@ -426,10 +423,8 @@ def test_the_second_ask_has_other_draws() -> None:
 def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
     algorithm = covey.algorithms.PFedMe(sample=4, batch=2)
     given = {"dtype": torch.float32, "rounds": 2}
-    base, other = (
-        start(algorithm, Tree.flat(7), workers=1, **given),
-        start(algorithm, Tree.flat(7), **more, **given),
-    )
+    base = start(algorithm, Tree.flat(7), workers=1, **given)
+    other = start(algorithm, Tree.flat(7), **more, **given)
     for a, b in zip(base, other, strict=True):
         assert a.cohorts == b.cohorts
         assert a.traffic == b.traffic

@@ -1,7 +1,5 @@
 """Solvers of a user's own: their steps, their state, the laws of bits, and errors for bad ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from covey.engine.solvers.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.files.config import load
 from covey.laws import differences, state
+from tests.given import played
 from tests.laws.cases import CASES, PLAIN, experiment
 
 
@@ -58,22 +57,17 @@ def ended(run: covey.Run) -> dict[str, Any]:
 @pytest.mark.parametrize("case", ["FedAvg", "FedRep", "PFedMe"])
 def test_a_class_is_the_solver_that_it_writes_down(case: str, kept: str) -> None:
     shared = {"clip": 0.5, "schedule": "cosine", "decay": 0.01, "state": kept}
-    own = covey.run(experiment(CASES[case], solver={"name": Heavy, "share": 0.8, **shared}))
-    named = covey.run(experiment(CASES[case], solver={"momentum": 0.8, **shared}))
-    list(own)
-    list(named)
+    own = played(experiment(CASES[case], solver={"name": Heavy, "share": 0.8, **shared}))
+    named = played(experiment(CASES[case], solver={"momentum": 0.8, **shared}))
     assert torch.equal(own.w, named.w)
     assert "the solver is Heavy" in own.engine["why not faster"]
 
 
 def test_a_function_is_a_solver_without_state() -> None:
-    own = covey.run(experiment(PLAIN["FedAvg"], solver=along_the_gradient))
-    plain = covey.run(experiment(PLAIN["FedAvg"]))
-    list(own)
-    list(plain)
+    own = played(experiment(PLAIN["FedAvg"], solver=along_the_gradient))
+    plain = played(experiment(PLAIN["FedAvg"]))
     torch.testing.assert_close(own.w, plain.w)
-    other = covey.run(experiment(PLAIN["FedAvg"], solver=sign))
-    list(other)
+    other = played(experiment(PLAIN["FedAvg"], solver=sign))
     assert not torch.allclose(other.w, plain.w)
 
 
@@ -208,11 +202,9 @@ def test_a_file_names_a_solver_of_a_module(tmp_path: Path) -> None:
     (tmp_path / "ourstep.py").write_text(CODE, encoding="utf-8")
     file = tmp_path / "a.toml"
     file.write_text(FILE, encoding="utf-8")
-    run = covey.run(load(file).experiment(0))
-    list(run)
+    run = played(load(file).experiment(0))
     named = load(file, ["solver.name=sgd", "solver.momentum=0.5", "solver.clip=1.0"])
-    same = covey.run(named.experiment(0))
-    list(same)
+    same = played(named.experiment(0))
     assert torch.equal(run.w, same.w)
     shares = [load(file, [f"solver.share={share}"]).experiment(0) for share in (0.5, 0.6)]
     facts = [experiment.fingerprint()["solver"] for experiment in shares]

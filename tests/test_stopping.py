@@ -29,8 +29,9 @@ from covey.runs.scores.scoring import Model
 from covey.runs.selection import select
 from covey.runs.stopping import EarlyStop, StopCount, early_stop
 from experiments.kills.run import difference
-from tests.cli.command import SMALL
+from tests.cli.command import SMALL, exits
 from tests.cli.command import covey as command
+from tests.given import played
 from tests.laws.cases import differences, state
 from tests.report.rounds import score as made
 
@@ -63,12 +64,6 @@ def experiment(*, numbers: bool = False, **changes: Any) -> Experiment:
         "rounds": 40,
     }
     return Experiment(**(plain | changes))
-
-
-def finished(chosen: Experiment, **options: Any) -> Run:
-    run = covey.run(chosen, **options)
-    list(run)
-    return run
 
 
 def after(chosen: Experiment, rounds: int) -> Run:
@@ -189,7 +184,7 @@ def test_a_run_that_stops_is_the_first_rounds_of_one_that_does_not(
     stop: dict[str, Any], score_every: int
 ) -> None:
     plain = experiment(score_every=score_every)
-    run = finished(replace(plain, stop=stop))
+    run = played(replace(plain, stop=stop))
     assert 3 <= run.round < 40
     assert run.round % score_every == 0
     assert run.done
@@ -198,14 +193,9 @@ def test_a_run_that_stops_is_the_first_rounds_of_one_that_does_not(
     assert run.snapshot("personal", "chosen").round == chosen
 
 
-def test_nodes_that_share_nothing_stop_in_the_same_round() -> None:
-    chosen = experiment(stop={"patience": 2})
-    assert not differences(state(finished(chosen)), state(finished(chosen, runtime="loopback")))
-
-
 def test_the_smallest_error_is_the_best_for_numbers() -> None:
     chosen = experiment(numbers=True, stop={"patience": 3, "metric": "rmse", "model": "personal"})
-    run = finished(chosen)
+    run = played(chosen)
     scores = [record.models["personal"].scores["validation"] for record in run.history]
     errors = [score.rmse_fallback or 0.0 for score in scores]
     assert run.round < 40
@@ -217,34 +207,34 @@ def test_the_smallest_error_is_the_best_for_numbers() -> None:
 def test_a_metric_that_records_lack_is_computed() -> None:
     chosen = experiment(stop={"patience": 2, "metric": "f1"})
     assert chosen.metrics == ("f1",)
-    run = finished(chosen)
+    run = played(chosen)
     assert not differences(state(run), state(after(experiment(metrics=("f1",)), run.round)))
     assert replace(chosen, rounds=3).metrics == ("f1",)
 
 
 def test_a_run_that_is_resumed_anywhere_counts_on(tmp_path: Path) -> None:
     chosen = experiment(stop={"patience": 3, "min_delta": 0.01}, score_every=2)
-    whole = finished(chosen)
+    whole = played(chosen)
     assert whole.round < 40
     for rounds in (1, whole.round - 2, whole.round - 1):
         after(chosen, rounds).save(tmp_path / "saved")
-        again = finished(chosen, resume=tmp_path / "saved")
+        again = played(chosen, resume=tmp_path / "saved")
         assert not differences(state(whole), state(again))
 
 
 def test_a_run_that_stopped_goes_on_with_more_patience_alone(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     chosen = experiment(stop={"patience": 2})
-    run = finished(chosen)
+    run = played(chosen)
     run.save(saved)
     fix = "to go on, give stop more patience, or leave it out"
     for same in (chosen, replace(chosen, rounds=60)):
         with pytest.raises(ConfigError, match=f"stopped early after round {run.round}.*{fix}"):
             covey.run(same, resume=saved)
     patient = replace(chosen, stop={"patience": 3})
-    whole = finished(patient)
+    whole = played(patient)
     assert run.round < whole.round
-    assert not differences(state(whole), state(finished(patient, resume=saved)))
+    assert not differences(state(whole), state(played(patient, resume=saved)))
 
 
 def test_seeds_do_not_run_in_one_go() -> None:
@@ -254,7 +244,7 @@ def test_seeds_do_not_run_in_one_go() -> None:
 
 
 def test_what_a_run_shows_of_its_stop() -> None:
-    run = finished(experiment(stop={"patience": 2, "metric": "loss", "min_delta": 0.05}))
+    run = played(experiment(stop={"patience": 2, "metric": "loss", "min_delta": 0.05}))
     reason = (
         f"stopped early after round {run.round} of 40: no model got better on validation data by "
         "loss (min_delta 0.05) in 2 scored rounds in a row"
@@ -262,7 +252,7 @@ def test_what_a_run_shows_of_its_stop() -> None:
     assert run.stopped == reason
     assert f"stopped early after {run.round} of 40 rounds" in repr(run)
     assert f"stopped early after {run.round} of 40 rounds" in run._repr_html_()
-    assert finished(experiment(rounds=2)).stopped is None
+    assert played(experiment(rounds=2)).stopped is None
 
 
 def test_a_run_is_told_where_its_stop_cannot_act() -> None:
@@ -330,8 +320,7 @@ FILE = (*SMALL, "rounds=30", "stop.patience=2", "stop.min_delta=0.02")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two seeds that stop in different rounds."""
     folder = tmp_path_factory.mktemp("stopping") / "several"
-    ended = command("run", *FILE, "seeds=2", "--out", folder)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *FILE, "seeds=2", "--out", folder)
     assert "seed 1  stopped early after round " in ended.out
     return folder
 
@@ -340,7 +329,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of the seeds, in a folder of its own."""
     folder = tmp_path_factory.mktemp("stopping") / "alone"
-    assert command("run", *FILE, "seed=1", "--out", folder).code == 0
+    exits(0, "run", *FILE, "seed=1", "--out", folder)
     return folder
 
 
@@ -385,11 +374,10 @@ def test_what_is_said_of_a_run_that_stopped(several: Path) -> None:
 def test_a_run_that_stopped_is_done(several: Path) -> None:
     rounds = rounds_of(several)
     before = (several / "seed-0" / "checkpoint.safetensors").read_bytes()
-    again = command("run", "--resume", several, "rounds=50")
-    assert again.code == 0, again.err
+    again = exits(0, "run", "--resume", several, "rounds=50")
     assert f"seed 0  stopped early after round {rounds[0]} of 50 before" in again.out
     assert (several / "seed-0" / "checkpoint.safetensors").read_bytes() == before
-    assert command("run", "--resume", several, "rounds=30").code == 0
+    exits(0, "run", "--resume", several, "rounds=30")
 
 
 def test_a_folder_goes_on_with_another_stop_alone(alone: Path, tmp_path: Path) -> None:
@@ -411,8 +399,8 @@ def test_a_folder_that_goes_on_is_one_that_had_more_patience(alone: Path, tmp_pa
     folder = tmp_path / "run"
     whole = tmp_path / "whole"
     shutil.copytree(alone, folder)
-    assert command("run", "--resume", folder, "stop.patience=3").code == 0
-    assert command("run", *FILE, "seed=1", "stop.patience=3", "--out", whole).code == 0
+    exits(0, "run", "--resume", folder, "stop.patience=3")
+    exits(0, "run", *FILE, "seed=1", "stop.patience=3", "--out", whole)
     assert difference(folder, whole) is None
     assert difference(folder, alone) is not None
 
@@ -431,8 +419,8 @@ def test_a_run_that_is_interrupted_counts_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "log", interrupted)
-        assert command("run", *FILE, "seed=1", "--out", folder).code == 130
-    assert command("run", "--resume", folder).code == 0
+        exits(130, "run", *FILE, "seed=1", "--out", folder)
+    exits(0, "run", "--resume", folder)
     assert difference(folder, alone) is None
 
 
@@ -464,8 +452,8 @@ def test_trials_of_a_grid_stop_each_on_its_own() -> None:
 
 
 def test_a_summary_has_the_rounds_of_seeds_only_where_they_differ() -> None:
-    short = finished(experiment(rounds=2)).history
-    long = finished(experiment(rounds=3)).history
+    short = played(experiment(rounds=2)).history
+    long = played(experiment(rounds=3)).history
     assert summarise([short, long]).rounds_by_seed == [2, 3]
     assert summarise([long, long]).rounds_by_seed == []
     assert "rounds_by_seed" not in summarise([long]).as_dict()

@@ -285,11 +285,7 @@ def test_names_and_tiers_are_apart() -> None:
     assert [
         store.get(t, n, torch.tensor([1]), None, 0).item()
         for t, n in (("edge", "w"), ("device", "w"), ("device", "v"))
-    ] == [
-        0,
-        1,
-        2,
-    ]
+    ] == [0, 1, 2]
     assert store.get("edge", "v", torch.tensor([0]), None, 0) is None
     assert store.rounds("edge", "v", torch.tensor([0, 1])).tolist() == [NEVER, NEVER]
 

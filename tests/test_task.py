@@ -161,10 +161,8 @@ def test_gradient_of_a_batch(name: str) -> None:
 def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
     task, _, loss, rows = made(name)
     with torch.no_grad():
-        batch, lap = (
-            drawn(task, 7, IDS, 9),
-            task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])),
-        )
+        batch = drawn(task, 7, IDS, 9)
+        lap = task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3]))
         whole, short = task.loss(rows, batch), task.loss(rows, lap)
         for d, length in enumerate((1, 3, 100, 100)):
             module = task.space.fill(rows[d])
@@ -225,9 +223,8 @@ def test_cyclic_batches_walk_the_examples_in_order() -> None:
     assert seen[0] == 2 * [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
     assert seen[1] == 6 * [[7.0, 8.0]]
     assert seen[2] == 6 * [[9.0, 10.0, 11.0]]
-    apart = task.examples.cyclic(
-        ids, 3, torch.tensor([2, 0, 5])
-    )  # every device has a turn of its own
+    # every device has a turn of its own
+    apart = task.examples.cyclic(ids, 3, torch.tensor([2, 0, 5]))
     assert apart.x[0, 0].item() == 6
     assert apart.weight[0].tolist() == [1, 0, 0]
 
@@ -235,11 +232,9 @@ def test_cyclic_batches_walk_the_examples_in_order() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str) -> None:
     task, _, _, rows = made(name)
-    full, tally, steps = (
-        task.full_gradient(rows, IDS),
-        task.evaluate(rows, "test", IDS),
-        task.gradient(rows, drawn(task, 1, IDS, 8)),
-    )
+    full = task.full_gradient(rows, IDS)
+    tally = task.evaluate(rows, "test", IDS)
+    steps = task.gradient(rows, drawn(task, 1, IDS, 8))
     for chosen in ([0], [1], [2], [3], [3, 0], [1, 2, 3]):
         some = IDS[chosen]
         assert torch.equal(task.full_gradient(rows[chosen], some), full[chosen])
@@ -301,13 +296,7 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
 @pytest.mark.parametrize(
     ("module", "shards", "loss", "error", "words"),
     [
-        (
-            mlp(5, 3),
-            labelled(),
-            "cross_entropy",
-            ModelError,
-            r"does not take examples of shape \(4,\)",
-        ),
+        (mlp(5, 3), labelled(), "cross_entropy", ModelError, "does not take examples"),
         (
             mlp(4, 2),
             labelled(),
@@ -326,14 +315,7 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
         (mlp(4, 3), targets(2), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), labelled(), lambda out, y: out, ConfigError, "loss"),
     ],
-    ids=[
-        "inputs",
-        "outputs",
-        "unknown",
-        "labels as targets",
-        "targets",
-        "a loss with two axes",
-    ],
+    ids=["inputs", "outputs", "unknown", "labels as targets", "targets", "a loss with two axes"],
 )
 def test_what_does_not_fit_is_said_at_once(
     module: nn.Module, shards: Shards, loss: Any, error: type[Exception], words: str
@@ -363,9 +345,7 @@ def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:
 def test_a_step_is_drawn_alike_alone_and_among_others() -> None:
     task = Task(mlp(60, 4, 10), synthetic(devices=3, sizes=[20, 30, 40]))
     ids = torch.arange(3)
-    together, alone = (
-        task.examples.draw(5, ids, 7, range(4, 9)),
-        task.examples.draw(5, ids, 7, range(6, 7)),
-    )
+    together = task.examples.draw(5, ids, 7, range(4, 9))
+    alone = task.examples.draw(5, ids, 7, range(6, 7))
     assert torch.equal(together[2].examples, alone[0].examples)
     assert not torch.equal(together[2].examples, together[3].examples)

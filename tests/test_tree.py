@@ -1,5 +1,7 @@
 """Trees: who is under whom, and who of them is asked."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -130,57 +132,33 @@ def test_tiers_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("children", "tiers", "words"),
+    ("make", "words"),
     [
-        ((), (), "at least one tier below the server"),
-        (((0,),), (), "server 0 has 0 children"),
-        (((2,), (3, 0)), (), "edge 1 has 0 children"),
-        (((2,), (3, -1)), (), "edge 1 has -1 children"),
-        (((2,), (3,)), (), "2 nodes of tier edge but 1 counts"),
-        (((2,),), ("server",), "give 2 different names"),
-        (((2,),), ("node", "node"), "give 2 different names"),
+        (lambda: Tree(()), "at least one tier below the server"),
+        (lambda: Tree(((0,),)), "server 0 has 0 children"),
+        (lambda: Tree(((2,), (3, 0))), "edge 1 has 0 children"),
+        (lambda: Tree(((2,), (3, -1))), "edge 1 has -1 children"),
+        (lambda: Tree(((2,), (3,))), "2 nodes of tier edge but 1 counts"),
+        (lambda: Tree(((2,),), ("server",)), "give 2 different names"),
+        (lambda: Tree(((2,),), ("node", "node")), "give 2 different names"),
+        (lambda: Tree.flat(0), "server 0 has 0 children"),
+        (lambda: Tree.flat(2.7), "2.7 children: counts must be whole numbers"),  # type: ignore[arg-type]
+        (lambda: Tree.grouped([]), "server 0 has 0 children"),
+        (lambda: Tree.grouped([2, 0]), "edge 1 has 0 children"),
+        (lambda: Tree.uniform(), "at least one tier below the server"),
+        (lambda: Tree.flat(2).size("edge"), "server, device; there is no tier 'edge'"),
+        (
+            lambda: Tree.grouped([4, 2, 5]).cohort("edge", torch.tensor([0]), sample=3, address=0),
+            "sample = 3 at the edge, but edge 1 has only 2 children; ask for at most 2",
+        ),
     ],
 )
-def test_malformed_trees(
-    children: tuple[tuple[int, ...], ...], tiers: tuple[str, ...], words: str
-) -> None:
+def test_what_cannot_be_is_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(TreeError, match=words):
-        Tree(children, tiers)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Tree.flat(0),
-        lambda: Tree.grouped([]),
-        lambda: Tree.grouped([2, 0]),
-        lambda: Tree.uniform(),
-    ],
-)
-def test_malformed_shortcuts(make: object) -> None:
-    with pytest.raises(TreeError):
         make()
-
-
-def test_a_fraction_of_a_device_is_no_device() -> None:
-    with pytest.raises((TreeError, TypeError)):
-        Tree.flat(2.7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sample", [0, -1, True, False, 1.5, 0.0, -0.5, float("nan"), float("inf")])
 def test_wrong_samples(sample: float) -> None:
     with pytest.raises(TreeError, match=f"sample = {sample!r} at the server"):
         Tree.flat(5).picks("server", sample)
-
-
-def test_a_sample_larger_than_some_group_names_the_group() -> None:
-    with pytest.raises(
-        TreeError,
-        match=r"sample = 3 at the edge, but edge 1 has only 2 children; ask for at most 2",
-    ):
-        Tree.grouped([4, 2, 5]).cohort("edge", torch.tensor([0]), sample=3, address=0)
-
-
-def test_an_unknown_tier_names_those_there_are() -> None:
-    with pytest.raises(TreeError, match="server, device; there is no tier 'edge'"):
-        Tree.flat(2).size("edge")

@@ -15,18 +15,12 @@ from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PerMFL, PFedMe
 from covey.data.units import InUnits
 from covey.engine.measures.named_losses import Huber
-from tests.cli.command import covey as command
+from tests.cli.command import exits
+from tests.given import played
 
 PUMPS = Path(__file__).parents[1] / "examples" / "own_data" / "pumps.csv"
 HOMES = ("a", "b", "c", "d")
 RUNTIMES = ("simulator", "loopback")
-
-
-def ended(experiment: Experiment, runtime: Any = "simulator") -> covey.Run:
-    run = covey.run(experiment, runtime=runtime)
-    for _ in run:
-        pass
-    return run
 
 
 def raw(shards: data.Shards, rows: Tensor) -> Tensor:
@@ -40,7 +34,7 @@ def test_a_pumps_module_takes_the_rows_of_its_table(runtime: str) -> None:
     """What the README shows: 65 % of pump-03's 40 readings are right; unscaled, 20 % were."""
     shards = data.files(str(PUMPS))
     tree = Tree.grouped([5, 4, 4, 3])
-    run = ended(Experiment(PerMFL(), shards, models.linear(6, 3), tree, rounds=3), runtime)
+    run = played(Experiment(PerMFL(), shards, models.linear(6, 3), tree, rounds=3), runtime=runtime)
     with PUMPS.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["device"] == "pump-03"]
     names = shards.names.features
@@ -75,7 +69,7 @@ def test_words_and_gaps_are_in_the_first_layer(tmp_path: Path) -> None:
     table.write_text("\n".join(rows), encoding="utf-8")
     shards = data.files(str(table), missing="indicator")
     assert shards.names.features == ("heat", "heat is missing", "wear", "kind=x", "kind=y")
-    run = ended(Experiment(FedAvg(), shards, models.linear(5, 2), Tree.flat(4), rounds=2))
+    run = played(Experiment(FedAvg(), shards, models.linear(5, 2), Tree.flat(4), rounds=2))
     module = run.module()
     expected = run.module(scaled=True)(shards.x)
     cells = [row.split(",") for row in rows[1:]]
@@ -103,11 +97,11 @@ def test_images_of_bytes_are_taken_as_bytes_and_floats_as_they_are() -> None:
     labels = rng.integers(0, 2, 12)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     shards = data.own([(images, labels)] * 2)
-    run = ended(Experiment(FedAvg(), shards, net, Tree.flat(2), rounds=1))
+    run = played(Experiment(FedAvg(), shards, net, Tree.flat(2), rounds=1))
     expected = run.module(scaled=True)(torch.tensor(images)[:, None] / 255)
     torch.testing.assert_close(run.module()(images[:, None]), expected)
     given = data.own([(images[:, None].astype(np.float32), labels)] * 2)
-    run = ended(Experiment(FedAvg(), given, net, Tree.flat(2), rounds=1))
+    run = played(Experiment(FedAvg(), given, net, Tree.flat(2), rounds=1))
     assert isinstance(run.module(), nn.Sequential)  # what the user gave is its unit
 
 
@@ -136,7 +130,7 @@ def net() -> nn.Module:
 @pytest.mark.parametrize("algorithm", [FedAvg(), PFedMe(), PerMFL()])
 def test_large_targets_are_learned_at_defaults(prices: Path, algorithm: Any) -> None:
     tree = Tree.grouped([2, 2]) if isinstance(algorithm, PerMFL) else Tree.flat(4)
-    run = ended(
+    run = played(
         Experiment(algorithm, table(prices), net(), tree, rounds=15, loss="mse", score_every=15)
     )
     for name, model in run.history[-1].models.items():
@@ -155,7 +149,7 @@ def test_figures_of_scaled_targets_are_in_their_units(prices: Path, runtime: str
     experiment = Experiment(
         FedAvg(), shards, net(), Tree.flat(4), rounds=3, metrics=metrics, dtype=torch.float64
     )
-    run = ended(experiment, runtime)
+    run = played(experiment, runtime=runtime)
     held = shards.test.index
     errors = (run.module()(raw(shards, held))[:, 0] - shards.y[held].double()).detach()
     score = run.history[-1].models["global"].scores["test"]
@@ -170,7 +164,7 @@ def test_figures_of_scaled_targets_are_in_their_units(prices: Path, runtime: str
     own = errors[: int(shards.test.counts()[0])]
     assert first.rmse == pytest.approx(float(own.square().mean()) ** 0.5)
     if runtime != "simulator":
-        alone = ended(experiment)
+        alone = played(experiment)
         assert torch.equal(alone.w, run.w)
         assert run.history[-1].models == alone.history[-1].models
 
@@ -187,7 +181,7 @@ def test_delta_of_huber_is_in_the_units_of_the_targets(prices: Path) -> None:
     shards = table(prices)
     assert shards.target is not None
     scale = float(shards.target.factor)
-    run = ended(Experiment(FedAvg(), shards, net(), Tree.flat(4), loss=Huber(delta), **settings))
+    run = played(Experiment(FedAvg(), shards, net(), Tree.flat(4), loss=Huber(delta), **settings))
     parts: Any = {}
     for split in ("train", "validation", "test"):
         pieces = [shards.part(split).held(device) for device in range(4)]
@@ -196,7 +190,7 @@ def test_delta_of_huber_is_in_the_units_of_the_targets(prices: Path) -> None:
     other = Experiment(
         FedAvg(), by_hand, net(), Tree.flat(4), loss=Huber(delta * scale), **settings
     )
-    torch.testing.assert_close(run.w, ended(other).w)
+    torch.testing.assert_close(run.w, played(other).w)
     test = shards.test.index
     outputs = run.module()(raw(shards, test))
     expected = Huber(delta)(outputs, shards.y[test].double()).mean()
@@ -233,7 +227,7 @@ def test_several_targets_have_a_scale_each(tmp_path: Path) -> None:
     path.write_text("\n".join(rows), encoding="utf-8")
     shards = data.files(str(path), label=["big", "small"])
     algorithm = FedAvg(lr=0.1, steps=50)
-    run = ended(Experiment(algorithm, shards, models.linear(1, 2), Tree.flat(4), rounds=10))
+    run = played(Experiment(algorithm, shards, models.linear(1, 2), Tree.flat(4), rounds=10))
     test = shards.test.index
     errors = (run.module()(raw(shards, test)) - shards.y[test].double()).detach()
     explained = 1 - errors.square().mean(0) / shards.y[test].double().var(0, correction=0)
@@ -252,8 +246,7 @@ def test_predictions_and_files_are_in_the_units_of_the_targets(
         f'path = "{prices}"\nlabel = "price"\n[model]\nname = "mlp"\n',
         encoding="utf-8",
     )
-    done = command("run", made, "--out", folder)
-    assert done.code == 0, done.err
+    exits(0, "run", made, "--out", folder)
     run = covey.load(folder)
     shards = run.experiment.data
     rows = raw(shards, shards.test.held(1))
@@ -275,7 +268,6 @@ def test_predictions_and_files_are_in_the_units_of_the_targets(
     new.write_text(
         "price,carat,depth\n" + "\n".join(f"{4000 + 9 * k},1.0,{55 + k / 9:.2f}" for k in range(40))
     )
-    ended = command("personalize", folder, "--data", new, "--json")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "personalize", folder, "--data", new, "--json")
     scores = json.loads(ended.out)["scores"]
     assert scores["global"]["test"]["rmse"] > 50  # in the units of the price

@@ -1,7 +1,5 @@
 """Methods as public code runs them: where they must be the published ones, and where not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -19,6 +19,7 @@ from covey.codecs import codec
 from covey.errors import ConfigError
 from covey.links.spec import LinkSpec, largest, wires
 from tests import peek
+from tests.given import drained, played
 from tests.laws.cases import differences, state
 
 LINKS = ("server-edge", "edge-device")
@@ -74,30 +75,15 @@ def test_links_and_directions_may_differ_and_dense_is_the_default() -> None:
     [
         ("zip", ["there is no codec 'zip'"]),
         ({"server-moon": "dense"}, ["the link 'server-moon'", "server-edge, edge-device"]),
-        (
-            {"server-edge": {"sideways": "dense"}},
-            ["codec.server-edge", "'sideways'", "down and up"],
-        ),
+        ({"server-edge": {"sideways": "dense"}}, ["codec.server-edge", "'sideways'"]),
         ({"server-edge": {"up": {"codec": "int8"}}}, ["codec.server-edge", "a table with a name"]),
         ({"server-edge": {"up": 3}}, ["codec.server-edge = 3"]),
-        (
-            {"server-edge": {"up": {"name": "int8", "keep": 0}}},
-            ["codec.server-edge, up", "keep = 0"],
-        ),
+        ({"server-edge": {"up": {"name": "int8", "keep": 0}}}, ["keep = 0"]),
         ({"server-edge": {"up": {"name": "int8", "keep": 1.5}}}, ["keep = 1.5"]),
-        (
-            {"server-edge": {"up": {"name": "int8", "feedback": "yes"}}},
-            ["feedback = 'yes'", "true or false"],
-        ),
+        ({"server-edge": {"up": {"name": "int8", "feedback": "yes"}}}, ["feedback = 'yes'"]),
         ({"server-edge": {"up": {"name": "bitmap", "feedback": True}}}, ["bitmap loses nothing"]),
-        (
-            {"server-edge": {"down": {"name": "int8", "update": True}}},
-            ["codec.server-edge", "give it under up"],
-        ),
-        (
-            {"server-edge": {"up": {"name": "int8", "blocks": 7}}},
-            ["codec.server-edge, up", "blocks"],
-        ),
+        ({"server-edge": {"down": {"name": "int8", "update": True}}}, ["give it under up"]),
+        ({"server-edge": {"up": {"name": "int8", "blocks": 7}}}, ["up", "blocks"]),
     ],
 )
 def test_what_is_wrong_is_named(spec: Any, parts: list[str]) -> None:
@@ -130,30 +116,24 @@ def test_a_rough_link_changes_what_the_receiver_computes_with_and_learns_neverth
 
 @every_rough
 def test_chunks_workers_and_seeds_change_no_bit(spec: Any) -> None:
-    first = covey.run(experiment(spec))
-    list(first)
+    first = played(experiment(spec))
     each: list[dict[str, Any]] = [{"workers": 3}, {"memory": 1}]
     for changes in each:
-        other = covey.run(experiment(spec, **changes))
-        list(other)
+        other = played(experiment(spec, **changes))
         assert differences(state(first), state(other)) == []
-    side = covey.runs([experiment(spec), experiment(spec, seed=5)])
-    for _ in side:
-        pass
+    side = drained(covey.runs([experiment(spec), experiment(spec, seed=5)]))
     assert torch.equal(side.seeds[0].w, first.w)
     assert side.seeds[0].meter.bytes() == first.meter.bytes()
 
 
 @every_rough
 def test_what_was_lost_survives_a_checkpoint(spec: Any, tmp_path: Path) -> None:
-    whole = covey.run(experiment(spec))
-    list(whole)
+    whole = played(experiment(spec))
     half = covey.run(experiment(spec))
     next(half)
     next(half)
     half.save(tmp_path / "half")
-    again = covey.run(experiment(spec), resume=tmp_path / "half")
-    list(again)
+    again = played(experiment(spec), resume=tmp_path / "half")
     assert differences(state(whole), state(again)) == []
 
 
@@ -179,8 +159,7 @@ def test_what_is_fed_back_adds_up(spec: Any) -> None:
         experiment("dense", Constant(), rounds=60, tree=covey.Tree.flat(1)),
         codec={"server-device": {"up": spec}},
     )
-    run = covey.run(here)
-    list(run)
+    run = played(here)
     row, total = run.rows("row")[1], run.rows("sum")[1]
     lost = peek.store(run).get(
         "device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0

@@ -1,7 +1,5 @@
 """Checkpoints that are written while the next rounds run: as complete, and in the same order."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,6 +14,7 @@ import covey
 from covey.errors import CheckpointError
 from covey.runs.saved import checkpoint
 from tests import peek
+from tests.given import played
 from tests.laws.cases import PLAIN, differences, experiment, state
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -61,8 +60,7 @@ def test_a_run_that_goes_on_meanwhile_writes_the_same_file(tmp_path: Path) -> No
     for name, tensor in both[0].tensors.items():
         assert tensor.equal(both[1].tensors[name])
     here = experiment(PLAIN["PFedMe"], rounds=4)
-    resumed = covey.run(here, resume=tmp_path / "beside.safetensors")
-    list(resumed)
+    resumed = played(here, resume=tmp_path / "beside.safetensors")
     list(run)
     assert differences(state(resumed), state(run)) == []
 
@@ -136,6 +134,5 @@ def test_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     resumed = covey.run(here, resume=path)
     assert last - 1 <= resumed.round <= last + 1  # at most the one being written is missing
     list(resumed)
-    whole = covey.run(here)
-    list(whole)
+    whole = played(here)
     assert differences(state(resumed), state(whole)) == []

@@ -1,7 +1,5 @@
 """How many elements of tensors a piece of code visits: a cost that does not depend on the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -25,14 +25,12 @@ from tests.algorithms.quadratics import (
 def test_rounds_by_hand(
     fs: list[Device], batch: int | None, sample: int | None, alpha_lr: float
 ) -> None:
-    lr, run = (
-        0.1,
-        start(
-            APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch),
-            fs,
-            w=W,
-            rounds=4,
-        ),
+    lr = 0.1
+    run = start(
+        APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch),
+        fs,
+        w=W,
+        rounds=4,
     )
     w = W
     own: dict[int, Vector] = {}

@@ -119,9 +119,8 @@ def test_two_rounds_by_hand(
         root, parents = by_hand(local, levels, 0.6, amplify if record.round == 0 else 1.0)
         personal = [0.4 * theta + 0.6 * parents[i] for i, theta in enumerate(local)]
         assert deviation(run, root, local=local, personal=personal) <= EXACT
-        assert record.bytes(direction="up") == record.bytes(
-            direction="down"
-        )  # one row each way for every device
+        # one row each way for every device
+        assert record.bytes(direction="up") == record.bytes(direction="down")
 
 
 def test_more_devices_are_grouped_as_ward_does_by_hand() -> None:

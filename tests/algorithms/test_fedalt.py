@@ -22,6 +22,7 @@ from tests.algorithms.quadratics import (
     some,
     split,
 )
+from tests.given import drained
 
 S = 1  # of two parameters
 SETTINGS: dict[str, Any] = {"steps": 3, "personal_steps": 2, "lr": 0.1, "personal_lr": 0.05}
@@ -39,8 +40,7 @@ def local(f: Device, u: Vector, v: Vector) -> Vector:
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
 def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: Any) -> None:
-    run = split(FedAlt(**SETTINGS, batch=batch, weight=weight), fs, w=W, shared=S)
-    list(run)
+    run = drained(split(FedAlt(**SETTINGS, batch=batch, weight=weight), fs, w=W, shared=S))
     u, x = W[:S], [W] * 4
     for _ in range(2):
         x = [local(f, u, mine[S:]) for f, mine in zip(fs, x, strict=True)]
@@ -85,8 +85,7 @@ def test_two_rounds_by_hand_on_uneven_edges() -> None:
 def test_one_step_of_each_reaches_the_minimum_over_u_and_every_v() -> None:
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
     algorithm = FedAlt(steps=1, personal_steps=1, lr=0.5, personal_lr=0.5, batch=None)
-    run = split(algorithm, devices, w=np.zeros(3), shared=2, rounds=150)
-    list(run)
+    run = drained(split(algorithm, devices, w=np.zeros(3), shared=2, rounds=150))
     u, v = best_parts(devices, 2)
     assert np.abs(run.w[0, :2].numpy() - u).max() <= 1e-10
     assert np.abs(run.rows("personal")[1][:, 2:].numpy() - np.array(v)).max() <= 1e-10

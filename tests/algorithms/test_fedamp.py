@@ -34,9 +34,8 @@ from tests.algorithms.quadratics import (
 def weights(ws: list[Vector], alpha: float, sigma: float) -> tuple[Vector, float]:
     """xi and alpha_k."""
     n = len(ws)
-    slope = np.array(
-        [[np.exp(-np.square(a - b).sum() / sigma) / sigma for b in ws] for a in ws]
-    )  # A'
+    # A'
+    slope = np.array([[np.exp(-np.square(a - b).sum() / sigma) / sigma for b in ws] for a in ws])
     others = np.where(np.eye(n), 0, slope)
     step = min(alpha, 1 / others.sum(1).max())  # alpha_k
     return step * others + np.diag(1 - step * others.sum(1)), step

@@ -61,10 +61,8 @@ def test_two_rounds_by_hand_with_l2(fs: list[Device], batch: int | None) -> None
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 def test_only_those_asked_are_averaged(weight: Any) -> None:
-    run, w = (
-        start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4),
-        W,
-    )
+    run = start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4)
+    w = W
     asked = []
     for record in run:
         asked.append(tuple(record.cohorts["device"]))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import covey
 from covey import Experiment, Run, Tree
 from covey.algorithms import FedAvg, FedBN
+from tests.given import drained
 
 EXACT = 1e-12
 NORM = ("1.weight", "1.bias")
@@ -87,8 +88,7 @@ def test_rounds_by_hand(sample: int | None) -> None:
 
 
 def test_norm_layers_are_not_sent() -> None:
-    run = start(FedBN(steps=1, lr=0.1, batch=None))
-    list(run)
+    run = drained(start(FedBN(steps=1, lr=0.1, batch=None)))
     shared = 3 * 4 + 4 + 4 + 1
     for direction in ("up", "down"):
         assert run.meter.traffic(direction=direction).values == 3 * 4 * shared
@@ -107,8 +107,6 @@ def test_the_reported_loss_is_that_of_the_personal_modules() -> None:
 
 def test_with_nothing_private_it_is_fedavg_to_the_bit() -> None:
     settings: dict[str, Any] = {"steps": 3, "lr": 0.1, "batch": 3}
-    one = start(FedBN(**settings), private="")
-    other = start(FedAvg(**settings))
-    list(one)
-    list(other)
+    one = drained(start(FedBN(**settings), private=""))
+    other = drained(start(FedAvg(**settings)))
     assert torch.equal(one.w, other.w)

@@ -96,9 +96,8 @@ def test_two_rounds_by_hand(
 def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
     both_sparse = FedMac(lam=0.6, lr=0.5, personal_lr=0.1, gamma=0.4, gamma_w=0.2, rho=1e-3)
     assert both_sparse.cut("device") == pytest.approx(2 * 0.5 * 0.2 / (2 - 0.5 * 0.6))
-    assert replace(both_sparse, gamma_w=0.0).cut("device") == pytest.approx(
-        0.1 * 0.4
-    )  # correlation adds no curvature
+    # correlation adds no curvature
+    assert replace(both_sparse, gamma_w=0.0).cut("device") == pytest.approx(0.1 * 0.4)
 
 
 def test_soft_thresholds_leave_exact_zeros_in_personal_models() -> None:
@@ -237,9 +236,8 @@ def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(
     w, _ = closed_form(fs, lam, 0.0, gamma_w)
     theta = kept(run, "personal").values()
     distance = np.mean([np.square(x - w).sum() for x in theta])
-    sigma = np.mean(
-        [np.square(lam * (w - x) + gamma_w).sum() for x in theta]
-    )  # (6) at w*, all signs +
+    # (6) at w*, all signs +
+    sigma = np.mean([np.square(lam * (w - x) + gamma_w).sum() for x in theta])
     assert distance <= 2 * (sigma + gamma_w**2 * d) / lam**2
     assert distance > 2 * gamma_w**2 * d**2 / lam**2
     if not gamma_w:

@@ -7,6 +7,7 @@ import torch
 
 from covey.algorithms import FedPer
 from tests.algorithms.parts import DATA, Pair, deviation, pair, start, step
+from tests.given import drained
 
 EXACT = 1e-12
 
@@ -26,23 +27,19 @@ def test_rounds_by_hand(sample: int | None) -> None:
         counts = {i: len(DATA[i][1]) for i in asked}
         weighted = torch.stack([counts[i] * own[i][0] for i in asked])
         base = weighted.sum(0) / sum(counts.values())
-        assert (
-            deviation(run, "global", 0, (base, head)) <= EXACT
-        )  # the global head stays as it began
+        # the global head stays as it began
+        assert deviation(run, "global", 0, (base, head)) <= EXACT
         assert all(deviation(run, "personal", i, own[i]) <= EXACT for i in own)
 
 
 def test_only_the_shared_layers_are_sent() -> None:
-    run = start(FedPer(steps=1, lr=0.1, batch=None))
-    list(run)
+    run = drained(start(FedPer(steps=1, lr=0.1, batch=None)))
     for direction in ("up", "down"):
-        assert (
-            run.meter.traffic(direction=direction).values == 3 * 4 * 6
-        )  # rounds, devices, weights of the base
+        # rounds, devices, weights of the base
+        assert run.meter.traffic(direction=direction).values == 3 * 4 * 6
 
 
 def test_heads_differ_and_the_base_is_one() -> None:
-    run = start(FedPer(steps=2, lr=0.1, batch=None), rounds=2)
-    list(run)
+    run = drained(start(FedPer(steps=2, lr=0.1, batch=None), rounds=2))
     heads = torch.stack([pair(run.module("personal", i))[1] for i in range(4)])
     assert torch.pdist(heads.flatten(1)).min() > 1e-3

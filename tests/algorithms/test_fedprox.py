@@ -12,10 +12,8 @@ from tests.algorithms.quadratics import EXACT, Device, W, both, deviation, mean,
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
 def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None, weight: Any) -> None:
-    run, w = (
-        start(FedProx(mu=0.7, sample=3, steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W),
-        W,
-    )
+    run = start(FedProx(mu=0.7, sample=3, steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W)
+    w = W
     for record in run:
         asked, rows = [fs[i] for i in record.cohorts["device"]], []
         for f in asked:

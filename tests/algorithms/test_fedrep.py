@@ -10,6 +10,7 @@ import torch
 from covey.algorithms import FedRep
 from covey.runs.newcomers import Newcomers
 from tests.algorithms.parts import DATA, Pair, deviation, pair, start, step
+from tests.given import drained
 
 EXACT = 1e-12
 
@@ -34,16 +35,14 @@ def test_rounds_by_hand(sample: int | None) -> None:
 
 
 def test_only_the_shared_layers_are_sent() -> None:
-    run = start(FedRep(head_steps=1, steps=1, batch=None))
-    list(run)
+    run = drained(start(FedRep(head_steps=1, steps=1, batch=None)))
     for direction in ("up", "down"):
         assert run.meter.traffic(direction=direction).values == 3 * 4 * 6
 
 
 def test_a_new_device_fits_its_head_to_the_base_it_gets() -> None:
     """Gradient steps on least squares: the distance to the best head shrinks by I - lr H each."""
-    run = start(FedRep(head_steps=3, head_lr=0.2, steps=1, lr=0.05, batch=None), rounds=2)
-    list(run)
+    run = drained(start(FedRep(head_steps=3, head_lr=0.2, steps=1, lr=0.05, batch=None), rounds=2))
     steps, lr = 400, 1.5
     long = replace(run.experiment, algorithm=FedRep(head_steps=steps, head_lr=lr, batch=None))
     new = Newcomers([long], [long.data.chosen([2])])

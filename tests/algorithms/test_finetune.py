@@ -10,16 +10,14 @@ from tests.algorithms.quadratics import EXACT, Device, W, both, deviation, mean,
 
 @both
 def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None) -> None:
-    run, w = (
-        start(
-            FineTune(
-                sample=3, steps=3, lr=0.1, tune_steps=2, tune_lr=0.05, batch=batch, weight="samples"
-            ),
-            fs,
-            w=W,
+    run = start(
+        FineTune(
+            sample=3, steps=3, lr=0.1, tune_steps=2, tune_lr=0.05, batch=batch, weight="samples"
         ),
-        W,
+        fs,
+        w=W,
     )
+    w = W
     personal = {}
     for record in run:
         rows, asked = [], record.cohorts["device"]

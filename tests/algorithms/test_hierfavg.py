@@ -119,7 +119,6 @@ def test_the_mean_of_a_sample_has_the_variance_of_the_papers_lemmas() -> None:
     expected = (n / s - 1) / (n - 1) * np.square(points - points.mean(0)).sum(1).mean()
     deviation = errors.std() / np.sqrt(2 * edges)
     assert abs(errors.mean() - expected) <= 4 * deviation
-    assert (
-        deviation < 0.03 * expected
-    )  # so that four of them tell S = 2 from S = 3, which has half the variance
+    # so that four of them tell S = 2 from S = 3, which has half the variance
+    assert deviation < 0.03 * expected
     assert np.abs(means.mean(0) - points.mean(0)).max() <= 4 * means.std() / np.sqrt(2 * edges)

@@ -20,10 +20,8 @@ from tests.identities.worlds import UNEQUAL, trajectory
 
 LAM, LR, STEPS = 0.8, 0.1, 25
 W = np.array([1.0, -2.0, 0.5])
-FS = [
-    *some(4, 3, mu=0.5, L=2.0, spread=3.0),
-    Device(np.eye(3) * np.sqrt(3), W * np.sqrt(3)),
-]  # the last has its minimum at w
+# the last has its minimum at w
+FS = [*some(4, 3, mu=0.5, L=2.0, spread=3.0), Device(np.eye(3) * np.sqrt(3), W * np.sqrt(3))]
 NAMES = ["pfedme", "fedmac", "sfedhp"]
 once: dict[str, Any] = {"steps": STEPS, "batch": None}
 

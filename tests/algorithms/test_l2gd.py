@@ -54,9 +54,8 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
                 for x, f in zip(xs, fs, strict=True)
             ]
         assert deviation(run, mean(xs), personal=xs) <= EXACT
-    assert (
-        seen.count(False) >= 3
-    )  # there were local steps between the averages, of which every round has one
+    # there were local steps between the averages, of which every round has one
+    assert seen.count(False) >= 3
     assert False in seen
 
 

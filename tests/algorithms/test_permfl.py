@@ -223,10 +223,8 @@ def test_the_rate_of_theorem_1_holds_up_to_beta_of_one_half_over_gamma(share: fl
     fs = some(4, 2, mu=MU, L=LF, spread=3.0)
     beta, x = share / (2 * 2.0), np.array([9.0, -9.0])
     _, optimum = envelope(fs, GROUPS, 1.5, 2.0)
-    run, before = (
-        start(PerMFL(beta=beta, **EXACTLY), fs, TREE, w=x, rounds=8),
-        np.linalg.norm(x - optimum) ** 2,
-    )
+    run = start(PerMFL(beta=beta, **EXACTLY), fs, TREE, w=x, rounds=8)
+    before = np.linalg.norm(x - optimum) ** 2
     for T, _ in enumerate(run, 1):
         error = np.linalg.norm(row(run) - optimum) ** 2
         assert 0 < error <= 2 * (1 - beta * MU_F / 2) ** T * before

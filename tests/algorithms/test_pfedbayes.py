@@ -78,10 +78,8 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
             begin = world if restart else personal.get(i, world)
             mu, rho = (x.clone().requires_grad_() for x in begin)
             m, local_rho = (x.clone().requires_grad_() for x in world)
-            mine, theirs = (
-                optimiser(method, [mu, rho], 0.1),
-                optimiser(method, [m, local_rho], 0.05),
-            )
+            mine = optimiser(method, [mu, rho], 0.1)
+            theirs = optimiser(method, [m, local_rho], 0.05)
             k = 0
             for _ in range(R):
                 for _ in range(K):
@@ -138,10 +136,8 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
         score_every=2,
     )
     record = list(run)[-1]
-    mus, columns = (
-        run.rows("personal")[1],
-        {name: rows for _, name, _, _, rows in peek.dump(run)},
-    )
+    mus = run.rows("personal")[1]
+    columns = {name: rows for _, name, _, _, rows in peek.dump(run)}
     data, right, total, count = run.experiment.data, 0, 0.0, 0
     for device in range(4):
         chances: Any = 0

@@ -46,9 +46,8 @@ def test_rounds_by_hand(
         x = x + server_lr * mean(ys)
         c = c + len(asked) / len(fs) * mean(changes)
         assert deviation(run, x) <= EXACT
-        assert (
-            np.abs(c - mean(own)).max() <= EXACT
-        )  # so it stays the mean of all, whoever was asked
+        # so it stays the mean of all, whoever was asked
+        assert np.abs(c - mean(own)).max() <= EXACT
         for tier, _, ids, _, rows in peek.columns(run):
             wanted = c[None] if tier == "server" else np.array(own)[ids]
             assert np.abs(rows.numpy() - wanted).max() <= EXACT

@@ -106,9 +106,8 @@ def test_two_rounds_by_hand_on_uneven_groups(
         phis, ws = [], []
         for group in GROUPS:
             phi = w_i = cut(w, at2)
-            theta |= {
-                j: cut(phi, at2) for j in group
-            }  # theta starts from the broadcast model, and is warm within a round
+            # theta starts from the broadcast model, and is warm within a round
+            theta |= {j: cut(phi, at2) for j in group}
             for _ in range(3):
                 sent = cut(phi, at2)
                 theta |= {

@@ -24,9 +24,8 @@ EXAMPLES = sorted(
     - {FASHION, SPEECH}
 )
 DEMO = ROOT / "covey" / "files" / "demo.toml"
-BASE = (
-    ROOT / "tests" / "base.toml"
-)  # the demo of every test in this process; another process has to name it
+# the demo of every test in this process; another process has to name it
+BASE = ROOT / "tests" / "base.toml"
 SMALL = (
     str(BASE), "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",
     "data.devices=6", "tree.edges=2", "model.name=linear", "algorithm.edge_rounds=2",
@@ -64,6 +63,18 @@ def covey(*words: object) -> Result:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def exits(code: int, *words: object) -> Result:
+    """`covey WORDS` in this process, which must end with this exit code."""
+    ended = covey(*words)
+    assert ended.code == code, ended.err
+    return ended
+
+
+def said(*words: object) -> str:
+    """What `covey WORDS` prints, which must end well."""
+    return exits(0, *words).out
 
 
 def spawn(*words: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:

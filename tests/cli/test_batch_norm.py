@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 import covey
 from covey.folder.load import Loaded
-from tests.cli.command import ROOT
-from tests.cli.command import covey as command
+from tests.cli.command import ROOT, exits
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text(encoding="utf-8").splitlines()
@@ -35,8 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     text = OWN.read_text(encoding="utf-8").replace('"linear"', '"normed_nets:normed"')
     (folder / "own.toml").write_text(text, encoding="utf-8")
     words = ("rounds=3", "algorithm.steps=5", "compare=[]")
-    ended = command("run", folder / "own.toml", *words, "--out", folder / "run")
-    assert ended.code == 0, ended.err
+    exits(0, "run", folder / "own.toml", *words, "--out", folder / "run")
     assert 'norm = "device"\n' in (folder / "run" / "config.toml").read_text(encoding="utf-8")
     return covey.load(folder / "run")
 
@@ -87,8 +85,7 @@ def test_predictions_of_a_file_use_the_statistics_of_each_rows_device(
     line = next(line for line in TABLE if "pump-03" in line)
     path = tmp_path / "new.csv"
     path.write_text("\n".join([TABLE[0], line, line.replace("pump-03", "pump-99")]), "utf-8")
-    ended = command("predict", run.folder, "--data", path, "--model", "global", "--json")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "predict", run.folder, "--data", path, "--model", "global", "--json")
     own, pooled = (list(row.values())[2:] for row in json.loads(ended.out))
     assert own != pooled
 
@@ -98,8 +95,7 @@ def test_a_new_device_is_written_with_its_statistics(run: Loaded, tmp_path: Path
     data = tmp_path / "pump-99.csv"
     data.write_text("\n".join([TABLE[0], *lines]), encoding="utf-8")
     out = tmp_path / "personal.safetensors"
-    ended = command("personalize", run.folder, "--data", data, "--out", out)
-    assert ended.code == 0, ended.err
+    exits(0, "personalize", run.folder, "--data", data, "--out", out)
     state = load_file(out)
     assert bool(state["1.running_mean"].any())
     assert not bool((state["1.running_var"] == 1).all())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from covey.files import modules
-from tests.cli.command import covey
+from tests.cli.command import exits
 
 SETS = '''
 """Data that counts how often it is loaded, and an algorithm that counts the tensors of its shape."""
@@ -102,31 +102,27 @@ def counted(folder: Path, name: str) -> list[int]:
 
 @pytest.mark.parametrize("beside", ["compare=[]", 'compare=["local", "fedavg"]'])
 def test_a_run_loads_the_data_once_and_holds_it_once(folder: Path, beside: str) -> None:
-    ended = covey("run", "own.toml", beside, "--out", "run")
-    assert ended.code == 0, ended.err
+    exits(0, "run", "own.toml", beside, "--out", "run")
     assert counted(folder, "loads.txt") == [0]
     assert counted(folder, "held.txt") == [1, 1, 1]
 
 
 def test_every_seed_is_loaded_once(folder: Path) -> None:
-    ended = covey("run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run")
-    assert ended.code == 0, ended.err
+    exits(0, "run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run")
     assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
 
 
 def test_seeds_that_memory_keeps_apart_are_loaded_once(folder: Path) -> None:
-    ended = covey("run", "own.toml", "seeds=3", "memory=1", "--out", "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", "own.toml", "seeds=3", "memory=1", "--out", "run")
     assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
     assert "seed 0  round 3/3" in ended.out
 
 
 def test_going_on_loads_every_seed_once_finished_or_not(folder: Path) -> None:
-    assert covey("run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run").code == 0
+    exits(0, "run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run")
     (folder / "run" / "seed-1" / "checkpoint.safetensors").unlink()
     counted(folder, "loads.txt")
-    ended = covey("run", "--resume", "run")
-    assert ended.code == 0, ended.err
+    exits(0, "run", "--resume", "run")
     assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
 
 
@@ -146,9 +142,7 @@ NO_LINK = 'codec={"edge-device"="bitmap"}'
 def test_what_is_wrong_is_said_before_a_folder_is_made(
     folder: Path, changes: list[str], error: str
 ) -> None:
-    ended = covey("run", "own.toml", *changes, "--out", "run")
-    assert ended.code == 2
-    assert error in ended.err
+    assert error in exits(2, "run", "own.toml", *changes, "--out", "run").err
     assert not (folder / "run").exists()
     assert counted(folder, "loads.txt") == [0]
 
@@ -158,15 +152,14 @@ def test_a_seed_that_cannot_be_built_is_said_before_a_folder_is_made(folder: Pat
     (folder / "sets.py").write_text(
         text.replace("    y = torch", "    assert seed < 2\n    y = torch")
     )
-    ended = covey("run", "own.toml", "seeds=3", "--out", "run")
-    assert ended.code == 2
+    exits(2, "run", "own.toml", "seeds=3", "--out", "run")
     assert not (folder / "run").exists()
 
 
 def test_the_records_are_those_of_the_algorithm_by_itself(folder: Path) -> None:
     """The data is shared with the algorithms beside it; none of them changes it."""
-    assert covey("run", "own.toml", "--out", "alone").code == 0
-    assert covey("run", "own.toml", 'compare=["fedavg", "local"]', "--out", "both").code == 0
+    exits(0, "run", "own.toml", "--out", "alone")
+    exits(0, "run", "own.toml", 'compare=["fedavg", "local"]', "--out", "both")
     alone, both = (
         json.loads((folder / name / "summary.json").read_text()) for name in ("alone", "both")
     )

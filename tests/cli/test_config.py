@@ -17,7 +17,7 @@ from covey.errors import ConfigError
 from covey.files.config import defaults, explain, load
 from covey.files.glossary import SHARED, meaning
 from covey.files.validate import apply
-from tests.cli.command import DEMO, EXAMPLES
+from tests.cli.command import DEMO, EXAMPLES, exits
 from tests.cli.command import covey as command
 
 LEVELS = "algorithm.levels=[{tier='server'}, {tier='device', %s}]"
@@ -35,28 +35,12 @@ def problem(path: Path | None, *changes: str) -> str:
     ("change", "words"),
     [
         ("round=5", ["unknown key round", "did you mean rounds?", "known are"]),
-        (
-            "algorithm.lamb1=5",
-            ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?", "known are lam1, lam2"],
-        ),
+        ("algorithm.lamb1=5", ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?"]),
         ("data.device=5", ["unknown key data.device", "did you mean data.devices?"]),
-        (
-            "tree.edgs=5",
-            [
-                "unknown key tree.edgs",
-                "did you mean tree.edges?",
-                "known are edges, form, children, tiers",
-            ],
-        ),
+        ("tree.edgs=5", ["unknown key tree.edgs", "did you mean tree.edges?"]),
         ("tree.edges=worst", ['tree.edges = "worst"', 'give tree.form = "worst".']),
-        (
-            "tree.edges=similar",
-            ['give tree.form = "similar" together with the number of edges', "tree.edges = 4"],
-        ),
-        (
-            "tree.edges=wrost",
-            ['tree.edges = "wrost"', "did you mean worst?", "tree.form", "consecutive, random"],
-        ),
+        ("tree.edges=similar", ['give tree.form = "similar" together with the number of edges']),
+        ("tree.edges=wrost", ['tree.edges = "wrost"', "did you mean worst?", "tree.form"]),
         ("zzzzz=5", ["unknown key zzzzz;", "known are"]),
         ("rounds=many", ['rounds = "many"', "must be a whole number", "the default is 60"]),
         ("rounds=1.5", ["rounds = 1.5", "must be a whole number"]),
@@ -79,34 +63,14 @@ def problem(path: Path | None, *changes: str) -> str:
         ("private=['1.wait']", ["1.wait", "SFedHP shares all layers"]),
         ("private=head", ["head", "SFedHP shares all layers"]),
         ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
-        (
-            "algorithm.lr1=fast",
-            ['algorithm.lr1 = "fast"', "must be a number", "the default is 0.4"],
-        ),
-        (
-            "algorithm.l1=soft",
-            [
-                'algorithm.l1 = "soft" (did you mean smooth?)',
-                '"smooth" or "prox"',
-                'the default is "smooth"',
-            ],
-        ),
+        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a number"]),
+        ("algorithm.l1=soft", ['algorithm.l1 = "soft" (did you mean smooth?)']),
         ("algorithm.lr1=none", ['algorithm.lr1 = "none"', "must be a number"]),
         ("algorithm.sample=0", ["sample = 0", "give a number >= 1"]),
         ("rounds=none", ['rounds = "none"', "must be a whole number"]),
-        (
-            "algorithm.name=sfedph",
-            [
-                "algorithm.name = 'sfedph'",
-                "did you mean sfedhp?",
-                "one of local, centralised, fedavg",
-            ],
-        ),
+        ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?"]),
         ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, centralised, fedavg"]),
-        (
-            "data.name=digit",
-            ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"],
-        ),
+        ("data.name=digit", ["data.name = 'digit'", "did you mean digits?"]),
         ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp, cnn"]),
         ("algorithm={lam1=2.0}", ["[algorithm] needs a name", "one of local"]),
         ("algorithm=5", ["algorithm = 5", "must be a table"]),
@@ -123,27 +87,18 @@ def problem(path: Path | None, *changes: str) -> str:
         ("data.devices=0", ["devices=0", "at least 1"]),
         ("data.split=[0.8, 0.0, 0.2]", ["no device has validation examples", "change data.split"]),
         ("tree.children=[[20]]", ["tree.edges and tree.children are both given", "keep one"]),
-        (
-            "tree.tiers=['server', 'device']",
-            ["tree.tiers", "tree.children", "leave out tree.tiers"],
-        ),
+        ("tree.tiers=['server', 'device']", ["tree.tiers", "tree.children"]),
         ("tree.form=worst", ['tree.form = "worst" decides the edges', "leave out tree.edges = 4"]),
         ("tree.form=data", ['tree.form = "data" decides the edges', "leave out tree.edges = 4"]),
         ("tree.form=near", ['tree.form = "near" must be', '"similar"']),
         ("tree.edges=0", ["tree.edges = 0 for 20 devices", "give 1 to 20"]),
         ("tree.edges=21", ["tree.edges = 21 for 20 devices", "give 1 to 20"]),
         ("tree.edges=[1, 2]", ["the data has 20 devices, the tree 3"]),
-        (
-            "tree.edges=none",
-            ["SFedHP needs the tiers server, edge, device", "this tree has server, device"],
-        ),
+        ("tree.edges=none", ["SFedHP needs the tiers server, edge, device"]),
         ("rounds=2020-01-02", ['rounds = "2020-01-02" must be']),
         ("model.hidden=[10, 07:30:00]", ["model.hidden.1", "07:30:00", "must be"]),
         ("rounds.most=5", ["'rounds.most=5'", "rounds is a value, not a table"]),
-        (
-            "rounds",
-            ["'rounds' is neither a file nor a change", "write changes as algorithm.lam1=15"],
-        ),
+        ("rounds", ["'rounds' is neither a file nor a change"]),
         ("=5", ["'=5' is neither a file nor a change"]),
     ],
 )
@@ -155,14 +110,7 @@ def test_a_wrong_value(change: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        (
-            "lrr=1.0",
-            [
-                "unknown key algorithm.levels.1.lrr",
-                "did you mean algorithm.levels.1.lr?",
-                "known are tier, name, lam",
-            ],
-        ),
+        ("lrr=1.0", ["unknown key algorithm.levels.1.lrr", "did you mean algorithm.levels.1.lr?"]),
         ("lr='x'", ['algorithm.levels.1.lr = "x"', "must be a number"]),
         ("coupling='glue'", ['algorithm.levels.1.coupling = "glue"', '"prox" or "correlation"']),
         ("warm=true", ["algorithm.levels.1 = {", "a warm level of tier device", "needs a name"]),
@@ -214,8 +162,7 @@ def test_the_command_says_it_in_one_line_and_makes_nothing(
         "parts=['test']",
         "tree.edges=none",
     ):
-        ended = command("run", change, "--out", "folder")
-        assert ended.code == 2
+        ended = exits(2, "run", change, "--out", "folder")
         assert ended.out == ""
         assert ended.err.startswith("error: ")
         assert ended.err.count("\n") == 1
@@ -293,9 +240,8 @@ def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_comment_in_a_program_is_not_taken_for_that_of_a_field(name: str) -> None:
     for field, text in explain("algorithms", name).items():
-        assert text.endswith(meaning(name, field)), (
-            field
-        )  # as the tables say it, who do not know the class
+        # as the tables say it, who do not know the class
+        assert text.endswith(meaning(name, field)), field
 
 
 def test_no_meaning_is_left_over() -> None:
@@ -335,8 +281,7 @@ def test_a_path_that_is_not_there_says_where_paths_start(tmp_path: Path) -> None
     file.write_text(
         '[algorithm]\nname = "local"\n[data]\nname = "files"\npath = "t.csv"\n[model]\nname = "linear"\n'
     )
-    ended = command("run", file)
-    assert ended.code == 2
+    ended = exits(2, "run", file)
     assert f"there is no file or folder {tmp_path / 'deep' / 't.csv'}" in ended.err
     assert (
         "start at the file's own folder if an experiment file names them, else at the current folder"
@@ -376,35 +321,25 @@ def test_later_changes_win() -> None:
     assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
 
 
-CHANGES = {
-    "as it is": [],
-    "one codec per link": ["codec={server-edge='bitmap'}"],
-    "full batches": ["algorithm.batch=none", "data.labels=none"],
-    "numbers in words": ["algorithm.sample=2", "dtype=float64", "l2=1e-9", "workers=1"],
-}
+DEVICE = "name='own', lam=0.5, steps=2, lr=0.1, batch=5, fresh=false, warm=true, method='nesterov', tol=1e-3"
+RESOLVED: dict[str, tuple[Path | None, list[str]]] = {
+    **{path.stem: (path, []) for path in (*EXAMPLES, DEMO)},
+    "no file": (None, []),
+    "one codec per link": (None, ["codec={server-edge='bitmap'}"]),
+    "full batches": (None, ["algorithm.batch=none", "data.labels=none"]),
+    "numbers in words": (None, ["algorithm.sample=2", "dtype=float64", "l2=1e-9", "workers=1"]),
+    "levels with everything in them": (None, [
+        "algorithm.name=nested", "tree.edges=none",
+        f"algorithm.levels=[{{tier='server', pull=0.25, sample=3}}, {{tier='device', {DEVICE}}}]",
+    ]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, DEMO], ids=lambda path: path.stem)
-def test_the_resolved_file_is_the_same_experiment(path: Path, tmp_path: Path) -> None:
-    _round_trip(path, [], tmp_path)
-
-
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_changes_survive_the_resolved_file(changes: list[str], tmp_path: Path) -> None:
-    _round_trip(None, changes, tmp_path)
-
-
-def test_levels_with_everything_in_them_survive_the_resolved_file(tmp_path: Path) -> None:
-    device = "name='own', lam=0.5, steps=2, lr=0.1, batch=5, fresh=false, warm=true, method='nesterov', tol=1e-3"
-    server = "{tier='server', pull=0.25, sample=3}"
-    levels = f"algorithm.levels=[{server}, {{tier='device', {device}}}]"
-    _round_trip(None, ["algorithm.name=nested", levels, "tree.edges=none"], tmp_path)
-
-
-def _round_trip(path: Path | None, changes: list[str], place: Path) -> None:
-    first = load(path, changes)
-    (place / "config.toml").write_text(first.text())
-    second = load(place / "config.toml")
+@pytest.mark.parametrize("name", RESOLVED)
+def test_the_resolved_file_is_the_same_experiment(name: str, tmp_path: Path) -> None:
+    first = load(*RESOLVED[name])
+    (tmp_path / "config.toml").write_text(first.text())
+    second = load(tmp_path / "config.toml")
     assert second.resolved() == first.resolved()
     assert second.text() == first.text()
     assert second.experiment(3).fingerprint() == first.experiment(3).fingerprint()

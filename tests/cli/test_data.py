@@ -15,7 +15,7 @@ from covey.cli.data import app
 from covey.data.published.catalog import CATALOG
 from covey.errors import DataError
 from covey.report.pictures import data_picture
-from tests.cli.command import covey
+from tests.cli.command import covey, exits
 from tests.data import tiny
 
 pytestmark = pytest.mark.pictures
@@ -103,10 +103,9 @@ def test_help_has_examples(words: list[str]) -> None:
 
 def test_show_draws_counts_and_says_nothing_leaks(tmp_path: Path) -> None:
     picture = tmp_path / "who.png"
-    ended = covey(
-        "data", "show", "data.name=digits", "data.devices=6", "tree.edges=2", "--out", picture
+    ended = exits(
+        0, "data", "show", "data.name=digits", "data.devices=6", "tree.edges=2", "--out", picture
     )
-    assert ended.code == 0, ended.err
     assert picture.read_bytes().startswith(b"\x89PNG")
     for part in (
         "6 devices",
@@ -127,10 +126,16 @@ def test_show_counts_leaks(tmp_path: Path) -> None:
         "tree.edges=none",
         "model.name=linear",
     )
-    ended = covey(
-        "data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json"
+    ended = exits(
+        0,
+        "data",
+        "show",
+        *words,
+        f"data.data_dir={tmp_path}",
+        "--out",
+        tmp_path / "who.png",
+        "--json",
     )
-    assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["overlaps"]["leaks"] > 100
     assert found["overlaps"]["validation_leaks"] > 50
@@ -181,10 +186,9 @@ def test_the_picture_names_the_leaks_of_validation(
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    ended = covey(
-        "data", "show", "data.devices=6", "tree.edges=2", "--out", tmp_path / "none" / "who.png"
+    ended = exits(
+        4, "data", "show", "data.devices=6", "tree.edges=2", "--out", tmp_path / "none" / "who.png"
     )
-    assert ended.code == 4
     assert "cannot write" in ended.err
 
 
@@ -192,7 +196,8 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_forms_of_edges(form: str, tmp_path: Path) -> None:
     edges = "none" if form in ("worst", "average") else "4"
     out = tmp_path / "who.png"
-    ended = covey(
+    ended = exits(
+        0,
         "data",
         "show",
         "data.name=digits",
@@ -202,7 +207,6 @@ def test_forms_of_edges(form: str, tmp_path: Path) -> None:
         out,
         "--json",
     )
-    assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert sum(found["edges"]) == 20
     assert len(found["edges"]) == (2 if edges == "none" else 4)
@@ -214,8 +218,7 @@ def test_show_counts_copies(tmp_path: Path) -> None:
     (tmp_path / "copies.csv").write_text(text, encoding="utf-8")
     words = ("data.name=files", f"data.path={tmp_path / 'copies.csv'}", "algorithm.name=fedavg")
     shown = ("data", "show", *words, "tree.edges=none", "model.name=linear")
-    ended = covey(*shown, "--out", tmp_path / "who.png")
-    assert ended.code == 0, ended.err
+    ended = exits(0, *shown, "--out", tmp_path / "who.png")
     assert "30 of 60 examples equal an earlier one in all features" in ended.out
     found = json.loads(covey(*shown, "--out", tmp_path / "who.png", "--json").out)["copies"]
     assert (found["held"], found["different"]) == (60, 30)

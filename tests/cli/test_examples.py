@@ -15,8 +15,7 @@ import covey
 from covey.files.config import load
 from experiments.examples.run import judge
 from experiments.kills.run import difference
-from tests.cli.command import DEMO, EXAMPLES
-from tests.cli.command import covey as command
+from tests.cli.command import DEMO, EXAMPLES, exits
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 FILES = {
@@ -30,8 +29,7 @@ FILES = {
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of two rounds of an example."""
     place = tmp_path_factory.mktemp(request.param.stem) / "a run"
-    ended = command("run", request.param, "rounds=2", "score_every=1", "--out", place)
-    assert ended.code == 0, ended.err
+    exits(0, "run", request.param, "rounds=2", "score_every=1", "--out", place)
     return place
 
 
@@ -81,9 +79,8 @@ def test_the_folder_holds_what_it_promises(folder: Path) -> None:
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert [model["model"] for model in summary["models"]] == list(records[-1]["models"])
-    kept = {
-        name for name in records[-1]["models"] if not name.startswith("new_")
-    }  # new devices' are only scored
+    # new devices' are only scored
+    kept = {name for name in records[-1]["models"] if not name.startswith("new_")}
     for place in ("models", "models/last"):
         assert {path.stem for path in (folder / place).glob("*.safetensors")} == kept
 
@@ -107,17 +104,14 @@ def test_its_own_line_repeats_a_run_to_the_last_bit(folder: Path, tmp_path: Path
     repeat, again = (folder / "repeat.txt").read_text().splitlines()
     program, *words = shlex.split(repeat)
     assert program == "covey"
-    assert command(*words, "--out", tmp_path / "again").code == 0
+    exits(0, *words, "--out", tmp_path / "again")
     assert difference(folder, tmp_path / "again") is None
     assert shlex.split(again) == ["covey", "run", "--resume", str(folder), "rounds=12"]
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     for seed in (0, 1):
-        assert (
-            command("run", DEMO, "rounds=1", f"seed={seed}", "--out", tmp_path / str(seed)).code
-            == 0
-        )
+        exits(0, "run", DEMO, "rounds=1", f"seed={seed}", "--out", tmp_path / str(seed))
     assert difference(tmp_path / "0", tmp_path / "1") == "config.toml"
     metrics = [(tmp_path / seed / "summary.json").read_text() for seed in "01"]
     assert json.loads(metrics[0])["models"] != json.loads(metrics[1])["models"]

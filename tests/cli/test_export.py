@@ -18,7 +18,7 @@ from torch import nn
 import covey
 from covey.errors import ConfigError, ModelError
 from covey.folder.load import Loaded
-from tests.cli.command import ROOT
+from tests.cli.command import ROOT, exits
 from tests.cli.command import covey as command
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
@@ -42,8 +42,7 @@ class Net(nn.Module):
 
 
 def made(folder: Path, *words: object) -> Loaded:
-    ended = command("run", *words, "rounds=3", "compare=[]", "--out", folder)
-    assert ended.code == 0, ended.err
+    exits(0, "run", *words, "rounds=3", "compare=[]", "--out", folder)
     return covey.load(folder)
 
 
@@ -79,8 +78,7 @@ def test_parameters_and_the_stated_scaling_give_the_runs_outputs(
     pumps: Loaded, tmp_path: Path
 ) -> None:
     file = tmp_path / "pump.safetensors"
-    ended = command("export", pumps.folder, "--node", "pump-03", "--out", file)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "export", pumps.folder, "--node", "pump-03", "--out", file)
     assert "max difference 0.0e+00" in ended.out
     said = facts(file)
     assert (said["node"], said["model"], said["tier"]) == ("pump-03", "personal", "device")
@@ -110,11 +108,7 @@ FRAGMENTS = re.findall(
 
 @pytest.mark.parametrize(
     ("fragment", "to"),
-    [
-        (0, "safetensors"),
-        (1, "torch.export"),
-        pytest.param(2, "onnx", marks=SLOW),
-    ],
+    [(0, "safetensors"), (1, "torch.export"), pytest.param(2, "onnx", marks=SLOW)],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_the_programs_of_the_page_predict_as_the_run(
@@ -257,9 +251,7 @@ def test_what_no_network_predicts_is_refused(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported(pumps: Loaded, words: tuple[str, ...], says: str) -> None:
-    ended = command("export", pumps.folder, *words)
-    assert ended.code == 2
-    assert says in ended.err
+    assert says in exits(2, "export", pumps.folder, *words).err
     assert not (pumps.folder / "export").exists()
 
 

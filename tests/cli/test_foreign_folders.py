@@ -12,7 +12,7 @@ from covey.errors import ConfigError
 from covey.files import modules
 from covey.folder import own_code
 from covey.runs.saved.run_folder import RunFolder
-from tests.cli.command import SMALL, covey
+from tests.cli.command import SMALL, covey, exits
 
 NETS = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"
 NAME = "foreign_nets_x"
@@ -43,8 +43,7 @@ def run(home: Path) -> Path:
     (project / f"{NAME}.py").write_text(NETS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
-        ended = covey("run", *SMALL, *OWN, "compare=[{name='local'}]", "--out", "run")
-        assert ended.code == 0, ended.err
+        exits(0, "run", *SMALL, *OWN, "compare=[{name='local'}]", "--out", "run")
     forget()
     return project / "run"
 
@@ -81,15 +80,13 @@ def test_a_folder_from_elsewhere_is_shown_and_its_code_does_not_run(
     folder = elsewhere / "theirs"
     shutil.copytree(run, folder)
     told = hostile(folder)
-    shown = covey("show", folder)
-    assert shown.code == 0, shown.err
+    shown = exits(0, "show", folder)
     assert shown.out == covey("show", run).out
     assert "Local personal" in shown.out
-    assert covey("show", folder, "--devices").code == 0
+    exits(0, "show", folder, "--devices")
     assert package.load(folder).table() in shown.out + "\n"
-    for name, words in commands(folder).items():
-        refused = covey(*words)
-        assert refused.code == 2, name
+    for words in commands(folder).values():
+        refused = exits(2, *words)
         assert NAME in refused.err
         assert "give --trust" in refused.err
     with pytest.raises(ConfigError, match="trust=True"):
@@ -101,8 +98,7 @@ def test_what_the_user_trusts_runs(run: Path, elsewhere: Path) -> None:
     folder = elsewhere / "theirs"
     shutil.copytree(run, folder)
     told = hostile(folder)
-    ended = covey(*commands(folder)["export"], "--trust")
-    assert ended.code == 0, ended.err
+    exits(0, *commands(folder)["export"], "--trust")
     assert told.exists()
     assert package.load(folder, trust=True).module(device=0)
 
@@ -114,8 +110,7 @@ def test_an_own_run_goes_on_as_before(
     shutil.copytree(run, elsewhere / "moved")
     monkeypatch.chdir(run.parent)
     for folder in (run, elsewhere / "moved"):
-        ended = covey(*commands(folder)["export"])
-        assert ended.code == 0, ended.err
+        exits(0, *commands(folder)["export"])
 
 
 def test_what_another_user_or_machine_made_needs_trust(
@@ -125,7 +120,7 @@ def test_what_another_user_or_machine_made_needs_trust(
     monkeypatch.chdir(run.parent)
     monkeypatch.setenv("XDG_DATA_HOME", str(elsewhere / "other"))
     assert "give --trust" in covey(*commands(run)["export"]).err
-    assert covey(*commands(run)["export"], "--trust").code == 0
+    exits(0, *commands(run)["export"], "--trust")
     monkeypatch.setenv("XDG_DATA_HOME", "/dev/null/no/place")
     assert "give --trust" in covey(*commands(run)["export"]).err
 
@@ -195,6 +190,4 @@ def test_names_of_covey_need_no_mark(home: Path, elsewhere: Path) -> None:
 @pytest.mark.parametrize("text", ['name = "x"\n', "algorithm = { name = 3 }\n", "compare = [{}]\n"])
 def test_a_file_that_is_none_of_a_run(text: str, elsewhere: Path) -> None:
     (elsewhere / "config.toml").write_text(text)
-    shown = covey("show", elsewhere)
-    assert shown.code == 2
-    assert "no name" in shown.err
+    assert "no name" in exits(2, "show", elsewhere).err

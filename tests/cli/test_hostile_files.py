@@ -11,7 +11,7 @@ from covey.errors import ConfigError, CoveyError
 from covey.fields import options
 from covey.files import config
 from covey.files.validate import check_plain
-from tests.cli.command import covey
+from tests.cli.command import exits
 
 FILES = {
     "a number of 5,000 digits": "rounds = " + "9" * 5000,
@@ -38,8 +38,7 @@ def test_hostile_toml_is_refused(what: str, tmp_path: Path) -> None:
 def test_it_ends_with_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.toml"
     path.write_text(FILES["infinity"])
-    ended = covey(command, path)
-    assert ended.code == 2
+    ended = exits(2, command, path)
     assert "seed = inf" in ended.err
     assert "Traceback" not in ended.err
 

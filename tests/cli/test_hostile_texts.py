@@ -13,7 +13,7 @@ from covey.errors import ConfigError
 from covey.folder.terminal import Console
 from covey.runs.csv_text import csv_text
 from covey.runs.scores import devices
-from tests.cli.command import SMALL, Result, covey
+from tests.cli.command import SMALL, Result, covey, exits
 
 ESCAPE = "\x1b[31mred"
 NAMES = [
@@ -75,11 +75,10 @@ def test_names_come_back_from_their_file(table: tuple[Path, Result]) -> None:
 def test_no_cell_of_predictions_is_a_formula(table: tuple[Path, Result]) -> None:
     folder, _ = table
     words = ("predict", folder / "run", "--data", folder / "d.csv")
-    shown = covey(*words)
-    assert shown.code == 0, shown.err
+    shown = exits(0, *words)
     assert not formulas(shown.out)
     assert "\x1b" not in shown.out
-    assert covey(*words, "--out", folder / "p.csv").code == 0
+    exits(0, *words, "--out", folder / "p.csv")
     assert not formulas((folder / "p.csv").read_text())
 
 
@@ -89,13 +88,11 @@ def test_no_escape_of_a_name_reaches_the_terminal(table: tuple[Path, Result]) ->
         ["show", folder / "run", "--devices"],
         ["export", folder / "run", "--node", ESCAPE],
     ):
-        ended = covey(*words)
-        assert ended.code == 0, ended.err
+        ended = exits(0, *words)
         assert "[31mred" in ended.out
         assert "\x1b" not in ended.out + ended.err
     assert "\x1b" not in ran.out + ran.err
-    refused = covey("export", folder / "run", "--node", "\x1b]0;title\x07\x9b2J\u202e")
-    assert refused.code == 2
+    refused = exits(2, "export", folder / "run", "--node", "\x1b]0;title\x07\x9b2J\u202e")
     assert not re.search("[\x07\x1b\x9b\u202e]", refused.err)
 
 
@@ -111,21 +108,15 @@ def test_a_folder_may_be_called_as_a_style_is(
         ["report", name],
         ["runs", Path(name).parent],
     ):
-        ended = covey(*words)
-        assert ended.code == 0, ended.err
-        assert Path(shown).name in ended.out
-    again = covey("run", "--resume", name, "rounds=2")
-    assert again.code == 0, again.err
-    assert f"folder: {shown}" in again.out
+        assert Path(shown).name in exits(0, *words).out
+    assert f"folder: {shown}" in exits(0, "run", "--resume", name, "rounds=2").out
 
 
 def test_an_error_of_a_device_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a control port answers, and as a device may have said."""
     said = "device1: \x1b[2J\x1b]8;;http://evil\x07[/red] \x9b31m"
     monkeypatch.setattr(ctl, "call", lambda *_: said)
-    given = covey("ctl", "pause")
-    assert given.code == 0
-    assert given.out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
+    assert exits(0, "ctl", "pause").out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
 
     def fails(*_: object) -> str:
         raise ConfigError(said)

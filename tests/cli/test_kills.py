@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.kills.run import CHANGES, campaign, difference
-from tests.cli.command import covey
+from tests.cli.command import exits
 
 
 def test_two_kills(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_two_kills(tmp_path: Path) -> None:
 )
 def test_differences_are_seen(tmp_path: Path, change: str | None, found: str | None) -> None:
     for name, changes in (("a", ()), ("b", (change,) if change else ())):
-        assert covey("run", *CHANGES, "rounds=1", *changes, "--out", tmp_path / name).code == 0
+        exits(0, "run", *CHANGES, "rounds=1", *changes, "--out", tmp_path / name)
     assert difference(tmp_path / "a", tmp_path / "b") == found
     if change is None:
         return

@@ -22,7 +22,7 @@ from covey.errors import ConfigError
 from covey.files import modules
 from covey.files.config import defaults, load
 from experiments.kills.run import difference
-from tests.cli.command import ROOT, SMALL, covey
+from tests.cli.command import ROOT, SMALL, covey, exits
 
 NETS = '''
 import torch
@@ -152,9 +152,8 @@ def test_what_the_data_decides_is_filled_in() -> None:
         net.first.out_features,
         net.last.out_features,
     ) == ("Net", 64, 7, 10)
-    assert (
-        model("model.name=kit.deep:grey")[-1].out_features == 10
-    )  # the function's own default is 3
+    # the function's own default is 3
+    assert model("model.name=kit.deep:grey")[-1].out_features == 10
 
 
 @pytest.mark.usefixtures("folder")
@@ -273,8 +272,7 @@ def test_a_file_that_cannot_be_imported(folder: Path, text: str, words: list[str
 
 @pytest.mark.usefixtures("folder")
 def test_what_a_module_cannot_be_is_refused_in_one_line() -> None:
-    ended = covey("run", *SMALL, "model.name=nets:synced", "--out", "run")
-    assert ended.code == 2
+    ended = exits(2, "run", *SMALL, "model.name=nets:synced", "--out", "run")
     assert re.fullmatch(r"error: layer '1' is SyncBatchNorm.*norm = \"group\"\.\n", ended.err)
     assert not Path("run").exists()
 
@@ -346,8 +344,8 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder: Path) -> None:
-    assert covey("run", *OWN, "rounds=4", "--out", "whole").code == 0
-    assert covey("run", *OWN, "rounds=2", "--out", "half").code == 0
+    exits(0, "run", *OWN, "rounds=4", "--out", "whole")
+    exits(0, "run", *OWN, "rounds=2", "--out", "half")
     resumed = start(folder, "run", "--resume", "half", "rounds=4")
     assert resumed.returncode == 0, resumed.stderr
     assert difference(folder / "whole", folder / "half") is None
@@ -360,11 +358,10 @@ def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder:
 def test_away_from_its_module_a_run_says_where_to_start(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert covey("run", *SMALL, "rounds=1", "model.name=nets:Net", "--out", "run").code == 0
+    exits(0, "run", *SMALL, "rounds=1", "model.name=nets:Net", "--out", "run")
     forget(folder)
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    ended = covey("run", "--resume", folder / "run", "rounds=2")
-    assert ended.code == 2
+    ended = exits(2, "run", "--resume", folder / "run", "rounds=2")
     assert "there is no module nets; start covey in the folder that holds nets.py" in ended.err
 
 
@@ -388,25 +385,24 @@ def _other_width(text: str) -> str:
 def test_code_that_changed_is_another_experiment(
     folder: Path, file: str, change: Callable[[str], str], what: str
 ) -> None:
-    assert covey("run", *OWN, "rounds=1", "--out", "run").code == 0
+    exits(0, "run", *OWN, "rounds=1", "--out", "run")
     (folder / file).write_text(change((folder / file).read_text()))
     forget(folder)
-    ended = covey("run", "--resume", "run", "rounds=2")
-    assert ended.code == 4
+    ended = exits(4, "run", "--resume", "run", "rounds=2")
     assert "is of another experiment" in ended.err
     assert what in ended.err
 
 
 def test_a_changed_module_goes_on_anyway(folder: Path) -> None:
     """An edit of other lines of the module is refused too, and then the user decides."""
-    assert covey("run", *OWN, "rounds=2", "--out", "half").code == 0
+    exits(0, "run", *OWN, "rounds=2", "--out", "half")
     with open(folder / "mine.py", "a") as file:
         file.write("\n\ndef unrelated():\n    return 1\n")
     forget(folder)
     ended = covey("run", "--resume", "half", "rounds=3")
     assert (ended.code, "--anyway" in ended.err) == (4, True)
-    assert covey("run", "--resume", "half", "rounds=3", "--anyway").code == 0
-    assert covey("run", *OWN, "rounds=3", "--out", "whole").code == 0
+    exits(0, "run", "--resume", "half", "rounds=3", "--anyway")
+    exits(0, "run", *OWN, "rounds=3", "--out", "whole")
     assert difference(folder / "whole", folder / "half") is None
     assert "give --resume" in covey("run", *OWN, "--anyway").err
 
@@ -501,8 +497,7 @@ def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(
     folder: Path, changes: list[str], words: list[str]
 ) -> None:
     (folder / "faulty.py").write_text(FAULTY)
-    ended = covey("run", *PLAIN, *changes, "--out", "run")
-    assert ended.code == 2, ended.err
+    ended = exits(2, "run", *PLAIN, *changes, "--out", "run")
     assert [word for word in words if word not in ended.err] == [], ended.err
     assert ended.err.count("\n") == 1
     assert "Traceback" not in ended.err

@@ -17,7 +17,7 @@ from covey.algorithms import FedAvg
 from covey.cli.new import AlgorithmNames
 from covey.errors import ProgramError
 from covey.files.config import load
-from tests.cli.command import ROOT, covey
+from tests.cli.command import ROOT, covey, exits
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 
@@ -39,8 +39,7 @@ def python(folder: Path, *words: object, path: Sequence[Path] = ()) -> str:
 
 
 def written(folder: Path, *words: object) -> str:
-    ended = covey("new", "algorithm", *words, "--dir", folder)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "new", "algorithm", *words, "--dir", folder)
     return ended.out
 
 
@@ -124,9 +123,7 @@ def test_names(text: str, name: str, stem: str) -> None:
     ],
 )
 def test_names_that_are_refused(tmp_path: Path, words: list[str], says: str) -> None:
-    ended = covey("new", "algorithm", *words, "--dir", tmp_path)
-    assert ended.code == 2
-    assert says in ended.err
+    assert says in exits(2, "new", "algorithm", *words, "--dir", tmp_path).err
     assert list(tmp_path.iterdir()) == []
 
 

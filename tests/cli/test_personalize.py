@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from covey.files.config import load
-from tests.cli.command import ROOT, Result, covey
+from tests.cli.command import ROOT, covey, exits, said
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text().splitlines()
@@ -24,7 +24,7 @@ TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text().splitlines()
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """PerMFL on the example's table."""
     folder = tmp_path_factory.mktemp("own") / "run"
-    assert covey("run", OWN, "rounds=10", "--out", folder).code == 0
+    exits(0, "run", OWN, "rounds=10", "--out", folder)
     return folder
 
 
@@ -40,13 +40,8 @@ def pump(tmp_path: Path) -> Path:
     return path
 
 
-def said(ended: Result) -> str:
-    assert ended.code == 0, ended.err
-    return ended.out
-
-
 def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
-    text = said(covey("personalize", run, "--data", pump))
+    text = said("personalize", run, "--data", pump)
     assert "its model starts from" in text
     for word in ("global", "edge", "personal", "test %"):
         assert word in text
@@ -71,9 +66,9 @@ def test_it_starts_from_the_models_that_the_table_reports(
     """
     words = ("--edge", "mill", "--out", tmp_path / "out.safetensors", "--json")
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
-    before = json.loads(said(covey("personalize", copy, "--data", pump, *words)))
+    before = json.loads(said("personalize", copy, "--data", pump, *words))
     shutil.move(copy / "models" / "last", tmp_path / "last")
-    assert json.loads(said(covey("personalize", copy, "--data", pump, *words))) == before
+    assert json.loads(said("personalize", copy, "--data", pump, *words)) == before
     tensors = load_file(copy / "models" / "edge.safetensors")
     metadata = {"model": "edge", "tier": "edge", "round": "1"}
     save_file(
@@ -82,28 +77,23 @@ def test_it_starts_from_the_models_that_the_table_reports(
         metadata,
     )
     assert (
-        json.loads(said(covey("personalize", copy, "--data", pump, *words)))["scores"]
-        != before["scores"]
+        json.loads(said("personalize", copy, "--data", pump, *words))["scores"] != before["scores"]
     )
 
 
 def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path) -> None:
     place = tmp_path / "mine.safetensors"
     found = json.loads(
-        said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place, "--json"))
+        said("personalize", run, "--data", pump, "--edge", "mill", "--out", place, "--json")
     )
     assert found["start"] == "mill"
     assert found["file"] == str(place)
     assert set(found["scores"]) == {"global", "edge", "personal"}
     before = load_file(place)
-    said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place))
+    said("personalize", run, "--data", pump, "--edge", "mill", "--out", place)
     assert all(torch.equal(value, load_file(place)[name]) for name, value in before.items())
     less = json.loads(
-        said(
-            covey(
-                "personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=2", "--json"
-            )
-        )
+        said("personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=2", "--json")
     )
     assert (
         less["scores"]["personal"]["train"]["loss"] > found["scores"]["personal"]["train"]["loss"]
@@ -113,14 +103,14 @@ def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path
 def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
     edges = ["harbour", "mill", "quarry", "works"]
     each = [
-        json.loads(said(covey("personalize", run, "--data", pump, "--edge", edge, "--json")))
+        json.loads(said("personalize", run, "--data", pump, "--edge", edge, "--json"))
         for edge in edges
     ]
     losses = {
         edge: found["scores"]["edge"]["train"]["loss"]
         for edge, found in zip(edges, each, strict=True)
     }
-    best = json.loads(said(covey("personalize", run, "--data", pump, "--json")))
+    best = json.loads(said("personalize", run, "--data", pump, "--json"))
     assert best["start"] == min(losses, key=losses.__getitem__)
 
 
@@ -136,8 +126,7 @@ def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
 def test_what_is_asked_wrongly_is_named(
     run: Path, pump: Path, words: list[str], parts: list[str]
 ) -> None:
-    ended = covey("personalize", run, "--data", pump, *words)
-    assert ended.code == 2
+    ended = exits(2, "personalize", run, "--data", pump, *words)
     for part in parts:
         assert part in ended.err
 
@@ -146,32 +135,27 @@ def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> Non
     lines = pump.read_text().splitlines()
     lines[3] = lines[3].rsplit(",", 1)[0] + ",exploded"
     pump.write_text("\n".join(lines))
-    ended = covey("personalize", run, "--data", pump)
-    assert ended.code == 2
+    ended = exits(2, "personalize", run, "--data", pump)
     assert "line 4" in ended.err
     assert "exploded" in ended.err
-    assert covey("personalize", run, "--data", tmp_path / "none.csv").code == 2
+    exits(2, "personalize", run, "--data", tmp_path / "none.csv")
     assert "is not a run folder" in covey("personalize", tmp_path, "--data", pump).err
 
 
 def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert (
-        covey(
-            "run",
-            OWN,
-            "rounds=10",
-            "algorithm.name=hierfavg",
-            "algorithm.lr=1e30",
-            "l2=1",
-            "--out",
-            folder,
-        ).code
-        == 3
+    exits(
+        3,
+        "run",
+        OWN,
+        "rounds=10",
+        "algorithm.name=hierfavg",
+        "algorithm.lr=1e30",
+        "l2=1",
+        "--out",
+        folder,
     )
-    ended = covey("personalize", folder, "--data", pump)
-    assert ended.code == 2
-    assert "has no models yet" in ended.err
+    assert "has no models yet" in exits(2, "personalize", folder, "--data", pump).err
 
 
 def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) -> None:
@@ -184,10 +168,10 @@ def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) ->
         "rounds=2",
         "seeds=2",
     )
-    assert covey("run", *words, "--out", folder).code == 0
+    exits(0, "run", *words, "--out", folder)
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(
-        said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json"))
+        said("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json")
     )
     assert found["start"] == "global"
     assert set(found["scores"]) == {"global", "personal"}
@@ -209,16 +193,14 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
         "model.name=linear",
         "tree.edges=none",
     )
-    assert covey("run", *words, "rounds=2", "--out", folder).code == 0
+    exits(0, "run", *words, "rounds=2", "--out", folder)
     assert load_file(folder / "models" / "clusters.safetensors")["ids"].tolist() == [0, 1, 2]
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
-    found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--json")))
+    found = json.loads(said("personalize", folder, "--data", tmp_path / "new.npz", "--json"))
     assert found["start"] in "012"
     losses = [
         json.loads(
-            said(
-                covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")
-            )
+            said("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")
         )["scores"]["edge"]
         for at in "012"
     ]
@@ -228,12 +210,12 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
 def test_a_new_device_has_the_metrics_of_its_run(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     asked = ('metrics=["f1"]', "select=ece", "rounds=2")
-    assert covey("run", OWN, *asked, "--out", folder).code == 0
-    text = said(covey("personalize", folder, "--data", pump))
+    exits(0, "run", OWN, *asked, "--out", folder)
+    text = said("personalize", folder, "--data", pump)
     head, *rows = [line for line in text.splitlines() if line.startswith(("model", "glob", "pers"))]
     assert head.split("  ")[-1].strip() == "test f1"
     assert re.search(r"train ece +validation ece +test ece +test % +test f1$", head)
-    facts = json.loads(said(covey("personalize", folder, "--data", pump, "--json")))
+    facts = json.loads(said("personalize", folder, "--data", pump, "--json"))
     assert (facts["metric"], facts["higher_is_better"]) == ("ece", False)
     score = facts["scores"]["global"]["test"]
     assert rows[0].split()[-1] == f"{score['metrics']['f1']:.4g}"
@@ -245,7 +227,7 @@ def test_each_device_of_a_file_gets_a_model(run: Path, pump: Path, tmp_path: Pat
     others = [line.replace("pump-11", "hall 2/b") for line in TABLE if "pump-11" in line]
     both.write_text("\n".join([*pump.read_text().splitlines(), *others]))
     words = ("--data", both, "--out", tmp_path / "out")
-    found = json.loads(said(covey("personalize", run, *words, "--json")))
+    found = json.loads(said("personalize", run, *words, "--json"))
     assert [one["device"] for one in found] == ["pump-99", "hall 2/b"]
     files = [Path(one["file"]) for one in found]
     assert [path.name for path in files] == [
@@ -255,9 +237,9 @@ def test_each_device_of_a_file_gets_a_model(run: Path, pump: Path, tmp_path: Pat
     first, second = map(load_file, files)
     assert not all(torch.equal(first[name], second[name]) for name in first)
     place = tmp_path / "one.safetensors"
-    alone = json.loads(said(covey("personalize", run, "--data", pump, "--out", place, "--json")))
+    alone = json.loads(said("personalize", run, "--data", pump, "--out", place, "--json"))
     assert all(torch.equal(first[name], value) for name, value in load_file(place).items())
     assert [found[0][key] for key in ("start", "scores")] == [alone["start"], alone["scores"]]
-    text = said(covey("personalize", run, *words))
+    text = said("personalize", run, *words)
     assert text.count("its model starts from") == 2
     assert "hall 2/b: a new device" in text

@@ -1,7 +1,5 @@
 """[model] weights, lora and frozen: what a file may say of any model, and what is wrong with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import covey
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.files.config import load
 from covey.models import mlp
-from tests.cli.command import covey as command
+from tests.cli.command import exits
 
 FILE = """
 rounds = 2
@@ -115,8 +113,7 @@ def test_a_file_of_a_run_is_named_as_such(tmp_path: Path) -> None:
 def test_a_loaded_run_is_whole_and_exports_a_plain_module(tmp_path: Path) -> None:
     path = file(tmp_path)
     lora = "model.lora={rank=2, train=['3']}"
-    ended = command("run", path, lora, "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
+    exits(0, "run", path, lora, "--out", tmp_path / "run")
     run = covey.load(tmp_path / "run")
     rows = sum(value.numel() for value in run.snapshot("global").rows)
     assert rows == 2 * 64 + 8 * 2 + 8 * 10 + 10

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import covey
+from tests.cli.command import covey, exits
 
 QUICK = ("rounds=2", "data.devices=8", "tree.edges=2", "seeds=1", "compare=[]", "holdout_devices=0")
 
@@ -48,24 +48,20 @@ def test_the_report_of_one_run_goes_into_its_folder(runs: Path) -> None:
     page = runs / "one" / "report.html"
     before = facts_of(page)
     page.unlink()
-    ended = covey("report", runs / "one")
-    assert ended.code == 0
-    assert str(page) in ended.out
+    assert str(page) in exits(0, "report", runs / "one").out
     assert facts_of(page) == before
 
 
 def test_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "both.html"
-    assert covey("report", runs / "one", runs / "two", "--out", page).code == 0
+    exits(0, "report", runs / "one", runs / "two", "--out", page)
     titles = [shown["title"] for shown in facts_of(page)["runs"]]
     assert len(set(titles)) == 2
 
 
 def test_what_is_no_run_folder_is_refused(runs: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        ended = covey("report", runs / "one", folder)
-        assert ended.code == 2
-        assert f"{folder} is not a run folder" in ended.err
+        assert f"{folder} is not a run folder" in exits(2, "report", runs / "one", folder).err
 
 
 def test_runs_of_different_data_are_refused(runs: Path, tmp_path: Path) -> None:
@@ -74,8 +70,7 @@ def test_runs_of_different_data_are_refused(runs: Path, tmp_path: Path) -> None:
     settings = (other / "config.toml").read_text()
     (other / "config.toml").write_text(settings.replace("labels = 2", "labels = 3"))
     page = tmp_path / "page.html"
-    ended = covey("report", runs / "one", other, "--out", page)
-    assert ended.code == 2
+    ended = exits(2, "report", runs / "one", other, "--out", page)
     assert "different data: data.labels = 2 and 3" in ended.err
     assert not page.exists()
 
@@ -84,14 +79,10 @@ def test_a_run_without_a_scored_round_is_refused(runs: Path, tmp_path: Path) -> 
     folder = tmp_path / "unscored"
     folder.mkdir()
     (folder / "config.toml").write_text((runs / "one" / "config.toml").read_text())
-    ended = covey("report", folder)
-    assert ended.code == 2
-    assert str(folder) in ended.err
+    assert str(folder) in exits(2, "report", folder).err
     assert not (folder / "report.html").exists()
 
 
 def test_a_target_that_cannot_be_written_is_refused(runs: Path, tmp_path: Path) -> None:
     for target in (tmp_path, tmp_path / "nowhere" / "page.html"):
-        ended = covey("report", runs / "one", "--out", target)
-        assert ended.code == 2
-        assert f"--out {target}" in ended.err
+        assert f"--out {target}" in exits(2, "report", runs / "one", "--out", target).err

@@ -12,7 +12,7 @@ import pytest
 
 import covey
 from covey.runs.scores.devices import from_csv
-from tests.cli.command import ROOT, Result, contents
+from tests.cli.command import ROOT, Result, contents, exits, said
 from tests.cli.command import covey as command
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
@@ -24,7 +24,7 @@ QUICK = ("rounds=3", "score_every=1", "checkpoint_every=1")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """PerMFL on the example's table."""
     folder = tmp_path_factory.mktemp("own") / "run"
-    assert command("run", OWN, *QUICK, "--out", folder).code == 0
+    exits(0, "run", OWN, *QUICK, "--out", folder)
     return folder
 
 
@@ -37,11 +37,6 @@ def new(tmp_path: Path) -> Path:
     return path
 
 
-def said(ended: Result) -> str:
-    assert ended.code == 0, ended.err
-    return ended.out
-
-
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -49,10 +44,10 @@ def rows_of(text: str) -> list[dict[str, str]]:
 def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     before = contents(run)
-    text = said(command("show", run))
+    text = said("show", run)
     assert "3 rounds, 1 seed; test accuracy in %" in text
     assert text.strip() == covey.load(run).table().strip()
-    facts = json.loads(said(command("show", run, "--json")))
+    facts = json.loads(said("show", run, "--json"))
     written = json.loads((run / "summary.json").read_text())
     assert (facts.pop("folder"), facts.pop("finished")) == (str(run), True)
     assert facts == written
@@ -60,7 +55,7 @@ def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_show_devices_worst_first(run: Path) -> None:
-    lines = said(command("show", run, "--devices")).splitlines()
+    lines = said("show", run, "--devices").splitlines()
     assert lines[0].split() == [
         "device",
         "edge",
@@ -82,28 +77,26 @@ def test_show_devices_worst_first(run: Path) -> None:
     for cells in shown:
         line = next(s for s in table if (s.device, s.model, s.part) == (cells[0], "global", "test"))
         assert cells[1:4] == [line.edge, str(line.examples), f"{100 * (line.accuracy or 0):.1f}"]
-    facts = json.loads(said(command("show", run, "--devices", "--json")))
+    facts = json.loads(said("show", run, "--devices", "--json"))
     assert len(facts) == len(table)
     assert facts[0]["seed"] == 0
 
 
 def test_show_of_an_unfinished_run_and_of_several_seeds(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert command("run", OWN, *QUICK, "rounds=1", "seeds=2", "--out", folder).code == 0
-    assert "1 rounds, 2 seeds" in said(command("show", folder))
-    lines = said(command("show", folder, "--devices")).splitlines()
+    exits(0, "run", OWN, *QUICK, "rounds=1", "seeds=2", "--out", folder)
+    assert "1 rounds, 2 seeds" in said("show", folder)
+    lines = said("show", folder, "--devices").splitlines()
     assert lines[0].startswith("seed")
     assert len(lines) == 33
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("\nrounds = 1\n", "\nrounds = 7\n"))
-    assert f"1 of 7 rounds; resume with: covey run --resume {folder}" in said(
-        command("show", folder)
-    )
-    assert json.loads(said(command("show", folder, "--json")))["finished"] is False
+    assert f"1 of 7 rounds; resume with: covey run --resume {folder}" in said("show", folder)
+    assert json.loads(said("show", folder, "--json"))["finished"] is False
 
 
 def test_each_row_is_predicted_by_its_device(run: Path, new: Path, tmp_path: Path) -> None:
-    rows = rows_of(said(command("predict", run, "--data", new)))
+    rows = rows_of(said("predict", run, "--data", new))
     loaded = covey.load(run)
     lines = [line.split(",") for line in new.read_text().splitlines()[1:]]
     assert [row["device"] for row in rows] == [cells[0] for cells in lines]
@@ -120,28 +113,28 @@ def test_each_row_is_predicted_by_its_device(run: Path, new: Path, tmp_path: Pat
     assert ended.out == ""
     assert f"{len(rows)} predictions: {out}" in ended.err
     assert rows_of(out.read_text()) == rows
-    as_json = json.loads(said(command("predict", run, "--data", new, "--json")))
+    as_json = json.loads(said("predict", run, "--data", new, "--json"))
     assert [row["prediction"] for row in as_json] == [row["prediction"] for row in rows]
 
 
 def test_another_device_another_model_and_columns_in_another_order(
     run: Path, new: Path, tmp_path: Path
 ) -> None:
-    plain = said(command("predict", run, "--data", new))
-    assert said(command("predict", run, "--data", new, "--model", "edge")) != plain
-    other = rows_of(said(command("predict", run, "--data", new, "--device", "pump-07")))
+    plain = said("predict", run, "--data", new)
+    assert said("predict", run, "--data", new, "--model", "edge") != plain
+    other = rows_of(said("predict", run, "--data", new, "--device", "pump-07"))
     assert {row["device"] for row in other} == {"pump-07"}
     lines = [line.split(",") for line in new.read_text().splitlines()]
     turned = tmp_path / "turned.csv"
     turned.write_text(
         "\n".join(",".join([*cells[::-1], "x"]) for cells in lines).replace(",x", ",label", 1)
     )
-    assert said(command("predict", run, "--data", turned)) == plain  # the label is not looked at
+    assert said("predict", run, "--data", turned) == plain  # the label is not looked at
     bare = tmp_path / "bare.csv"
     bare.write_text("\n".join(",".join(cells[2:]) for cells in lines))
-    everybody = rows_of(said(command("predict", run, "--data", bare, "--model", "global")))
+    everybody = rows_of(said("predict", run, "--data", bare, "--model", "global"))
     assert "device" not in everybody[0]
-    same = rows_of(said(command("predict", run, "--data", new, "--model", "global")))
+    same = rows_of(said("predict", run, "--data", new, "--model", "global"))
     assert [row["prediction"] for row in same] == [row["prediction"] for row in everybody]
 
 
@@ -149,9 +142,9 @@ def test_unknown_devices_get_the_global_model(run: Path, new: Path, tmp_path: Pa
     lines = new.read_text().splitlines()
     path = tmp_path / "other.csv"
     path.write_text(_changed(lines, 2, 0, "pump-99"))
-    rows = rows_of(said(command("predict", run, "--data", path, "--unknown", "global")))
-    known = rows_of(said(command("predict", run, "--data", new)))
-    shared = rows_of(said(command("predict", run, "--data", new, "--model", "global")))
+    rows = rows_of(said("predict", run, "--data", path, "--unknown", "global"))
+    known = rows_of(said("predict", run, "--data", new))
+    shared = rows_of(said("predict", run, "--data", new, "--model", "global"))
     assert [row["model"] for row in rows[:3]] == ["personal", "global", "personal"]
     assert {row["model"] for row in known} == {"personal"}
     assert {row["model"] for row in shared} == {"global"}
@@ -168,8 +161,8 @@ def test_a_device_that_was_never_asked_has_the_global_model(tmp_path: Path) -> N
     cut = [",".join(cells[:1] + cells[2:]) for cells in (line.split(",") for line in table)]
     plain.write_text("\n".join(cut))
     data = ("data.name=files", f"data.path={plain}", "model.name=linear")
-    assert command("run", *words, *data, "--out", tmp_path / "run").code == 0
-    rows = rows_of(said(command("predict", tmp_path / "run", "--data", plain)))
+    exits(0, "run", *words, *data, "--out", tmp_path / "run")
+    rows = rows_of(said("predict", tmp_path / "run", "--data", plain))
     models = {row["device"]: row["model"] for row in rows}
     assert sorted(models.values()) == ["global"] * 13 + ["personal"] * 3
 
@@ -182,9 +175,7 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     def refused(words: str, text: str, *more: str) -> None:
         path = tmp_path / "bad.csv"
         path.write_text(text)
-        ended = command("predict", run, "--data", path, *more)
-        assert ended.code == 2
-        assert words in " ".join(ended.err.split())
+        assert words in " ".join(exits(2, "predict", run, "--data", path, *more).err.split())
 
     bad = tmp_path / "bad.csv"
     refused(
@@ -207,12 +198,7 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     refused("has no rows", lines[0])
     assert "there is no file" in command("predict", run, "--data", tmp_path / "none.csv").err
     assert "is not a run folder" in command("predict", tmp_path, "--data", new).err
-    assert (
-        command(
-            "predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv"
-        ).code
-        == 4
-    )
+    exits(4, "predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv")
 
 
 def _changed(lines: list[str], line: int, column: int, cell: str) -> str:
@@ -230,20 +216,20 @@ def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
         "tree.edges=none",
         "algorithm.name=fedavg",
     )
-    assert command("run", *words, *QUICK, "--out", folder).code == 0
+    exits(0, "run", *words, *QUICK, "--out", folder)
     x = np.random.default_rng(0).random((5, 64))
     np.savez(tmp_path / "x.npz", x=x)
-    rows = rows_of(said(command("predict", folder, "--data", tmp_path / "x.npz")))
+    rows = rows_of(said("predict", folder, "--data", tmp_path / "x.npz"))
     wanted = covey.load(folder).predict(x)
     assert [int(row["prediction"]) for row in rows] == wanted.tolist()
     assert list(rows[0])[:3] == ["model", "prediction", "probability_0"]
     np.savez(tmp_path / "square.npz", x=x.reshape(5, 8, 8), device=np.array(["3"] * 5))
-    square = rows_of(said(command("predict", folder, "--data", tmp_path / "square.npz")))
+    square = rows_of(said("predict", folder, "--data", tmp_path / "square.npz"))
     assert [row["prediction"] for row in square] == [row["prediction"] for row in rows]
     text = "\n".join(",".join(map(repr, row)) for row in x.tolist())
     header = ",".join(f"p{k}" for k in range(64))
     (tmp_path / "x.csv").write_text(f"{header}\n{text}")
-    assert rows_of(said(command("predict", folder, "--data", tmp_path / "x.csv"))) == rows
+    assert rows_of(said("predict", folder, "--data", tmp_path / "x.csv")) == rows
     (tmp_path / "narrow.csv").write_text("a,b\n1,2\n")
     assert "examples of shape (2,), but the run was trained on (64,)" in _flat(
         command("predict", folder, "--data", tmp_path / "narrow.csv")
@@ -269,7 +255,8 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
         "loss=squared_error",
         "model.name=linear",
     )
-    ended = command(
+    exits(
+        0,
         "run",
         *words,
         "tree.edges=none",
@@ -278,9 +265,8 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     )
-    assert ended.code == 0, ended.err
-    predicted = rows_of(said(command("predict", tmp_path / "run", "--data", tmp_path / "t.csv")))
+    predicted = rows_of(said("predict", tmp_path / "run", "--data", tmp_path / "t.csv"))
     assert list(predicted[0]) == ["device", "model", "prediction"]
     wanted = covey.load(tmp_path / "run").predict(x[:1], device="d0")
     assert float(predicted[0]["prediction"]) == pytest.approx(float(wanted[0]), rel=1e-5)
-    assert "personal RMSE" in said(command("show", tmp_path / "run", "--devices"))
+    assert "personal RMSE" in said("show", tmp_path / "run", "--devices")

@@ -1,7 +1,5 @@
 """`covey runs`: what a folder of runs holds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +11,7 @@ from covey.cli.runs import runs_in
 from covey.errors import DivergedError
 from covey.report.summary import summarise
 from tests.cli.command import covey as command
+from tests.cli.command import exits
 from tests.report.folders import FLAT, run_into
 
 
@@ -61,8 +60,7 @@ def test_figures_are_those_of_the_summary(folder: Path) -> None:
 
 
 def test_the_table(folder: Path) -> None:
-    result = command("runs", folder)
-    assert result.code == 0
+    result = exits(0, "runs", folder)
     head, *rows = result.out.splitlines()
     assert head.split() == [
         "run", "algorithm", "data", "state", "rounds", "personal", "global", "MB", "seconds", "started",
@@ -86,11 +84,9 @@ def test_a_folder_that_cannot_be_read_is_listed(folder: Path, tmp_path: Path) ->
     assert [run.state for run in listed] == ["unreadable"] * 2
     assert "config.toml" in str(listed[0].reason)
     assert "metrics.jsonl" in str(listed[1].reason)
-    assert command("runs", tmp_path).code == 0
+    exits(0, "runs", tmp_path)
 
 
 def test_no_runs(tmp_path: Path) -> None:
     assert command("runs", tmp_path).out == f"no run in {tmp_path}\n"
-    missing = command("runs", tmp_path / "nothing")
-    assert missing.code == 2
-    assert "there is no folder" in missing.err
+    assert "there is no folder" in exits(2, "runs", tmp_path / "nothing").err

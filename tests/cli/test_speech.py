@@ -9,7 +9,7 @@ import covey
 from covey.data.arrays.windows import UNKNOWN
 from covey.errors import ConfigError, DataError
 from covey.files.config import load
-from tests.cli.command import BASE, SPEECH
+from tests.cli.command import BASE, SPEECH, exits
 from tests.cli.command import covey as command
 
 SMALL = (
@@ -32,8 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dropped = ("devices =", "characters =")
     kept = [line for line in lines if not line.startswith(dropped)]
     file.write_text("\n".join(kept).replace('name = "speakers"', data), encoding="utf-8")
-    ended = command("run", file, *SMALL, "--out", place / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", file, *SMALL, "--out", place / "run")
     assert "global perplexity" in ended.out
     assert "test accuracy in % and perplexity, per token" in ended.out
     return place / "run"
@@ -65,9 +64,7 @@ def test_devices_are_listed_by_perplexity(folder: Path) -> None:
 def test_a_new_speaker_gets_a_model_of_its_own(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "eve.txt"
     text.write_text("eve says not to be " * 6, encoding="utf-8")
-    ended = command("personalize", folder, "--data", text)
-    assert ended.code == 0, ended.err
-    assert "test perplexity" in ended.out
+    assert "test perplexity" in exits(0, "personalize", folder, "--data", text).out
 
 
 def test_the_example_is_a_file_of_speakers() -> None:

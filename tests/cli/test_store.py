@@ -16,7 +16,7 @@ import covey as package
 from covey.folder import recording
 from covey.kernel.store import segments
 from covey.runs.saved import checkpoint
-from tests.cli.command import SMALL, covey
+from tests.cli.command import SMALL, covey, exits
 
 PERMFL = (
     *SMALL[:-1], "algorithm.name=permfl", "algorithm.device_sample=2", "algorithm.edge_rounds=2",
@@ -27,7 +27,7 @@ PERMFL = (
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in memory."""
     out = tmp_path_factory.mktemp("memory") / "run"
-    assert covey("run", *PERMFL, "--out", out).code == 0
+    exits(0, "run", *PERMFL, "--out", out)
     return out
 
 
@@ -43,19 +43,18 @@ def figures(run: Path) -> dict[str, Any]:
 
 def test_a_run_with_a_store_has_the_figures_of_one_without(memory: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    ended = covey("run", *PERMFL, "rounds=2", "--store", tmp_path / "rows", "--out", out)
-    assert ended.code == 0, ended.err
+    exits(0, "run", *PERMFL, "rounds=2", "--store", tmp_path / "rows", "--out", out)
     assert checkpoint.ROWS in checkpoint.read(out / "checkpoint.safetensors").facts
     assert f'store = "{tmp_path / "rows"}"' in (out / "config.toml").read_text(encoding="utf-8")
     assert list((tmp_path / "rows").iterdir()) == []
-    assert covey("run", "--resume", out, "rounds=3").code == 0
+    exits(0, "run", "--resume", out, "rounds=3")
     elsewhere = tmp_path / "others"
-    assert covey("run", "--resume", out, "rounds=4", "--store", elsewhere).code == 0
+    exits(0, "run", "--resume", out, "rounds=4", "--store", elsewhere)
     assert elsewhere.is_dir()
     assert figures(out) == figures(memory)
     for path in sorted((memory / "models").rglob("*.safetensors")):
         assert path.read_bytes() == (out / path.relative_to(memory)).read_bytes()
-    assert covey("run", "--resume", out, "store=none", "rounds=5").code == 0
+    exits(0, "run", "--resume", out, "store=none", "rounds=5")
     assert checkpoint.ROWS not in checkpoint.read(out / "checkpoint.safetensors").facts
 
 
@@ -63,8 +62,7 @@ def test_several_seeds_and_algorithms_share_a_store(memory: Path, tmp_path: Path
     file = tmp_path / "own.toml"
     file.write_text(f'store = "rows"\n{Path(SMALL[0]).read_text(encoding="utf-8")}')
     words = (file, *PERMFL[1:], "seeds=2", 'compare=["pfedme"]', "--out", tmp_path / "run")
-    ended = covey("run", *words)
-    assert ended.code == 0, ended.err
+    exits(0, "run", *words)
     assert (tmp_path / "rows").is_dir()
     assert figures(tmp_path / "run" / "seed-0") == figures(memory)
     for place in ("seed-1", "compare/pfedme/seed-0"):
@@ -93,8 +91,8 @@ def test_large_models_stay_in_the_checkpoint(
             assert all(torch.equal(left[name], right[name]) for name in right)
     devices = {line.device for line in in_files.devices()}
     assert devices == {"0", "2", "4"}
-    assert covey("export", out, "--node", "d5", "--out", tmp_path / "five").code == 0
-    assert covey("show", out, "--devices").code == 0
+    exits(0, "export", out, "--node", "d5", "--out", tmp_path / "five")
+    exits(0, "show", out, "--devices")
 
 
 def test_a_head_of_its_own_is_read_there_too(
@@ -140,7 +138,7 @@ def test_what_a_store_cannot_be_is_said_before_the_run(
     assert ended.code == 4
     assert "free some of the disk, or give store= a folder with more room" in ended.err
     assert f"resume with: covey run --resume {out}" in ended.err
-    assert covey("run", "--resume", out).code == 0
+    exits(0, "run", "--resume", out)
     assert figures(out) == figures(memory)
 
 

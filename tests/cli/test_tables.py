@@ -10,6 +10,7 @@ import numpy as np
 
 import covey
 from tests.cli.command import covey as command
+from tests.cli.command import exits
 
 FILE = """
 rounds = 2
@@ -34,16 +35,14 @@ def test_gaps_and_words_from_run_to_predict(tmp_path: Path) -> None:
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     (tmp_path / "my.toml").write_text(FILE, encoding="utf-8")
     folder = tmp_path / "run"
-    ended = command("run", tmp_path / "my.toml", "--out", folder)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", tmp_path / "my.toml", "--out", folder)
     filled = "missing values replaced by means of training rows: 9 in column 'mass'."
     assert filled in ended.out + ended.err
     shown = command("data", "show", tmp_path / "my.toml", "--json", "--out", tmp_path / "data.png")
     added = "columns added, 1 where a value is missing: mass is missing."
     assert json.loads(shown.out)["notes"] == [added, filled]
     (tmp_path / "new.csv").write_text("kind,mass\nred,\ngreen,3\n", encoding="utf-8")
-    ended = command("predict", folder, "--data", tmp_path / "new.csv", "--model", "global")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "predict", folder, "--data", tmp_path / "new.csv", "--model", "global")
     assert "words that no training row has: 1 in column 'kind'." in ended.err
     told = [float(row["probability_0"]) for row in csv.DictReader(io.StringIO(ended.out))]
     run = covey.load(folder)
@@ -55,4 +54,4 @@ def test_gaps_and_words_from_run_to_predict(tmp_path: Path) -> None:
     np.testing.assert_array_equal(same, by_hand)
     own = "kind,mass,label\n" + "red,,1\nblue,2,0\n" * 4
     (tmp_path / "own.csv").write_text(own, encoding="utf-8")
-    assert command("personalize", folder, "--data", tmp_path / "own.csv").code == 0
+    exits(0, "personalize", folder, "--data", tmp_path / "own.csv")

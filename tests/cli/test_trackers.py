@@ -21,8 +21,7 @@ from covey.folder.trackers import Maker
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.record import Round
 from covey.runs.tracker import to_csv
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits
 
 MINE = '''
 """Trackers of a user's own."""
@@ -80,11 +79,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_stopped_and_resumed_run_logs_every_round_once(mine: Path) -> None:
     folder = mine / "run"
     own = ("--log", "mine_tracked:Lines", "--log", "mine_tracked:Torn")
-    ended = command("run", *SMALL, *own, "--out", folder)
-    assert ended.code == 130, ended.err
+    ended = exits(130, "run", *SMALL, *own, "--out", folder)
     assert ended.out.count("the tracker mine_tracked:Torn failed: KeyError: 'no such key'") == 1
-    resumed = command("run", "--resume", folder, "--log", "mine_tracked:Lines")
-    assert resumed.code == 0, resumed.err
+    exits(0, "run", "--resume", folder, "--log", "mine_tracked:Lines")
     started = ["start", "sfedhp", 0]
     assert [line for line in lines(folder) if line[0] != "log"] == [
         started,
@@ -210,17 +207,12 @@ def test_a_table_has_a_column_for_every_figure(records: list[Round]) -> None:
         ("mine:", "--log mine:: write it as package.module:Class"),
         ("no_such_module:Lines", "there is no module no_such_module"),
         ("mine_tracked:Nothing", "mine_tracked has no Nothing; it has Lines, Torn"),
-        (
-            "mine_tracked:not_a_class",
-            "is a function; name a class with the methods of covey.Tracker",
-        ),
+        ("mine_tracked:not_a_class", "is a function; name a class with the methods"),
         ("subprocess:Popen", "subprocess is Python's own"),
     ],
 )
 def test_names_that_are_no_tracker(mine: Path, name: str, says: str) -> None:
-    ended = command("run", *SMALL, "--log", name, "--out", mine / "run")
-    assert ended.code == 2
-    assert says in ended.err
+    assert says in exits(2, "run", *SMALL, "--log", name, "--out", mine / "run").err
     assert not (mine / "run").exists()
 
 

@@ -96,11 +96,9 @@ def test_coo_sends_the_gaps_before_its_values() -> None:
 def test_a_gap_is_seven_bits_to_a_byte_lowest_first(gap: int, written: bytes) -> None:
     row = torch.zeros(gap + 20)
     row[gap] = row[gap + 1] = 1.0
-    width, count, values = (
-        struct.pack("<I", gap + 20),
-        struct.pack("<I", 2),
-        struct.pack("<2f", 1.0, 1.0),
-    )
+    width = struct.pack("<I", gap + 20)
+    count = struct.pack("<I", 2)
+    values = struct.pack("<2f", 1.0, 1.0)
     assert Coo().encode(row) == b"\x24\x01" + width + count + written + b"\x00" + values
 
 
@@ -123,9 +121,8 @@ def test_auto_sends_the_shortest() -> None:
 
 def test_quantised_in_blocks() -> None:
     row = torch.tensor([-63.5, 0.0, 0.74, 0.76, 0.25, 7.0, 1.0, 0.0, 0.0])
-    scales = struct.pack(
-        "<fIf", 0.5, 0x3D61C380, 0
-    )  # 7 / 127 is 0x3d61c387, and loses its last seven bits
+    # 7 / 127 is 0x3d61c387, and loses its last seven bits
+    scales = struct.pack("<fIf", 0.5, 0x3D61C380, 0)
     integers = struct.pack("<9b", -127, 0, 1, 2, 5, 127, 18, 0, 0)
     assert (
         Quantised(8, block=4).encode(row) == b"\x26\x31" + WIDTH + b"\x04\x00" + scales + integers
@@ -179,9 +176,8 @@ def ones(zeros: int, width: int = 32) -> Tensor:
 def test_a_tie_is_sent_dense() -> None:
     assert Bitmap().encode(ones(1)) == Dense().encode(ones(1))  # 4 bytes of bits, 4 bytes saved
     assert len(Bitmap().encode(ones(2))) == len(Dense().encode(ones(2))) - 4
-    assert Coo().encode(ones(8, 36)) == Dense().encode(
-        ones(8, 36)
-    )  # 4 bytes of the number and 28 of gaps, 32 bytes saved
+    # 4 bytes of the number and 28 of gaps, 32 bytes saved
+    assert Coo().encode(ones(8, 36)) == Dense().encode(ones(8, 36))
     assert (
         len(Coo().encode(ones(9, 36)))
         == 6 + 4 + 27 + 4 * 27

@@ -33,17 +33,9 @@ def test_codecs_take_options() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (
-            "bitmpa",
-            {},
-            r"'bitmpa' \(did you mean 'bitmap'\?\); known codecs are dense, .*int8",
-        ),
+        ("bitmpa", {}, r"'bitmpa' \(did you mean 'bitmap'\?\); known codecs are dense, .*int8"),
         ("zzz", {}, "'zzz'; known codecs"),
-        (
-            "int8",
-            {"blocks": 3},
-            r"unknown key codec int8.blocks \(did you mean .*block\?\); known are block, rounding",
-        ),
+        ("int8", {"blocks": 3}, r"unknown key codec int8.blocks \(did you mean .*block\?\)"),
         ("int8", {"bits": 4}, "unknown key codec int8.bits"),
         ("auto", {"values": "f16"}, "unknown key codec auto.values; known are none"),
         ("dense_f16", {"values": "bf16"}, "unknown key codec dense_f16.values; known are none"),
@@ -67,9 +59,7 @@ def test_there_are_two_numbers_of_bits() -> None:
 
 def test_draws_need_an_address() -> None:
     drawn, rows = Quantised(8, rounding="stochastic"), torch.ones(3, 2)
-    with pytest.raises(
-        ConfigError, match=r"int8 with stochastic rounding draws by address: give encode a key"
-    ):
+    with pytest.raises(ConfigError, match="int8 with stochastic rounding draws by address"):
         drawn.encode(rows[0])
     for keys, got in (
         (None, "none"),

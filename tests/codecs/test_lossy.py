@@ -108,9 +108,8 @@ def test_nearest_is_off_by_half_a_scale_at_most(bits: int, block: int, dtype: to
     ) * torch.tensor([[1e-6], [1.0], [1e6]])
     codec = Quantised(bits, block)
     error = (codec.roundtrip(rows.to(dtype)) - rows).abs()
-    assert (
-        error <= scales(rows, codec) * (0.5 + 2e-3)
-    ).all()  # the largest value may be 127 / 2**16 of a scale above 127 scales
+    # the largest value may be 127 / 2**16 of a scale above 127 scales
+    assert (error <= scales(rows, codec) * (0.5 + 2e-3)).all()
     if block > 1:
         assert float((error / scales(rows, codec)).max()) > 0.45
 
@@ -144,9 +143,8 @@ def test_a_draw_is_at_the_row_s_key_and_the_value_s_place() -> None:
     codec = Quantised(8, rounding="stochastic")
     got, _ = codec.decode(codec.encode(row, key=key), limit=width)
     assert got.tolist() == [127.0, *(uniform[1:] < torch.tensor(0.3).double()).double().tolist()]
-    half = codec.encode(
-        row, torch.arange(width) % 2 == 0, key
-    )  # with a mask a value keeps its place
+    # with a mask a value keeps its place
+    half = codec.encode(row, torch.arange(width) % 2 == 0, key)
     assert codec.decode(half, limit=width)[0][::2].tolist() == got[::2].tolist()
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,11 @@ import numpy as np
 import pytest
 
 from covey.data import arrow, frame
-from covey.errors import DataError
 from tests.data.test_frames import COLUMNS, Plain
+from tests.given import refused
 
 pyarrow = pytest.importorskip("pyarrow")
 WHOLE = (1, 0, 0)
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def saved(folder: Path, columns: dict[str, Any], kinds: dict[str, Any] | None = None) -> Path:

@@ -1,6 +1,5 @@
 """Edges keep every device once, and put together what belongs together."""
 
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -14,8 +13,8 @@ from torch import nn
 
 from covey.data import Names, Part, Shards, edges
 from covey.engine import similar
-from covey.errors import DataError
 from covey.tree import Tree
+from tests.given import refused
 
 DEVICES = 12
 Made = tuple[Shards, Tree]
@@ -51,10 +50,6 @@ def who(shards: Shards) -> list[list[int]]:
         [int(shards.names.devices[d]) for d in range(end - size, end)]
         for size, end in zip(shards.edges, ends, strict=True)
     ]
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 WAYS: dict[str, Callable[[Shards], Made]] = {
@@ -130,9 +125,8 @@ def test_similar_finds_two_clusters() -> None:
 
 def test_similar_finds_clusters_by_sketches() -> None:
     labels = [[0], [1], [2]] * 4
-    deep = nn.Sequential(
-        nn.Linear(10, 120), nn.Tanh(), nn.Linear(120, 10)
-    )  # 2,530 numbers: more than a sketch has
+    # 2,530 numbers: more than a sketch has
+    deep = nn.Sequential(nn.Linear(10, 120), nn.Tanh(), nn.Linear(120, 10))
     after, _ = edges.similar(labelled(labels), deep, 3)
     assert who(after) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
@@ -175,9 +169,8 @@ def test_sketches_keep_angles() -> None:
 def test_no_cluster_is_empty(
     rows: int, columns: int, kinds: int, seed: int, data: st.DataObject
 ) -> None:
-    different = (
-        np.random.default_rng(seed).integers(-1, 2, (kinds, columns)).astype(np.float64)
-    )  # some are all zeros
+    # some are all zeros
+    different = np.random.default_rng(seed).integers(-1, 2, (kinds, columns)).astype(np.float64)
     points = similar._unit(different[np.arange(rows) % kinds])
     count = data.draw(st.integers(1, rows))
     cluster = similar._clusters(points, count, seed)

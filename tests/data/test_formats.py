@@ -20,12 +20,9 @@ from covey.data.published.catalog import CATALOG, CIFAR10_BINARY, CIFAR10_PYTHON
 from covey.data.published.formats import Arrays
 from covey.errors import DataError, needed
 from tests.data import tiny
+from tests.given import refused
 
 COLOUR = (3, 32, 32)
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def read(name: str, root: Path) -> Arrays:

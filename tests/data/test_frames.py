@@ -1,6 +1,5 @@
 """DataFrames of pandas and polars give the shards of the same table in a file."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from covey.data import files, frame
-from covey.errors import DataError
+from tests.given import refused
 
 COLUMNS: dict[str, list[Any]] = {
     "device": ["a", "b", "a", "b", "c", "c", "a", "b", "c"],
@@ -56,10 +55,6 @@ def polars(columns: dict[str, list[Any]]) -> Any:
 
 
 MAKERS = [Plain, pandas, polars]
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def from_file(columns: dict[str, list[Any]], folder: Path, **options: Any) -> Any:
@@ -122,9 +117,7 @@ def test_a_gap_is_named_by_its_row(make: Any) -> None:
 def test_true_and_false_are_numbers_as_features_and_classes_as_labels(make: Any) -> None:
     flags = [True, False, True, False, True, True, False, True, False]
     shards = frame(
-        make({**COLUMNS, "heat": flags, "label": flags}),
-        features=["heat"],
-        normalise="none",
+        make({**COLUMNS, "heat": flags, "label": flags}), features=["heat"], normalise="none"
     )
     assert shards.names.classes == ("False", "True")
     assert shards.x.flatten().tolist() == shards.y.tolist() == [float(flag) for flag in flags]

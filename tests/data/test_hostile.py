@@ -3,7 +3,6 @@
 import gzip
 import io
 import pickle
-import re
 import struct
 import tarfile
 import time
@@ -25,6 +24,7 @@ from covey.data.published.catalog import CIFAR10_PYTHON, known
 from covey.data.published.locations import find
 from covey.errors import DataError
 from tests.data import tiny
+from tests.given import refused
 
 ROWS = 12
 X = np.arange(2.0 * ROWS).reshape(ROWS, 2).astype(np.float32)
@@ -44,10 +44,6 @@ def cheaply(megabytes: int = 64, seconds: float = 5.0) -> Iterator[None]:
         tracemalloc.stop()
     assert peak < megabytes * 2**20
     assert time.process_time() - start < seconds
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def npy(header: str, payload: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:

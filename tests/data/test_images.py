@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from covey.data import images
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError
 from covey.files.config import load
+from tests.given import refused
 
 image = pytest.importorskip("PIL.Image")
 rng = np.random.default_rng(0)
 WHOLE = (1, 0, 0)
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def saved(path: Path, pixels: Any, **options: Any) -> Path:

@@ -1,7 +1,5 @@
 """Several label columns in a table: yes-or-no labels, or numbers to predict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,5 @@
 """Text labels, images of bytes and torch Datasets as a user's own data."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,10 @@ import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg
 from covey.data import own, own_parts
-from covey.errors import DataError
 from covey.models import linear
+from tests.given import refused
 
 WHOLE = (1, 0, 0)
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def zeros(count: int) -> np.ndarray:

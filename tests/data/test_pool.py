@@ -1,7 +1,5 @@
 """Devices by offsets into one pair of arrays, against one pair per device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,6 @@
 """The papers' partitions: their published sizes, who shares what, and what cannot be dealt so."""
 
 import random
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from covey.data import recipes
 from covey.data.partitions.partition import Numbers
 from covey.data.partitions.recipes import Dealt
-from covey.errors import DataError
+from tests.given import refused
 
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
 MNIST_BEGINS = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
@@ -46,10 +45,6 @@ def sizes(dealt: Dealt) -> list[int]:
 
 def distinct(piles: list[Numbers]) -> int:
     return len(np.unique(np.concatenate(piles)))
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 DEALS: dict[str, Callable[..., Dealt]] = {
@@ -142,9 +137,8 @@ def test_power_law_begins_with_five_of_each_and_deals_nearly_all() -> None:
     held = recipes.power_law(mnist()).train
     assert len(held) == 1000
     assert min(map(len, held)) == 10
-    assert (
-        70_000 - 2000 < sum(map(len, held)) < 70_000
-    )  # fractions of an image are lost: at most one per device and label
+    # fractions of an image are lost: at most one per device and label
+    assert 70_000 - 2000 < sum(map(len, held)) < 70_000
     assert max(map(len, held)) > 20 * np.median([len(pile) for pile in held])
 
 
@@ -161,9 +155,8 @@ def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(
         assert [np.unique(y[dealt.test[u]]).tolist(), len(dealt.test[u])] == [own, 5 * test]
         assert distinct([dealt.train[u], dealt.test[u]]) == 5 * (train + test)
     assert not set(np.concatenate(dealt.train).tolist()) & set(np.concatenate(dealt.test).tolist())
-    assert (
-        distinct(dealt.train) + distinct(dealt.test) == 70_000
-    )  # all there are: no image repeats while one is unused
+    # all there are: no image repeats while one is unused
+    assert distinct(dealt.train) + distinct(dealt.test) == 70_000
     assert all(np.bincount(np.concatenate(piles)).max() <= 2 for piles in (dealt.train, dealt.test))
 
 
@@ -359,10 +352,7 @@ def test_refuses_more_devices_than_the_first_images_reach_for() -> None:
         ({"labels": 11}, ["labels=11", "give 1 to 10"]),
         ({"devices": 0}, ["devices=0", "at least 1"]),
         ({"train_per_label": 0}, ["train_per_label=0", "at least 1 of each"]),
-        (
-            {"train_per_label": 7000},
-            ["label 0 has 6903 examples", "7000 for training", "smaller train_per_label"],
-        ),
+        ({"train_per_label": 7000}, ["label 0 has 6903 examples", "7000 for training"]),
         ({"seed": -1}, ["seed=-1", "a non-negative integer"]),
     ],
 )

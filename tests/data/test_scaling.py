@@ -26,10 +26,8 @@ def test_unit_and_half_need_no_statistics() -> None:
 def test_statistics_are_those_of_training_examples_alone(kind: Any, over: tuple[int, ...]) -> None:
     how = scaling(kind, PIXELS, TRAIN)
     seen = PIXELS[:20].double()
-    mean, deviation = (
-        seen.mean(over, keepdim=True)[0],
-        seen.std(over, keepdim=True, correction=0)[0],
-    )
+    mean = seen.mean(over, keepdim=True)[0]
+    deviation = seen.std(over, keepdim=True, correction=0)[0]
     eps = 1e-3 if kind == "pixel" else 0.0
     torch.testing.assert_close(
         how(PIXELS).double(), (PIXELS.double() - mean) / (deviation + eps), rtol=1e-5, atol=1e-5

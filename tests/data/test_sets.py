@@ -4,7 +4,6 @@ directions.
 
 import gzip
 import hashlib
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,9 @@ from covey.data.shards import Shards
 from covey.data.tables.scaling import scaling
 from covey.errors import DataError
 from tests.data import tiny
+from tests.given import refused
 
 COLOUR = (3, 32, 32)
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 @pytest.fixture(autouse=True)
@@ -138,10 +134,8 @@ def test_without_writers_nothing_is_dealt_by_writer(root: Path) -> None:
     "normalise", ["none", "unit", "half", "paper", "channel", "pixel", "standard"]
 )
 def test_scaling_is_that_of_the_training_parts(root: Path, normalise: Any) -> None:
-    shards, raw = (
-        sets.cifar10(normalise=normalise, data_dir=str(root)),
-        sets.load("cifar10", data_dir=root),
-    )
+    shards = sets.cifar10(normalise=normalise, data_dir=str(root))
+    raw = sets.load("cifar10", data_dir=root)
     want = scaling(normalise, raw.x, shards.train.index)
     assert shards.scaling is not None
     assert (shards.scaling.kind, shards.x.dtype) == (normalise, torch.float32)

@@ -28,9 +28,8 @@ def totals(shards: Shards) -> torch.Tensor:
 def test_sizes_are_the_papers(
     sizes: str, devices: int, smallest: int, largest: int, total: int
 ) -> None:
-    held = _sizes(
-        sizes, devices, np.random.RandomState(0)
-    )  # without the examples: 205,795 take a while on a busy machine
+    # without the examples: 205,795 take a while on a busy machine
+    held = _sizes(sizes, devices, np.random.RandomState(0))
     assert (min(held), max(held), sum(held)) == (smallest, largest, total)
 
 

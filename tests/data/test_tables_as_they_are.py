@@ -6,7 +6,6 @@ What cannot be used is refused by name.
 import datetime
 import gzip
 import math
-import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from covey.data.tables.files import device_file, files, unlabelled
 from covey.data.tables.options import TableOptions
 from covey.data.tables.tables import Faults
 from covey.errors import DataError
+from tests.given import refused
 
 HEADER = "device,heat,kind,label,split"
 ROWS = [
@@ -31,10 +31,6 @@ ROWS = [
     "a,?,red,hot,test",
 ]
 ALL = (1.0, 0.0, 0.0)  # every row trains
-
-
-def refused(*words: str) -> Any:
-    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
 
 
 def written(folder: Path, *rows: str, header: str = HEADER, name: str = "table.csv") -> str:
@@ -166,10 +162,7 @@ def test_categorical_names_columns_of_numbers(tmp_path: Path) -> None:
         (["31.01.2026"] * 4, ["exclude = ['odd']", "has dates or times, such as 31.01.2026"]),
         (["10:30"] * 4, ["has dates or times"]),
         ([f"w{row}" for row in range(60)] * 2, ["60 different words", "name it in categorical"]),
-        (
-            [f"w{row}" for row in range(20)],
-            ["1 of 2 columns", "exclude = ['odd']", "seems to be a name"],
-        ),
+        ([f"w{row}" for row in range(20)], ["1 of 2 columns", "exclude = ['odd']"]),
         (["NA"] * 4, ["column 'odd' has no value in any training row"]),
         (["1", "2", "warm"], ["is 'warm', which is not a number"]),
         (["1,5", "2,5"], ["is '1,5', which is not a number"]),

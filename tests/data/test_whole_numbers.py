@@ -1,7 +1,5 @@
 """Label columns of whole numbers: classes, or numbers to predict. Where both may be, one says so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

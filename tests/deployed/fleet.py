@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import covey
 from covey.deployed.files.deployment import deployable
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.replay import replay
@@ -28,10 +27,10 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.seed import Seed
-from tests.cli.command import ROOT
-from tests.cli.command import covey as command
+from tests.cli.command import ROOT, exits
 from tests.deployed.namespaces import SWITCH, Machines
 from tests.deployed.proxy import Proxy
+from tests.given import drained, played
 
 EDGES = 3
 DEVICES = 12
@@ -115,8 +114,7 @@ class Fleet:
             addresses="\n".join(addresses),
         )
         self.file.write_text(text, encoding="utf-8")
-        planned = command("deploy", "plan", self.file, "--issue", "--out", self.plan, "--json")
-        assert planned.code == 0, planned.err
+        planned = exits(0, "deploy", "plan", self.file, "--issue", "--out", self.plan, "--json")
         assert sorted(json.loads(planned.out)["processes"]) == sorted(self.names)
 
     # Processes
@@ -281,17 +279,11 @@ class Fleet:
 
     def simulated(self) -> Run:
         """The same experiment in the simulator."""
-        run = covey.run(self.experiment())
-        for _ in run:
-            pass
-        return run
+        return played(self.experiment())
 
     def replayed(self) -> Run:
         """The deployed run again in the simulator, with the same nodes late and absent."""
-        run = replay(self.experiment(), self.missing())
-        for _ in run:
-            pass
-        return run
+        return drained(replay(self.experiment(), self.missing()))
 
     def missing(self) -> list[Any]:
         """Who did not answer, as the server's disk has it."""

@@ -18,7 +18,7 @@ from covey.deployed.plan.local import free_ports
 from covey.deployed.transport.extras import cryptography
 from covey.errors import ConfigError
 from covey.files.config import load
-from tests.cli.command import BASE, SMALL, Result, covey
+from tests.cli.command import BASE, SMALL, Result, covey, exits
 
 
 @pytest.fixture
@@ -68,8 +68,7 @@ def test_a_node_remembers_the_list_in_its_state(authority: Authority, tmp_path: 
     text = load(BASE, [*SMALL[1:], "data.devices=4", "rounds=2"]).text()
     file.write_text(text, encoding="utf-8")
     words = ["--name", "device0", "--parent", "localhost:1", "--control-port", port]
-    result = covey("node", *words, "--experiment", file, "--certs", folder, "--state", state)
-    assert result.code == 2
+    result = exits(2, "node", *words, "--experiment", file, "--certs", folder, "--state", state)
     assert "list 1 was read before" in result.err
 
 

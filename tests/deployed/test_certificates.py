@@ -19,7 +19,7 @@ from covey.deployed.transport import extras
 from covey.deployed.transport.admission import AllowList, Refusal
 from covey.deployed.transport.grpc_options import TLS
 from covey.errors import ConfigError, TransportError
-from tests.cli.command import contents, covey
+from tests.cli.command import contents, covey, exits
 
 pytest.importorskip("cryptography")
 NOW = datetime.now(UTC)
@@ -142,10 +142,10 @@ def test_bytes_that_are_no_certificate_are_an_error() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     certs = ("--dir", tmp_path / "certs")
-    assert covey("certs", "init", *certs).code == 0
-    assert covey("certs", "issue", "server", "device0", *certs).code == 0
-    assert covey("certs", "issue", "gate", "--seat", "device1", *certs).code == 0
-    assert covey("certs", "renew", "server", *certs).code == 0
+    exits(0, "certs", "init", *certs)
+    exits(0, "certs", "issue", "server", "device0", *certs)
+    exits(0, "certs", "issue", "gate", "--seat", "device1", *certs)
+    exits(0, "certs", "renew", "server", *certs)
     typo = covey("certs", "revoke", "device0", "devise1", *certs)
     assert (typo.code, "has issued no 'devise1'" in typo.err) == (2, True)
     revoked = covey("certs", "revoke", "device0", *certs).out
@@ -160,9 +160,9 @@ def test_the_command(tmp_path: Path) -> None:
         ("server", ["server"], False),
     ]
     assert "device0  revoked" in covey("certs", "list", *certs).out
-    assert covey("certs", "request", "device9", "--dir", tmp_path / "own").code == 0
+    exits(0, "certs", "request", "device9", "--dir", tmp_path / "own")
     signed = tmp_path / "own" / "request.pem"
-    assert covey("certs", "issue", "device9", "--request", signed, *certs).code == 0
+    exits(0, "certs", "issue", "device9", "--request", signed, *certs)
 
 
 def test_the_command_refuses(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ from covey.errors import CheckpointError, ConfigError
 from covey.files.config import load
 from covey.kernel.store.store import Entry, Frozen
 from covey.runs.saved.fingerprint import of as fingerprint_of
-from tests.cli.command import SMALL, spawn
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits, spawn
 from tests.deployed.scripts import Tools
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -371,8 +370,7 @@ class Pumps:
 
     def describe(self, file: Path) -> None:
         for name in "abcde":
-            told = command("deploy", "describe", file, self.folder / f"{name}.csv")
-            assert told.code == 0, told.err
+            told = exits(0, "deploy", "describe", file, self.folder / f"{name}.csv")
             (self.folder / "facts" / f"{name}.json").write_text(told.out, encoding="utf-8")
 
     def file(self, name: str, edges: Mapping[str, Sequence[str]], rounds: int) -> Path:
@@ -402,8 +400,7 @@ def pumps(tmp_path: Path) -> Pumps:
     pytest.importorskip("cryptography")
     out = Pumps(tmp_path)
     out.describe(out.file("old.toml", OLD, 2))
-    planned = command("deploy", "plan", tmp_path / "old.toml", "--out", tmp_path / "old")
-    assert planned.code == 0, planned.err
+    exits(0, "deploy", "plan", tmp_path / "old.toml", "--out", tmp_path / "old")
     return out
 
 
@@ -441,8 +438,7 @@ def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
     out = folder / "new"
     server = folder / "old" / "server"
     authority = ("--authority", folder / "our certs")
-    done = command("deploy", "change", file, "--server", server, "--out", out, *authority)
-    assert done.code == 0, done.err
+    done = exits(0, "deploy", "change", file, "--server", server, "--out", out, *authority)
     assert f"{{1:-'{folder}/our certs'}}" in (out / "sign.sh").read_text(encoding="utf-8")
     assert f"  sh {out}/start.sh" in done.out
     assert "a: from north to south; it keeps its disk" in done.out
@@ -458,8 +454,9 @@ def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     rows = Disk(folder / "state" / "a" / "a" / "node.sqlite").rows("device", 2)
     assert {kept.round for kept in rows if kept.label == "present"} == {3}
-    again = command("deploy", "change", file, "--server", folder / "old" / "server", "--out", folder / "x")  # fmt: skip
-    assert again.code == 2
+    again = exits(
+        2, "deploy", "change", file, "--server", folder / "old" / "server", "--out", folder / "x"
+    )
     assert "stands on another tree" in again.err
 
 
@@ -474,8 +471,17 @@ def test_real_processes_go_on_after_a_change(pumps: Pumps) -> None:
 def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], said: str) -> None:
     file = pumps.file("new.toml", NEW, 4)
     out = pumps.folder / "new"
-    result = command("deploy", "change", file, "--server", pumps.folder / "old" / "server", *words, "--out", out)  # fmt: skip
-    assert result.code == 2
+    result = exits(
+        2,
+        "deploy",
+        "change",
+        file,
+        "--server",
+        pumps.folder / "old" / "server",
+        *words,
+        "--out",
+        out,
+    )
     assert said in result.err.replace("\n", " ")
     assert not out.exists()
 
@@ -492,8 +498,7 @@ def test_the_command_refuses_where_an_edge_owes_an_order(
     file = pumps.file("new.toml", NEW, 4)
     out = pumps.folder / "new"
     server = pumps.folder / "old" / "server"
-    refused = command("deploy", "change", file, "--server", server, "--out", out)
-    assert refused.code == 2
+    refused = exits(2, "deploy", "change", file, "--server", server, "--out", out)
     assert "north was away when the server ordered to hold rows" in refused.err.replace("\n", " ")
     assert not out.exists()
 
@@ -513,8 +518,7 @@ def test_a_change_keeps_the_scaling_of_the_run(
     Disk(state / "server" / "node.sqlite").close()
     server = pumps.folder / "old" / "server"
     file = pumps.file("new.toml", NEW, 4)
-    done = command("deploy", "change", file, "--server", server, "--out", pumps.folder / "new")
-    assert done.code == 0, done.err
+    exits(0, "deploy", "change", file, "--server", server, "--out", pumps.folder / "new")
     old = json.loads((server / "census.json").read_text(encoding="utf-8"))
     new = json.loads(seen[0].new.files()["census.json"])
     assert new["columns"] == old["columns"]
@@ -668,7 +672,15 @@ def test_a_change_says_where_it_is_signed() -> None:
 def test_shared_data_do_not_follow_their_devices(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     file = [*SMALL, 'deploy.address={server="s", edge="{seat}"}']
-    assert command("deploy", "plan", *file, "--out", tmp_path / "old").code == 0
-    result = command("deploy", "change", *file, "--server", tmp_path / "old" / "server", "--out", tmp_path / "n")  # fmt: skip
-    assert result.code == 2
+    exits(0, "deploy", "plan", *file, "--out", tmp_path / "old")
+    result = exits(
+        2,
+        "deploy",
+        "change",
+        *file,
+        "--server",
+        tmp_path / "old" / "server",
+        "--out",
+        tmp_path / "n",
+    )
     assert "follow their devices" in result.err.replace("\n", " ")

@@ -4,10 +4,9 @@ import io
 import json
 import math
 import os
-import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,21 +48,13 @@ from covey.tree import Tree
 from tests.deployed.attacks import with_value
 from tests.deployed.socket_tree import SocketTree
 from tests.deployed.tree import family, key, until
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, SHARDS, Case, differences, experiment, state
 from tests.laws.test_deployed import everything, rows_of
-from tests.laws.test_loopback import Failing, drained
+from tests.laws.test_loopback import Failing
 
 ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is one."""
-    memory = Path("/dev/shm")
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=where) as path:
-        yield Path(path)
 
 
 def nan(data: bytes) -> bytes:

@@ -28,7 +28,7 @@ from covey.deployed.operate.events import HIDDEN, EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Check, Patience
 from covey.errors import ConfigError, TransportError
-from tests.cli.command import covey
+from tests.cli.command import covey, exits
 
 NAMES = {0: "device0", 1: "device1"}
 
@@ -136,8 +136,7 @@ def test_a_draining_node_ends_what_is_under_way(progress: Progress) -> None:
 
 def test_the_command_shows_every_seat(control: Control) -> None:
     node = f"127.0.0.1:{control.port}"
-    shown = covey("ctl", "status", "--node", node)
-    assert shown.code == 0, shown.err
+    shown = exits(0, "ctl", "status", "--node", node)
     words = {line.split()[0]: line.split() for line in shown.out.splitlines()}
     assert set(words) == {"seat", "edge0", "device0", "device1"}
     assert words["device1"][1] == "empty"
@@ -154,21 +153,19 @@ def test_an_edge_stands_above_its_devices(progress: Progress) -> None:
 
 def test_orders_of_the_command_are_obeyed(control: Control) -> None:
     node = ("--node", f"127.0.0.1:{control.port}")
-    assert covey("ctl", "pause", *node).code == 0
+    exits(0, "ctl", "pause", *node)
     assert control.progress.state == "paused"
-    assert covey("ctl", "resume", *node).code == 0
+    exits(0, "ctl", "resume", *node)
     assert control.progress.as_dict()["state"] == "waiting"
     assert "evicted device1" in covey("ctl", "evict", "device1", *node).out
     refused = covey("ctl", "evict", "device7", *node)
     assert (refused.code, "device0, device1" in refused.err) == (2, True)
-    assert covey("ctl", "stop", *node).code == 0
+    exits(0, "ctl", "stop", *node)
     assert control.progress.draining
 
 
 def test_a_node_that_is_not_there_is_an_error_that_says_so() -> None:
-    result = covey("ctl", "status", "--node", "127.0.0.1:1")
-    assert result.code == 2
-    assert "is the node running" in result.err
+    assert "is the node running" in exits(2, "ctl", "status", "--node", "127.0.0.1:1").err
 
 
 def status_of(control: Control, method: str, path: str, headers: dict[str, str]) -> int:
@@ -287,8 +284,7 @@ def test_the_status_of_many_children_is_whole(progress: Progress) -> None:
 
 def test_an_order_to_a_strange_seat_is_refused(control: Control) -> None:
     for name in ("gerät", "a b", "x\ny", "../stop"):
-        refused = covey("ctl", "evict", name, "--node", f"127.0.0.1:{control.port}")
-        assert refused.code == 2
+        refused = exits(2, "ctl", "evict", name, "--node", f"127.0.0.1:{control.port}")
         assert "its children: device0, device1" in refused.err
     assert status_of(control, "POST", "*", {"X-Covey-Control": "1"}) == 404
 
@@ -305,13 +301,11 @@ def planned(folder: Path, **ports: int) -> Path:
 def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_path: Path) -> None:
     """On a machine with one node of a plan, the ports of the others are its own port too."""
     plan = planned(tmp_path / "fleet", server=control.port, edge0=control.port, edge1=1)
-    paused = covey("ctl", "pause", "--plan", plan)
-    assert paused.code == 0
+    paused = exits(0, "ctl", "pause", "--plan", plan)
     assert "edge0: paused" in paused.out
     assert "server: it is not running on this machine\n" in paused.out
     assert "edge1: it is not running\n" in paused.out
-    shown = covey("ctl", "status", "--plan", plan)
-    assert shown.code == 0
+    shown = exits(0, "ctl", "status", "--plan", plan)
     states = {line.split()[0]: line for line in shown.out.splitlines()}
     assert "paused" in states["edge0"]
     assert "not running" in states["edge1"]
@@ -334,8 +328,7 @@ def test_a_node_of_a_plan_that_refuses_an_order_is_named(
 
     monkeypatch.setattr(ctl, "call", refusing)
     for order in ("pause", "resume", "stop"):
-        result = covey("ctl", order, "--plan", plan)
-        assert result.code == 2
+        result = exits(2, "ctl", order, "--plan", plan)
         assert "edge1: no answer" in result.err
         assert "server: it is not running\n" in result.out
         assert "edge0: " in result.out
@@ -347,8 +340,7 @@ def test_a_server_that_ends_its_round_for_long_is_named(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctl, "DRAIN_SECONDS", 0)
-    stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
-    assert stopped.code == 0
+    stopped = exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert "edge0: still ends its round after 0 s" in stopped.out
 
 
@@ -368,8 +360,7 @@ def test_a_server_that_is_busy_has_not_ended(
 
     monkeypatch.setattr(ctl, "call", busy)
     monkeypatch.setattr(ctl, "_POLL", 0)
-    stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
-    assert stopped.code == 0
+    exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert asked == ["POST", "GET", "GET", "GET"]
 
 
@@ -377,15 +368,12 @@ def test_a_host_that_is_no_name_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     operator = Authority.create(tmp_path / "certs").issue("operator")
     words = ("--node", "edge0@edge0..example:9443", "--certs", operator)
-    result = covey("ctl", "status", *words)
-    assert result.code == 2
-    assert "no answer from edge0..example:9443" in result.err
+    assert "no answer from edge0..example:9443" in exits(2, "ctl", "status", *words).err
 
 
 def test_a_parent_that_cannot_be_asked_is_told_with_its_reason() -> None:
     words = ["--node", "edge0.example:9443", "--node", "edge1.example:9443"]
-    result = covey("ctl", "evict", "device0", *words)
-    assert result.code == 2
+    result = exits(2, "ctl", "evict", "device0", *words)
     assert "edge0.example:9443 is not on this machine; give --certs" in result.err
 
 
@@ -427,7 +415,7 @@ def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Pat
     file.write_text(
         file.read_text(encoding="utf-8") + 'control_host = "localhost"\n', encoding="utf-8"
     )
-    assert covey("ctl", "pause", "--plan", plan).code == 0
+    exits(0, "ctl", "pause", "--plan", plan)
     file.write_text("[node]\n", encoding="utf-8")
     broken = covey("ctl", "status", "--plan", plan)
     assert (broken.code, f"{file}: node." in broken.err) == (2, True)
@@ -471,7 +459,7 @@ def test_a_control_port_must_show_the_seat_that_is_meant(
             "it is not running on this machine" in covey("ctl", "stop", "--plan", plan, *certs).out
         )
         assert not progress.draining
-        assert covey("ctl", "status", "--node", f"device7@{place}", *certs).code == 0
+        exits(0, "ctl", "status", "--node", f"device7@{place}", *certs)
     finally:
         control.close()
     anybody = covey("ctl", "stop", "--node", "edge0.example:9443", *certs)

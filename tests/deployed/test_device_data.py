@@ -21,6 +21,7 @@ from covey.deployed.plan.plan import DeploySettings
 from covey.errors import ConfigError, DataError, ProgramError
 from covey.files.config import Config, load
 from tests.cli.command import covey as command
+from tests.cli.command import exits
 from tests.deployed.members import ADDRESS, member, planned, serving
 from tests.deployed.test_process import facts
 
@@ -70,8 +71,7 @@ def config(tmp_path: Path) -> Config:
         ]
         own = tmp_path / f"device{device}.csv"
         own.write_text("\n".join(["heat,speed,label", *lines]), encoding="utf-8")
-        told = command("deploy", "describe", file, own)
-        assert told.code == 0, told.err
+        told = exits(0, "deploy", "describe", file, own)
         (tmp_path / "facts" / f"device{device}.json").write_text(told.out, encoding="utf-8")
     return load(file)
 
@@ -106,8 +106,7 @@ def test_a_tree_trains_on_files_that_stay_with_their_devices(
 def test_the_plan_carries_the_census_and_no_file(config: Config, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     out = tmp_path / "out"
-    result = command("deploy", "plan", tmp_path / "tree.toml", "--out", out)
-    assert result.code == 0, result.err
+    exits(0, "deploy", "plan", tmp_path / "tree.toml", "--out", out)
     own = load(out / "device1" / "experiment.toml")
     assert own.data["path"] == str(out / "device1" / "census.json")
     assert own.experiment(0).data.train.counts().tolist() == config.experiment(0).data.train.counts().tolist()  # fmt: skip
@@ -122,11 +121,21 @@ def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
     own.write_text(own.read_text(encoding="utf-8") + "\n1,2,ok", encoding="utf-8")
     text = config.text()
     (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
-    result = command(
-        "node", "--insecure", "--name", "device1", "--parent", "localhost:1", "--data", own,
-        "--experiment", tmp_path / "experiment.toml", "--state", tmp_path / "state",
-    )  # fmt: skip
-    assert result.code == 2
+    result = exits(
+        2,
+        "node",
+        "--insecure",
+        "--name",
+        "device1",
+        "--parent",
+        "localhost:1",
+        "--data",
+        own,
+        "--experiment",
+        tmp_path / "experiment.toml",
+        "--state",
+        tmp_path / "state",
+    )
     assert "Describe it again" in result.err
 
 
@@ -141,8 +150,9 @@ def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
 )
 def test_files_and_census_belong_together(config: Config, tmp_path: Path, change: str, words: str) -> None:  # fmt: skip
     more = ["data.devices=3"] if "digits" in change else []
-    result = command("deploy", "plan", tmp_path / "tree.toml", change, *more, "--out", tmp_path / "o")  # fmt: skip
-    assert result.code == 2
+    result = exits(
+        2, "deploy", "plan", tmp_path / "tree.toml", change, *more, "--out", tmp_path / "o"
+    )
     assert words in result.err
 
 
@@ -396,9 +406,7 @@ def test_names_do_not_leave_a_device(tmp_path: Path) -> None:
 
 def test_the_simulator_refuses_examples_that_it_cannot_have(config: Config, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = command("run", tmp_path / "tree.toml", "--out", out)
-    assert result.code == 2
-    assert "covey deploy local" in result.err
+    assert "covey deploy local" in exits(2, "run", tmp_path / "tree.toml", "--out", out).err
     assert not out.exists()
 
 
@@ -470,8 +478,7 @@ def test_devices_predict_with_what_stays_with_them(
 ) -> None:
     (tmp_path / "census_nets.py").write_text(NETS, encoding="utf-8")
     out = tmp_path / "local"
-    local = command("deploy", "local", tmp_path / "tree.toml", *changes, "--out", out)
-    assert local.code == 0, local.err
+    exits(0, "deploy", "local", tmp_path / "tree.toml", *changes, "--out", out)
     device = covey.load(out / "device1" / "state" / "device1")
     own = own_examples(device.config, tmp_path / "device1.csv", device.config.experiment(0).data, 1)
     test = own.part("test").index

@@ -29,8 +29,8 @@ from covey.files.config import load
 from covey.runtimes.alone.envelope import header_of, open_sealed, seal
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state, whole
-from tests.laws.test_loopback import drained
 
 NAME = "SFedHP"
 FAR = 10**6

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,19 +32,10 @@ from covey.deployed.transport.transport import AskKey, Patience
 from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, ProgramError
 from covey.runtimes.alone.envelope import seal
 from tests.deployed.tree import until
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, Case, differences, experiment
 from tests.laws.test_deployed import rows_of
-from tests.laws.test_loopback import Failing, drained
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is one."""
-    memory = Path("/dev/shm")
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=where) as path:
-        yield Path(path)
-
+from tests.laws.test_loopback import Failing
 
 # An error of one child
 

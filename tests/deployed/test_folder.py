@@ -47,7 +47,7 @@ from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.same_state import record_differences, state_differences
 from covey.runs.scores.record import Round
 from covey.runs.tracker import play
-from tests.cli.command import BASE, SMALL, contents, spawn
+from tests.cli.command import BASE, SMALL, contents, exits, spawn
 from tests.cli.command import covey as command
 
 CHANGES = [*SMALL[1:], "rounds=3", "deploy.devices_per_process=2", 'metrics=["confusion"]']
@@ -106,8 +106,7 @@ def config() -> Config:
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("simulated") / "run"
-    result = command("run", BASE, *CHANGES, "--out", out)
-    assert result.code == 0, result.err
+    exits(0, "run", BASE, *CHANGES, "--out", out)
     return out
 
 
@@ -190,8 +189,7 @@ def test_commands_say_the_same_of_both(
 def test_a_report_has_both(deployed: Path, simulated: Path, tmp_path: Path) -> None:
     assert (deployed / "report.html").exists()
     page = tmp_path / "both.html"
-    result = command("report", deployed, simulated, "--out", page)
-    assert result.code == 0, result.err
+    exits(0, "report", deployed, simulated, "--out", page)
     assert page.stat().st_size > 10_000
 
 
@@ -200,8 +198,7 @@ def test_the_simulator_goes_on_from_it(deployed: Path, simulated: Path, tmp_path
     for number, folder in enumerate((deployed, simulated)):
         copy = tmp_path / str(number)
         shutil.copytree(folder, copy)
-        result = command("run", "--resume", copy, "rounds=4")
-        assert result.code == 0, result.err
+        exits(0, "run", "--resume", copy, "rounds=4")
         histories.append(covey.history(copy / "checkpoint.safetensors"))
     assert len(histories[0]) == 4
     assert record_differences(*histories) == []
@@ -220,12 +217,12 @@ def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
             rounds_of(server_run(config.experiment(config.seed), tree), folder)
         tree.close()
     again = tmp_path / "again"
-    assert command("run", BASE, *changes, "rounds=3", "--out", again).code == 0
-    assert command("run", "--resume", again, "rounds=5").code == 0
+    exits(0, "run", BASE, *changes, "rounds=3", "--out", again)
+    exits(0, "run", "--resume", again, "rounds=5")
     saved = [folder / "checkpoint.safetensors" for folder in (out, again)]
     assert state_differences(*(checkpoint.read(path) for path in saved)) == []
     assert record_differences(*(covey.history(path) for path in saved)) == []
-    assert command("replay", tmp_path).code == 0
+    exits(0, "replay", tmp_path)
 
 
 def test_a_full_disk_keeps_what_it_held(tmp_path: Path) -> None:
@@ -268,7 +265,7 @@ def test_a_full_disk_ends_the_round_everywhere(tmp_path: Path) -> None:
     with folder.open():
         rounds_of(server_run(config.experiment(config.seed), tree), folder)
     tree.close()
-    assert command("replay", tmp_path).code == 0
+    exits(0, "replay", tmp_path)
 
 
 def test_a_run_ends_without_nodes_that_are_away(
@@ -296,15 +293,14 @@ def test_a_run_ends_without_nodes_that_are_away(
             assert run.runtime.lacks is None
             continue
         assert "device" in str(run.runtime.lacks)  # and perhaps others, on a busy machine
-        assert command("show", out).code == 0
+        exits(0, "show", out)
         with pytest.raises(ConfigError, match="load the models of device 2 on its own machine"):
             covey.load(out).module(device=2)
-        resumed = command("run", "--resume", out, "rounds=2")
-        assert resumed.code == 4
+        resumed = exits(4, "run", "--resume", out, "rounds=2")
         assert "they are on the disks of their nodes" in resumed.err
-        assert command("replay", out).code == 2
+        exits(2, "replay", out)
     assert covey.load(out).module(device=2) is not None
-    assert command("replay", out).code == 0
+    exits(0, "replay", out)
 
 
 def server_member() -> tuple[Mock, io.StringIO]:
@@ -385,7 +381,7 @@ def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
     assert len(loaded.predict(x, device=1, model="global")) == 2
     with pytest.raises(ConfigError, match=r"lacks the rows of device 0, .* and edge 0, 1; load"):
         loaded.predict(x, device=1)
-    assert command("show", folder.folder.path, "--devices").code == 0
+    exits(0, "show", folder.folder.path, "--devices")
     assert (tmp_path / "device1" / "models" / "personal.safetensors").exists()
 
 
@@ -393,8 +389,7 @@ def test_nodes_may_keep_their_rows_to_themselves(tmp_path: Path) -> None:
 
 
 def test_a_replay_of_a_whole_folder(deployed: Path) -> None:
-    result = command("replay", deployed)
-    assert result.code == 0, result.err
+    result = exits(0, "replay", deployed)
     assert "3 rounds, 0 late, 0 absent and 0 bad answers" in result.out
     assert "equal: rows, records, traffic and notes" in result.out
 
@@ -435,14 +430,13 @@ def test_a_replay_with_an_absent_node(absent: Path) -> None:
 def test_a_replay_that_differs_is_told(absent: Path) -> None:
     missing = absent / "server" / "state" / "run" / "replay.json"
     missing.write_text('{"ends": [], "changes": [], "missing": []}', encoding="utf-8")
-    result = command("replay", absent)
-    assert result.code == 1
+    result = exits(1, "replay", absent)
     assert "NOT equal; these differ:" in result.out
     assert "the global model" in result.out
     assert "traffic of round 2" in result.out
     assert "the rows 'personal' of devices" in result.out
     missing.write_text("{}\n", encoding="utf-8")
-    assert command("replay", absent).code == 4
+    exits(4, "replay", absent)
 
 
 def test_the_run_is_found_whatever_the_top_of_the_tree_is_called(tmp_path: Path) -> None:
@@ -462,14 +456,9 @@ def test_the_run_is_found_whatever_the_top_of_the_tree_is_called(tmp_path: Path)
 def test_what_cannot_be_replayed_is_refused(absent: Path, simulated: Path, tmp_path: Path) -> None:
     facts = absent / "server" / "state" / "run" / "replay.json"
     facts.write_text('{"ends": [], "changes": [1], "missing": []}', encoding="utf-8")
-    result = command("replay", absent)
-    assert result.code == 2
-    assert "the tree of this run changed after round 1" in result.err
-    result = command("replay", simulated)
-    assert result.code == 2
-    assert "a run of the simulator" in result.err
-    result = command("replay", tmp_path / "nothing")
-    assert result.code == 2
+    assert "the tree of this run changed after round 1" in exits(2, "replay", absent).err
+    assert "a run of the simulator" in exits(2, "replay", simulated).err
+    result = exits(2, "replay", tmp_path / "nothing")
     assert "no folder of a deployed run that has ended" in result.err
 
 
@@ -482,13 +471,12 @@ LOCAL = (*SMALL, "data.devices=4", "deploy.devices_per_process=2")
 def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> None:
     out = tmp_path / "local"
     whole = tmp_path / "whole"
-    assert command("run", *LOCAL, "--out", whole).code == 0
-    local = command("deploy", "local", *LOCAL, "--out", out)
-    assert local.code == 0, local.err
+    exits(0, "run", *LOCAL, "--out", whole)
+    local = exits(0, "deploy", "local", *LOCAL, "--out", out)
     run = out / "server" / "state" / "run"
     assert_same_folder(run, whole)
     assert f"open first: {run}/report.html" in local.out
-    assert command("replay", out).code == 0
+    exits(0, "replay", out)
     simulated = covey.load(whole)
     x = simulated.experiment.data.x[:20].numpy()
     for number in range(4):
@@ -498,12 +486,10 @@ def test_real_processes_leave_the_folder_of_the_simulator(tmp_path: Path) -> Non
         assert (device.probabilities(x) == expected).all()
     again = command("deploy", "local", *LOCAL, "--out", out)
     assert "has run all rounds before" in again.out
-    compared = command("deploy", "local", *LOCAL, 'compare=["local"]', "--out", out)
-    assert compared.code == 0, compared.err
+    compared = exits(0, "deploy", "local", *LOCAL, 'compare=["local"]', "--out", out)
     assert "Local personal" in compared.out
     assert (run / "compare.png").exists()
-    other = command("deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
-    assert other.code == 2
+    other = exits(2, "deploy", "local", *LOCAL, "algorithm.lam1=9", "--out", out)
     assert "algorithm.lam1" in other.err
 
 
@@ -529,10 +515,8 @@ def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     assert covey.load(out / "device0-1" / "state" / "device0").models()
     result = command("show", run)
     assert f"{done} of 400 rounds" in result.out
-    assert command("replay", out).code == 0
-    busy = command(*words, f"rounds={done}")
-    assert busy.code == 2
-    assert "holds a run of 400 rounds" in busy.err
+    exits(0, "replay", out)
+    assert "holds a run of 400 rounds" in exits(2, *words, f"rounds={done}").err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has other users")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits
 from tests.deployed.power import Power, compiled
 
 pytest.importorskip("grpc")
@@ -195,6 +194,5 @@ def test_a_fault_from_the_environment_kills_a_command(
 ) -> None:
     """`covey node` itself, without a fork: a process with an answer dies at each start."""
     monkeypatch.setenv("COVEY_FAULT", "after-commit:1")
-    local = command("deploy", "local", *LOCAL, "--out", tmp_path / "local")
-    assert local.code == 6
+    local = exits(6, "deploy", "local", *LOCAL, "--out", tmp_path / "local")
     assert re.search(r"(device|edge)[\d-]+ was killed, after it was started again 5", local.err)

@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
 from covey.deployed.transport.transport import AskKey, Handler, Patience
+from tests.given import drained, played
 from tests.laws.cases import CASES, PLAIN, differences, experiment, state
 
 ROOT = Path(__file__).parents[2]
@@ -25,15 +24,6 @@ ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
 DEADLINE = 0.03
 FEEDBACK = {"name": "int8", "update": True, "feedback": True}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is one: every node has a database, and disks are slow."""
-    memory = Path("/dev/shm")
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=where) as path:
-        yield Path(path)
 
 
 def sometimes_late(handler: Handler, name: str, share: float, seconds: float) -> Handler:
@@ -82,9 +72,7 @@ def late_run(
         node.asks.patience = None  # for those who look at the rows
     deployed = figures(run)
     local.close()
-    again = replay(described, missing)
-    for _ in again:
-        pass
+    again = drained(replay(described, missing))
     return deployed, Counter(entry.status for entry in missing), again
 
 
@@ -107,9 +95,7 @@ def test_a_late_edge_hides_what_is_below_it(name: str, folder: Path) -> None:
     deployed, counts, again = late_run(name, folder, shares, **changes)
     assert counts["late"] > 0
     assert differences(figures(again), deployed) == []
-    plain = covey.run(experiment(CASES[name], **changes))
-    for _ in plain:
-        pass
+    plain = played(experiment(CASES[name], **changes))
     assert differences(figures(plain), deployed) != []
 
 

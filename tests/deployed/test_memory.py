@@ -20,8 +20,9 @@ from covey.runtimes.alone.loopback import HeldReply
 from covey.types import Rows
 from tests import peek
 from tests.deployed import measured_memory
+from tests.given import drained
 from tests.laws.cases import CASES, Case, differences, experiment, state
-from tests.laws.test_loopback import ALL, LINKS, WIRED, drained, nodes
+from tests.laws.test_loopback import ALL, LINKS, WIRED, nodes
 
 SOME = [CASES[name] for name in ("HierFAVG", "PerMFL", "FedAlt")]
 

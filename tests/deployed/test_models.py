@@ -18,7 +18,7 @@ from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config, load
 from covey.runs.saved import checkpoint
 from covey.runs.saved.run_folder import RunFolder
-from tests.cli.command import BASE, SMALL
+from tests.cli.command import BASE, SMALL, exits
 from tests.cli.command import covey as command
 
 ALL = "COVEY_TEST_ALL" in os.environ
@@ -34,8 +34,7 @@ def config() -> Config:
 def simulated(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the same run in the simulator."""
     out = tmp_path_factory.mktemp("simulated") / "run"
-    result = command("run", BASE, *CHANGES, "--out", out)
-    assert result.code == 0, result.err
+    exits(0, "run", BASE, *CHANGES, "--out", out)
     return out
 
 
@@ -140,12 +139,11 @@ def test_rows_of_other_devices_are_refused(nodes: LocalTree, simulated: Path) ->
     x = covey.load(simulated).experiment.data.x[:2].numpy()
     file = nodes.folder / "named.npz"
     np.savez(file, x=x, device=np.array(["4", "5"]))
-    result = command("predict", nodes.folder / "device4", "--data", file)
-    assert result.code == 2
+    result = exits(2, "predict", nodes.folder / "device4", "--data", file)
     assert "device '5' has its models elsewhere; these are those of device 4" in result.err
     np.savez(file, x=x, device=np.array(["4", "4"]))
-    assert command("predict", nodes.folder / "device4", "--data", file).code == 0
-    assert command("predict", nodes.folder / "edge0", "--data", file).code == 0
+    exits(0, "predict", nodes.folder / "device4", "--data", file)
+    exits(0, "predict", nodes.folder / "edge0", "--data", file)
 
 
 def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
@@ -160,7 +158,7 @@ def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
         device.snapshot(which="last")
     with pytest.raises(ConfigError, match="of a process; give the folder of a node in it"):
         covey.load(nodes.folder)
-    assert command("show", nodes.folder / "device1").code == 2
+    exits(2, "show", nodes.folder / "device1")
     report = command("report", nodes.folder / "device1")
     assert (report.code, "give the run folder of the server" in report.err) == (2, True)
 
@@ -168,8 +166,7 @@ def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
 def test_a_node_is_exported_by_the_name_of_its_seat(nodes: LocalTree) -> None:
     place = nodes.folder / "device1"
     out = nodes.folder / "seat.safetensors"
-    result = command("export", place, "--node", "device1", "--to", "safetensors", "--out", out)
-    assert result.code == 0, result.err
+    exits(0, "export", place, "--node", "device1", "--to", "safetensors", "--out", out)
     assert out.exists()
 
 
@@ -206,8 +203,7 @@ def test_devices_predict_as_their_algorithm_does(name: str, tmp_path: Path) -> N
     changes = [change for change in changes if "edge_rounds" not in change]
     changes += ["model.name=mlp", "model.hidden=[8]"]
     whole = tmp_path / "whole"
-    result = command("run", BASE, *changes, "--out", whole)
-    assert result.code == 0, result.err
+    exits(0, "run", BASE, *changes, "--out", whole)
     config = load(BASE, changes)
     tree = LocalTree(tmp_path / "nodes")
     experiment = config.experiment(config.seed)

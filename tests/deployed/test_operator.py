@@ -21,7 +21,7 @@ from covey.deployed.transport.grpc_network import GrpcNetwork
 from covey.deployed.transport.grpc_port import GrpcPort
 from covey.errors import EvictedError
 from covey.files.config import load
-from tests.cli.command import BASE, SMALL
+from tests.cli.command import BASE, SMALL, exits
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned
 from tests.deployed.tree import FAST, Family, echo, until
@@ -128,8 +128,5 @@ def test_a_control_port_beyond_loopback_hears_operators_alone(tmp_path: Path) ->
 def test_a_plan_says_where_the_control_port_listens(tmp_path: Path) -> None:
     out = tmp_path / "fleet"
     words = ("deploy.address.server=s.example", "deploy.address.edge={seat}.example")
-    plan = command(
-        "deploy", "plan", BASE, *LOCAL, *words, "deploy.control_host=0.0.0.0", "--out", out
-    )
-    assert plan.code == 0, plan.err
+    exits(0, "deploy", "plan", BASE, *LOCAL, *words, "deploy.control_host=0.0.0.0", "--out", out)
     assert 'control_host = "0.0.0.0"' in (out / "edge0" / "node.toml").read_text(encoding="utf-8")

@@ -8,8 +8,7 @@ import pytest
 import covey
 from covey.files.config import load
 from covey.folder.own_code import own_modules
-from tests.cli.command import BASE
-from tests.cli.command import covey as command
+from tests.cli.command import BASE, exits
 
 SLOW = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts processes")
 FILES = {
@@ -48,9 +47,7 @@ def file(tmp_path: Path) -> Path:
 def test_every_folder_has_what_the_experiment_imports(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     out = tmp_path / "out"
-    planned = command("deploy", "plan", file, *CHANGES, "--out", out)
-    assert planned.code == 0, planned.err
-    assert "own_nets_x/nets.py" in planned.out
+    assert "own_nets_x/nets.py" in exits(0, "deploy", "plan", file, *CHANGES, "--out", out).out
     travelling = {name: text for name, text in FILES.items() if "unused" not in name}
     for process in ("server", "edge0", "device0", "device1"):
         found = {}
@@ -66,8 +63,7 @@ def test_files_that_do_not_travel_are_named(file: Path, tmp_path: Path) -> None:
     rows = "0,1.0,x\n0,2.0,y\n1,2.0,y\n1,3.0,x\n" * 30
     (tmp_path / "d.csv").write_text(f"device,a,label\n{rows}", encoding="utf-8")
     words = (f"data={{name='files', path='{tmp_path}/d.csv'}}", "model={name='linear'}")
-    planned = command("deploy", "plan", file, *CHANGES[1:3], *words, "--out", tmp_path / "out")
-    assert planned.code == 0, planned.err
+    planned = exits(0, "deploy", "plan", file, *CHANGES[1:3], *words, "--out", tmp_path / "out")
     assert f"note: data.path: every machine needs {tmp_path}/d.csv" in planned.out
 
 
@@ -77,9 +73,8 @@ def test_a_tree_runs_from_another_folder(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    local = command("deploy", "local", "../mine/tree.toml", *CHANGES, "--out", "local")
-    assert local.code == 0, local.err
+    exits(0, "deploy", "local", "../mine/tree.toml", *CHANGES, "--out", "local")
     device = covey.load("local/device0/state/device0")
     assert Path("local/device0/state/device0/own_nets_x/nets.py").is_file()
     assert device.models()
-    assert command("replay", "local").code == 0
+    exits(0, "replay", "local")

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from tests.cli.command import covey as command
+from tests.cli.command import exits
 from tests.deployed.fleet import NAMES, Fleet, seconds_of
 from tests.deployed.namespaces import Machines, skip_without_namespaces
 
@@ -69,8 +69,7 @@ def wait_joined(fleet: Fleet, name: str) -> None:
 
 def replay_equals(fleet: Fleet) -> dict[str, int]:
     """Assert that `covey replay` says so, and return its counts."""
-    result = command("replay", fleet.state / "server" / "run", "--json")
-    assert result.code == 0, (result.out, result.err)
+    result = exits(0, "replay", fleet.state / "server" / "run", "--json")
     facts: dict[str, int] = json.loads(result.out)
     return facts
 

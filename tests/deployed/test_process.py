@@ -36,7 +36,7 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Run
 from covey.runtimes.alone.envelope import open_sealed
 from covey.tree import Tree
-from tests.cli.command import BASE, SMALL, Result, contents, spawn
+from tests.cli.command import BASE, SMALL, Result, contents, exits, spawn
 from tests.cli.command import covey as command
 from tests.deployed.forked import start_by_forks
 from tests.deployed.members import ADDRESS, member, planned, serving
@@ -124,30 +124,24 @@ def test_a_node_says_what_it_lacks(words: list[str], error: str, tmp_path: Path)
     file = tmp_path / "experiment.toml"
     file.write_text(load(BASE, [*LOCAL[1:]]).text(), encoding="utf-8")
     given = ["--insecure", "--experiment", file, "--state", tmp_path / "state"]
-    result = command("node", *words, *given)
-    assert result.code == 2
-    assert error in result.err
+    assert error in exits(2, "node", *words, *given).err
     assert not (tmp_path / "state").exists()  # nothing was begun
 
 
 def test_a_node_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    result = command("node", "--name", "device0", "--certs", tmp_path)
-    assert result.code == 2
-    assert "certificate.pem" in result.err
+    assert "certificate.pem" in exits(2, "node", "--name", "device0", "--certs", tmp_path).err
 
 
 def test_a_node_with_the_certificate_of_another_is_refused(tmp_path: Path) -> None:
     folder = Authority.create(tmp_path / "certs").issue("device1")
-    result = command("node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
-    assert result.code == 2
+    result = exits(2, "node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
     assert "certificate.pem is of device1; give --certs the folder of device0" in result.err
 
 
 def test_a_node_waits_for_its_clock_or_a_renewal(tmp_path: Path) -> None:
     """Code 6: systemd starts it again, which it does not after an invalid file (code 2)."""
     folder = Authority.create(tmp_path / "certs").issue("device0", days=-1)
-    result = command("node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
-    assert result.code == 6
+    result = exits(6, "node", "--name", "device0", "--parent", "localhost:1", "--certs", folder)
     assert "ended at" in result.err
     assert "the clock of this machine says" in result.err.replace("\n", " ")
 
@@ -157,8 +151,7 @@ def test_a_state_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file.write_text(load(BASE, [*LOCAL[1:]]).text(), encoding="utf-8")
     words = ["--name", "device0", "--parent", "localhost:1", "--experiment", file, "--insecure"]
     words += ["--control-port", free_ports(1)[0]]
-    result = command("node", *words, "--state", file / "state")
-    assert result.code == 4
+    result = exits(4, "node", *words, "--state", file / "state")
     assert f"cannot write {file}/state/device0: " in result.err
 
 
@@ -185,8 +178,7 @@ def test_a_model_above_the_limit_of_a_message_is_refused_before_work(
     with patch.object(assemble, "MAX_VALUE", beside + 3 * size - 1):
         with pytest.raises(ConfigError, match=r"a model of 0 MB is above 0 MB: 3 of them .*"):
             member(planned(experiment, tmp_path, DeploySettings(address=ADDRESS))[0], experiment)
-        result = command("deploy", "local", BASE, *LOCAL[1:], "--out", tmp_path / "out")
-        assert result.code == 2
+        result = exits(2, "deploy", "local", BASE, *LOCAL[1:], "--out", tmp_path / "out")
         assert "lie in one message or value on a disk" in result.err
         assert not (tmp_path / "out").exists()
     with patch.object(assemble, "MAX_VALUE", beside + 3 * size):
@@ -238,8 +230,7 @@ def test_more_processes_than_the_machine_holds_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploy_local, "_PROCESS_BYTES", 10**12)
-    refused = command("deploy", "local", *SMALL, "--out", tmp_path / "local")
-    assert refused.code == 2
+    refused = exits(2, "deploy", "local", *SMALL, "--out", tmp_path / "local")
     assert "deploy.devices_per_process=" in refused.err
     assert not (tmp_path / "local").exists()
 
@@ -290,10 +281,9 @@ def test_a_tree_of_real_processes_is_the_simulator(tmp_path: Path) -> None:
 
 
 def _is_the_simulator(tmp_path: Path, *words: str) -> Result:
-    local = command("deploy", "local", *words, "--out", tmp_path / "local", "--json")
-    assert local.code == 0, local.err
+    local = exits(0, "deploy", "local", *words, "--out", tmp_path / "local", "--json")
     run = Path(json.loads(local.out)["folder"])
-    assert command("run", *words, "--out", tmp_path / "run").code == 0
+    exits(0, "run", *words, "--out", tmp_path / "run")
     records = [_records(run), _records(tmp_path / "run")]
     assert records[0] == records[1]
     for model in (tmp_path / "run" / "models").rglob("*.safetensors"):
@@ -340,7 +330,7 @@ def test_five_random_kills_change_nothing(tmp_path: Path) -> None:
     for name, count in killed.items():
         assert f"{name} was killed; started again ({count})\n" in said
     assert "started again: " + ", ".join(f"{name} {n}" for name, n in killed.items()) in said
-    assert command("replay", out).code == 0
+    exits(0, "replay", out)
     assert not _alive(out)
 
 

@@ -13,8 +13,7 @@ from covey.algorithms import FineTune
 from covey.errors import ConfigError
 from covey.files.config import load
 from experiments.kills.run import difference
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import SMALL, exits
 
 pytestmark = pytest.mark.pictures
 BESIDE = 'compare=["local", {name="finetune", lr=0.5, tune_lr=0.2, tune_steps=3, batch="none"}]'
@@ -24,8 +23,7 @@ BESIDE = 'compare=["local", {name="finetune", lr=0.5, tune_lr=0.2, tune_steps=3,
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two algorithms beside it."""
     place = tmp_path_factory.mktemp("compare") / "run"
-    ended = command("run", *SMALL, BESIDE, "rounds=3", "--out", place)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, BESIDE, "rounds=3", "--out", place)
     (place.parent / "said.txt").write_text(ended.out)
     return place
 
@@ -46,13 +44,12 @@ def test_figures_are_those_of_the_algorithm_run_by_itself(folder: Path, tmp_path
     alone = tmp_path / "alone"
     table = {"name": "finetune", "lr": 0.5, "tune_lr": 0.2, "tune_steps": 3, "batch": "none"}
     changes = [f"algorithm.{key}={json.dumps(value)}" for key, value in table.items()]
-    assert command("run", *SMALL[:-1], *changes, "rounds=3", "--out", alone).code == 0
+    exits(0, "run", *SMALL[:-1], *changes, "rounds=3", "--out", alone)
     models = json.loads((alone / "summary.json").read_text())["models"]
     local, finetune = json.loads((folder / "summary.json").read_text())["yardsticks"]
     assert local["method"] == "Local"
-    assert [model["model"] for model in local["models"]] == [
-        "personal"
-    ]  # its global model is nobody's
+    # its global model is nobody's
+    assert [model["model"] for model in local["models"]] == ["personal"]
     assert finetune == {"method": "FineTune", "models": models}
     beside = covey.load(folder / "compare" / "finetune")
     assert isinstance(beside.experiment.algorithm, FineTune)
@@ -61,7 +58,7 @@ def test_figures_are_those_of_the_algorithm_run_by_itself(folder: Path, tmp_path
 
 
 def test_the_run_itself_does_not_change(folder: Path, tmp_path: Path) -> None:
-    assert command("run", *SMALL, "rounds=3", "--out", tmp_path / "alone").code == 0
+    exits(0, "run", *SMALL, "rounds=3", "--out", tmp_path / "alone")
     models = [
         (place / "models" / "personal.safetensors").read_bytes()
         for place in (folder, tmp_path / "alone")
@@ -83,10 +80,10 @@ def test_the_picture_is_not_blank(folder: Path) -> None:
 
 def test_its_file_repeats_it_and_more_rounds_reach_everybody(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    assert command("run", folder / "config.toml", "--out", again).code == 0
+    exits(0, "run", folder / "config.toml", "--out", again)
     assert difference(folder, again) is None
     assert difference(folder / "compare" / "local", again / "compare" / "local") is None
-    assert command("run", "--resume", again, "rounds=4").code == 0
+    exits(0, "run", "--resume", again, "rounds=4")
     assert len(covey.load(again).history) == 4
     for name in ("local", "finetune"):
         assert len(covey.load(again / "compare" / name).history) == 4
@@ -95,8 +92,7 @@ def test_its_file_repeats_it_and_more_rounds_reach_everybody(folder: Path, tmp_p
 def test_one_that_diverges_is_left_out_and_the_run_stays(tmp_path: Path) -> None:
     place = tmp_path / "run"
     beside = 'compare=[{name="pfedme", lam=1e8, lr=1.0, personal_lr=1.0}, "local"]'
-    ended = command("run", *SMALL, beside, "rounds=2", "--out", place)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, beside, "rounds=2", "--out", place)
     assert "note: PFedMe is left out of the table: " in ended.out
     methods = [
         each["method"] for each in json.loads((place / "summary.json").read_text())["yardsticks"]
@@ -122,18 +118,16 @@ def test_a_wrong_value_is_named(value: str, words: list[str]) -> None:
 
 
 def test_what_does_not_fit_is_said_before_a_folder_is_made(tmp_path: Path) -> None:
-    ended = command(
-        "run", *SMALL, 'compare=[{name="fedavg", sample=99}]', "--out", tmp_path / "run"
+    ended = exits(
+        2, "run", *SMALL, 'compare=[{name="fedavg", sample=99}]', "--out", tmp_path / "run"
     )
-    assert ended.code == 2
     assert "sample" in ended.err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_long_run_prints_few_lines_and_every_note_once(tmp_path: Path) -> None:
     more = ("rounds=24", "score_every=1", "holdout_devices=2")
-    ended = command("run", *SMALL, BESIDE, *more, "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", *SMALL, BESIDE, *more, "--out", tmp_path / "run")
     lines = ended.out.splitlines()
     first, local, finetune = (
         [line.split()[1] for line in part.splitlines() if line.startswith("round ")]

@@ -26,7 +26,7 @@ from covey.grid.plan import comparison
 from covey.grid.pool import Answer, Job
 from covey.grid.tune import Tuner
 from covey.runs.scores.record import read
-from tests.cli.command import BASE, FASHION, contents, spawn
+from tests.cli.command import BASE, FASHION, contents, exits, spawn
 from tests.cli.command import covey as command
 from tests.grid.grid_work import work
 
@@ -137,8 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of four methods."""
     place = tmp_path_factory.mktemp("compare") / "grid"
     words = ("compare", *SMALL, METHODS, "seeds=2", "--trials", 3, "--jobs", 1, "--out", place)
-    ended = command(*words)
-    assert ended.code == 0, ended.err
+    ended = exits(0, *words)
     (place.parent / "said.txt").write_text(ended.out)
     return place
 
@@ -183,7 +182,7 @@ def test_figures_are_those_of_a_run_with_the_tuned_settings(folder: Path, tmp_pa
     changes = [f"algorithm.{key}={json.dumps(value)}" for key, value in table.items()]
     rounds = (f"rounds={method['rounds']}", f"score_every={method['score_every']}")
     run = ("run", *SMALL, *changes, *rounds, "seeds=2", "--out", tmp_path / "run")
-    assert command(*run).code == 0
+    exits(0, *run)
     alone = json.loads((tmp_path / "run" / "summary.json").read_text())["models"]
     assert row["models"] == alone
 
@@ -191,10 +190,8 @@ def test_figures_are_those_of_a_run_with_the_tuned_settings(folder: Path, tmp_pa
 def test_the_table_names_what_was_compared(folder: Path) -> None:
     said = (folder.parent / "said.txt").read_text()
     assert "equal budget: " in said
-    seeds, devices = (
-        said.index("\nover seeds: "),
-        said.index("\nover devices, for these models only: "),
-    )
+    seeds = said.index("\nover seeds: ")
+    devices = said.index("\nover devices, for these models only: ")
     assert seeds < devices
     assert "no test below 3 seeds" in said[seeds:devices]
     # Three against Local, two against FineTune, and the first named against the best other.
@@ -230,14 +227,12 @@ def test_another_model_is_reported_when_it_is_asked_for(folder: Path, tmp_path: 
     place = tmp_path / "grid"
     shutil.copytree(folder, place)
     for model in ("personal", "local"):
-        ended = command("compare", "--resume", place, "--model", model, "--jobs", 1)
-        assert ended.code == 0, ended.err
+        ended = exits(0, "compare", "--resume", place, "--model", model, "--jobs", 1)
         assert f"; {model} models where there are some; " in ended.out
         rows = json.loads((place / "compare.json").read_text())["rows"]
         reported = [row["model"] for row in rows]
         assert reported[2:] == ["global", model]  # FedAvg has no other
-    ended = command("compare", "--resume", place, "--model", "persnal", "--jobs", 1)
-    assert ended.code == 2
+    ended = exits(2, "compare", "--resume", place, "--model", "persnal", "--jobs", 1)
     assert "--model persnal: no compared method has it; they have global, local, personal." in ended.err  # fmt: skip
 
 
@@ -245,8 +240,7 @@ def test_shared_layers_are_not_called_global_and_three_seeds_are_tested(tmp_path
     words = ("model.name=mlp", "algorithm.name=fedper", "rounds=2", "seeds=3", "--trials", 1)
     place = tmp_path / "grid"
     asked = ("--model", "global", "--jobs", 1, "--out", place)
-    ended = command("compare", *SMALL[:-1], *words, *asked)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "compare", *SMALL[:-1], *words, *asked)
     assert "FedPer    shared layers, own head" in ended.out
     assert "FedPer    global" not in ended.out
     result = json.loads((place / "compare.json").read_text())
@@ -283,8 +277,7 @@ def test_tests_do_not_depend_on_the_unit_of_the_targets(tmp_path: Path) -> None:
             'data = { name = "files", path = "table.csv" }\nalgorithm = { name = "fedavg" }\n'
         )
         words = ("--trials", 1, "--jobs", 1, "--out", place / "grid")
-        ended = command("compare", place / "table.toml", *words)
-        assert ended.code == 0, ended.err
+        exits(0, "compare", place / "table.toml", *words)
         pairs.append(json.loads((place / "grid" / "compare.json").read_text())["pairs"])
     for one, other in zip(*pairs, strict=True):
         for key in ("devices", "better", "worse", "p", "p_seeds"):
@@ -299,8 +292,7 @@ def test_a_resumed_grid_runs_what_is_missing_and_nothing_else(folder: Path) -> N
     part = folder / "cells" / "fedavg" / ".trial-2.json.part"
     lost.unlink()
     part.write_text("half of it")
-    ended = command("compare", "--resume", folder, "--jobs", 1)
-    assert ended.code == 0, ended.err
+    exits(0, "compare", "--resume", folder, "--jobs", 1)
     assert not part.exists()
     changed = [path for path, at in times.items() if path.stat().st_mtime_ns != at]
     assert changed == [lost]
@@ -318,8 +310,7 @@ def _figures(text: bytes) -> str:
 def test_a_method_that_diverges_has_its_row(tmp_path: Path) -> None:
     words = ("algorithm.name=pfedme", "algorithm.lr=50.0", "algorithm.lam=50.0", "--trials", 2)
     place = tmp_path / "grid"
-    ended = command("compare", *SMALL, *words, "--jobs", 1, "--out", place)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "compare", *SMALL, *words, "--jobs", 1, "--out", place)
     assert "PFedMe: all 2 trials failed: " in ended.out
     text = (place / "compare.json").read_text()
     assert "Infinity" not in text  # which JSON does not have
@@ -351,30 +342,21 @@ def test_a_method_that_diverges_has_its_row(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_before_a_folder_is_made(
     words: tuple[str, ...], said: list[str], tmp_path: Path
 ) -> None:
-    ended = command("compare", *SMALL, *words, "--out", tmp_path / "grid")
-    assert ended.code == 2
+    ended = exits(2, "compare", *SMALL, *words, "--out", tmp_path / "grid")
     assert [word for word in said if word not in ended.err] == [], ended.err
     assert not (tmp_path / "grid").exists()
 
 
 def test_a_resumed_grid_takes_no_other_plan(folder: Path, tmp_path: Path) -> None:
     for words in (("rounds=3",), (str(BASE),), ("--out", str(tmp_path))):
-        ended = command("compare", "--resume", folder, *words)
-        assert ended.code == 2
-        assert "brings its own plan" in ended.err
+        assert "brings its own plan" in exits(2, "compare", "--resume", folder, *words).err
     ended = command("compare", "--resume", tmp_path)
     assert "no grid.json" in ended.err
     (tmp_path / "grid.json").write_text("{")
-    ended = command("compare", "--resume", tmp_path)
-    assert ended.code == 4
-    assert "grid.json is damaged" in ended.err
+    assert "grid.json is damaged" in exits(4, "compare", "--resume", tmp_path).err
     (tmp_path / "grid.json").write_text('{"version": 1, "kind": "compare"}')
-    ended = command("compare", "--resume", tmp_path)
-    assert ended.code == 4
-    assert "is damaged" in ended.err
-    ended = command("sweep", "--resume", folder)
-    assert ended.code == 2
-    assert "resume it with covey compare" in ended.err
+    assert "is damaged" in exits(4, "compare", "--resume", tmp_path).err
+    assert "resume it with covey compare" in exits(2, "sweep", "--resume", folder).err
 
 
 def test_a_damaged_cell_is_named(folder: Path, tmp_path: Path) -> None:
@@ -384,15 +366,13 @@ def test_a_damaged_cell_is_named(folder: Path, tmp_path: Path) -> None:
     values = json.loads(cell.read_text())
     for text in ("{", "[1]", json.dumps({**values, "history": [{}]})):
         cell.write_text(text)
-        ended = command("compare", "--resume", place, "--jobs", 1)
-        assert ended.code == 4, ended.err
-        assert "damaged" in ended.err
+        assert "damaged" in exits(4, "compare", "--resume", place, "--jobs", 1).err
 
 
 def test_methods_that_send_nothing_get_the_rounds_of_the_file(tmp_path: Path) -> None:
     words = ("algorithm.name=fedavg", "--budget", "bytes=1e5", "--trials", 1, "--jobs", 1)
     place = tmp_path / "grid"
-    assert command("compare", *SMALL, *words, "--out", place).code == 0
+    exits(0, "compare", *SMALL, *words, "--out", place)
     rows = {row["title"]: row for row in json.loads((place / "compare.json").read_text())["rows"]}
     assert rows["Local"]["rounds"] == 4
     for title in ("FedAvg", "FineTune"):
@@ -411,12 +391,11 @@ def test_a_killed_grid_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     finished = {path: path.stat().st_mtime_ns for path in place.glob("cells/*/*.json")}
-    ended = command("compare", "--resume", place, "--jobs", 2)
-    assert ended.code == 0, ended.err
+    exits(0, "compare", "--resume", place, "--jobs", 2)
     assert all(path.stat().st_mtime_ns == at for path, at in finished.items())
     again = tmp_path / "again"
     undisturbed = (*words[:-2], "--out", again)
-    assert command("compare", *undisturbed).code == 0
+    exits(0, "compare", *undisturbed)
     for name in ("compare.txt", "compare.csv"):
         assert _figures((place / name).read_bytes()) == _figures((again / name).read_bytes())
 

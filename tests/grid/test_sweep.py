@@ -12,7 +12,7 @@ from covey.files.config import load
 from covey.grid.axes import axis
 from covey.grid.search import Optuna, random
 from covey.report.pictures.sweep_picture import Scale
-from tests.cli.command import covey as command
+from tests.cli.command import exits
 from tests.grid.test_grid import SMALL
 from tests.report.picture import assert_drawn
 
@@ -25,8 +25,7 @@ FEW = ("rounds=2", "algorithm.edge_rounds=1", "algorithm.steps=5")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grid of six settings."""
     place = tmp_path_factory.mktemp("sweep") / "grid"
-    ended = command("sweep", *SMALL, *FEW, *KEYS, "--jobs", 1, "--out", place)
-    assert ended.code == 0, ended.err
+    ended = exits(0, "sweep", *SMALL, *FEW, *KEYS, "--jobs", 1, "--out", place)
     assert "6 trials, the best on validation data first" in ended.out
     assert f"run the best: covey run {place / 'best.toml'}" in ended.out
     return place
@@ -47,7 +46,7 @@ def test_the_best_setting_is_a_file_with_its_score(folder: Path, tmp_path: Path)
     for key, value in best["settings"].items():
         section, _, name = key.partition(".")
         assert getattr(config, section)[name] == value
-    assert command("run", folder / "best.toml", "--out", tmp_path / "run").code == 0
+    exits(0, "run", folder / "best.toml", "--out", tmp_path / "run")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     scored = [json.loads(line)["models"] for line in lines]
     found = [models[best["model"]]["scores"]["validation"] for models in scored if models]
@@ -73,8 +72,7 @@ def test_a_resumed_sweep_runs_what_is_missing(folder: Path) -> None:
     times = {path: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
     lost = folder / "cells" / "trial-3.json"
     lost.unlink()
-    ended = command("sweep", "--resume", folder, "--jobs", 1)
-    assert ended.code == 0, ended.err
+    exits(0, "sweep", "--resume", folder, "--jobs", 1)
     assert [path for path, at in times.items() if path.stat().st_mtime_ns != at] == [lost]
     assert (folder / "best.toml").read_text() == before
 
@@ -126,16 +124,13 @@ def test_optuna_goes_where_scores_are_high_and_remembers() -> None:
 def test_what_is_wrong_is_said_before_a_folder_is_made(
     words: tuple[str, ...], said: list[str], tmp_path: Path
 ) -> None:
-    ended = command("sweep", *SMALL, *words, "--out", tmp_path / "grid")
-    assert ended.code == 2
+    ended = exits(2, "sweep", *SMALL, *words, "--out", tmp_path / "grid")
     assert [word for word in said if word not in ended.err] == [], ended.err
     assert not (tmp_path / "grid").exists()
 
 
 def test_trials_that_fail_come_last(tmp_path: Path) -> None:
     words = ("algorithm.lr2=0.1,1.0", "--jobs", 1, "--out", tmp_path / "grid")
-    ended = command("sweep", *SMALL, *FEW, *words)
-    assert ended.code == 0, ended.err
-    assert "1 trials failed; trial 2: " in ended.out
+    assert "1 trials failed; trial 2: " in exits(0, "sweep", *SMALL, *FEW, *words).out
     trials = json.loads((tmp_path / "grid" / "sweep.json").read_text())["trials"]
     assert [trial["score"] is None for trial in trials] == [False, True]

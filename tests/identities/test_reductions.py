@@ -44,10 +44,8 @@ def assert_coincide(
 def test_fedprox_without_its_term_is_fedavg_to_the_bit(
     world: str, batch: int | None, dtype: torch.dtype, sample: int | None
 ) -> None:
-    prox, plain = (
-        FedProx(mu=0, steps=4, lr=LR, batch=batch, sample=sample),
-        FedAvg(steps=4, lr=LR, batch=batch, sample=sample),
-    )
+    prox = FedProx(mu=0, steps=4, lr=LR, batch=batch, sample=sample)
+    plain = FedAvg(steps=4, lr=LR, batch=batch, sample=sample)
     assert torch.equal(
         trajectory(prox, world, FLAT, dtype=dtype)[0],
         trajectory(plain, world, FLAT, dtype=dtype)[0],

@@ -1,7 +1,5 @@
 """Two small worlds in float64 on which algorithms that must coincide are run side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ processor, so a hash is compared only where the same processor and the same torc
 the figures of `outline` are compared, with a tolerance.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -5,8 +5,6 @@ until one round moves the model. Give it an entry in `SMALL` to make it quick, a
 the settings that take another way through its programs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A new kind of model is one entry of `NETWORKS`: the laws of `test_networks.py` then hold it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -243,11 +241,7 @@ class DroppingCnn(nn.Module):
 def dropping_layers() -> nn.Module:
     """A stack of known layers, two of them dropout."""
     return nn.Sequential(
-        nn.Dropout(0.1),
-        nn.Linear(6, 8),
-        nn.SELU(),
-        nn.AlphaDropout(0.2),
-        nn.Linear(8, CLASSES),
+        nn.Dropout(0.1), nn.Linear(6, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, CLASSES)
     )
 
 

@@ -4,8 +4,6 @@
 all facts there, to be compared by eye.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ All ranks run every law case together. Each compares some of the cases with the 
 writes what differs, by law and case, into a JSON file.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ from covey.errors import CheckpointError, CoveyError
 from covey.runs.saved import checkpoint
 from covey.runtimes.ranks import ranks as processes
 from covey.runtimes.ranks.sharded import Sharded
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state
 from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
 from tests.laws.test_receivers import among
@@ -39,12 +38,6 @@ def ran(case: Case, runtime: str = "sharded", **changes: Any) -> covey.Run:
     """A run with all its rounds."""
     run = covey.run(experiment(case, **changes), runtime=runtime)
     return drained(run)
-
-
-def drained(run: covey.Run) -> covey.Run:
-    for _ in run:
-        pass
-    return run
 
 
 def shard(run: covey.Run) -> Sharded:

@@ -3,8 +3,6 @@
 A collision is an error nowhere else: two rounds train on the same batches, and nobody is told.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 bit for bit.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable
@@ -71,11 +69,7 @@ def every_wire(*forms: Form) -> pytest.MarkDecorator:
     """
     strength = 6 if "COVEY_TEST_ALL" in os.environ else 3
     cases = covering(
-        *OPTIONS,
-        DTYPES,
-        forms,
-        strength=strength,
-        allowed=lambda *values: sensible(*values[:4]),
+        *OPTIONS, DTYPES, forms, strength=strength, allowed=lambda *values: sensible(*values[:4])
     )
     return pytest.mark.parametrize(
         ("wire", "dtype", "form"),

@@ -52,10 +52,8 @@ def tables(draw: st.DrawFn) -> Tensor:
     as one by one takes long.
     """
     bits, seed = draw(st.sampled_from([32, 64])), draw(st.integers(0, 2**32 - 1))
-    n, width = (
-        draw(st.integers(0, 3)),
-        draw(st.integers(0, 70) | st.integers(120, 140) | st.just(700)),
-    )
+    n = draw(st.integers(0, 3))
+    width = draw(st.integers(0, 70) | st.integers(120, 140) | st.just(700))
     rng, zeros = np.random.default_rng(seed), draw(st.sampled_from([0.0, 0.5, 0.9, 0.99]))
     whole, real = f"u{bits // 8}", f"f{bits // 8}"
     if draw(st.booleans()):
@@ -131,9 +129,8 @@ def test_a_second_time_changes_nothing(
         once = codec.roundtrip(rows, mask, KEYS[: len(rows)])
         twice = codec.roundtrip(once, mask, torch.full((len(rows),), drawn))
         assert torch.equal(bits_of(once), bits_of(twice))
-        assert torch.equal(
-            codec.nbytes(once, mask), codec.nbytes(rows, mask)
-        )  # links count what has arrived
+        # links count what has arrived
+        assert torch.equal(codec.nbytes(once, mask), codec.nbytes(rows, mask))
 
 
 @every_codec

@@ -5,8 +5,6 @@ One seed with one and a half more points of slack, since FedAMP's gap to FineTun
 2.1 points at seeds 0, 1 and 2; `python -m experiments.defaults.run` takes three.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 

@@ -2,12 +2,8 @@
 simulator, bit for bit; also if it is dropped at any moment and made again from its disk.
 """
 
-from __future__ import annotations
-
-import os
 import random
 import re
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,21 +25,13 @@ from covey.deployed.transport.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs.saved import snapshot
 from covey.runtimes.alone.envelope import header_of
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state, whole
-from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, drained, nodes
+from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, nodes
 
 VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
 SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[::4], *VARIED[::12]]
 """The cases that CI tries; test-all tries every one."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is one: every node has a database, and disks are slow."""
-    memory = Path("/dev/shm")
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=where) as path:
-        yield Path(path)
 
 
 @pytest.fixture

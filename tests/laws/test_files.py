@@ -2,8 +2,6 @@
 with all that is kept, metered and recorded.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

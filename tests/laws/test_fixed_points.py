@@ -13,6 +13,7 @@ import covey
 from covey import Run, data, models
 from covey.algorithms.nested import Nested
 from tests import peek
+from tests.given import drained
 from tests.laws.cases import CASES, SMALL, Case, assert_moved, every, experiment, with_fields
 
 WIDTH = 5
@@ -76,10 +77,8 @@ def distance(run: Run, row: Tensor) -> float:
 @every(SMOOTH)
 def test_a_round_changes_nothing_at_the_fixed_point(case: Case) -> None:
     row = fixed_point(case)
-    run = start(case, row)
-    list(run)
+    run = drained(start(case, row))
     print(f"largest deviation {distance(run, row):.1e}")
     assert distance(run, row) < 1e-13
-    elsewhere = start(case, None)
-    list(elsewhere)
+    elsewhere = drained(start(case, None))
     assert_moved(elsewhere)

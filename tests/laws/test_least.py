@@ -2,8 +2,6 @@
 the loopback, a deployed tree and its replay have the same figures, bit for bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,10 @@ from covey.runs.saved.fingerprint import program_fingerprint
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed
 from covey.runtimes.alone.loopback import Station
+from tests.given import drained
 from tests.laws.cases import differences, state
 from tests.laws.networks import lstm, sentences
-from tests.laws.test_loopback import drained, nodes
+from tests.laws.test_loopback import nodes
 
 LEAST = 5
 COUNTS = [(6, 8), (1, 2), (3, 3), (9, 4), (5, 5), (4, 12), (2, 1), (7, 6)]

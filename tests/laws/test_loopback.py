@@ -2,8 +2,6 @@
 simulator, bit for bit.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import weakref
@@ -26,6 +24,7 @@ from covey.runtimes.alone.envelope import seal
 from covey.runtimes.alone.loopback import Loopback
 from covey.runtimes.facts import SubtreeFacts
 from tests import peek
+from tests.given import drained
 from tests.laws.cases import (
     CASES,
     PLAIN,
@@ -294,12 +293,6 @@ def honest_cut(honest: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 def packed(rows: torch.Tensor) -> Packed:
     wire = LinkSpec(codec("dense"))
     return Link(wire, Ledger([])).pack(rows, cut=None)
-
-
-def drained(run: covey.Run) -> covey.Run:
-    for _ in run:
-        pass
-    return run
 
 
 # Checkpoints

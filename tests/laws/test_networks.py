@@ -3,8 +3,6 @@
 In CI, networks take turns in the laws of resumed runs and of seeds side by side.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import nn
 
 import covey
 from covey.laws import differences, state
+from tests.given import drained
 from tests.laws.cases import CLASSES, INPUTS, Case, every_algorithm
 from tests.laws.cases import experiment as case_experiment
 from tests.laws.networks import NETWORKS, ROUNDS
@@ -27,14 +26,8 @@ if ALL:
     CHUNKS = ({"memory": 1}, {"workers": 2}, {"workers": 3}, {"workers": 3, "memory": 1})
 
 
-def ended(run: covey.Run) -> covey.Run:
-    for _ in run:
-        pass
-    return run
-
-
 def finished(name: str, **changes: Any) -> dict[str, Any]:
-    return state(ended(covey.run(NETWORKS[name].experiment(**changes))))
+    return state(drained(covey.run(NETWORKS[name].experiment(**changes))))
 
 
 @cache
@@ -65,13 +58,13 @@ def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) 
         next(first)
     first.save(tmp_path / "checkpoint")
     rest = covey.run(NETWORKS[name].experiment(), resume=tmp_path / "checkpoint")
-    assert differences(whole(name), state(ended(rest))) == []
+    assert differences(whole(name), state(drained(rest))) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nodes_that_share_nothing_compute_the_same_bits(name: str) -> None:
     alone = covey.run(NETWORKS[name].experiment(), runtime="loopback")
-    assert differences(whole(name), state(ended(alone))) == []
+    assert differences(whole(name), state(drained(alone))) == []
 
 
 @pytest.mark.parametrize("name", NAMES if ALL else NAMES[1::2])
@@ -93,12 +86,12 @@ def dropping() -> nn.Module:
 def test_no_algorithm_draws_by_where_it_runs(case: Case) -> None:
     """Dropout and augmentation in every algorithm: in one piece, in chunks, by nodes alone."""
     settings: dict[str, Any] = {"augment": {"name": "noise", "sd": 0.2}, "rounds": 2}
-    one = state(ended(covey.run(case_experiment(case, model=dropping(), **settings))))
+    one = state(drained(covey.run(case_experiment(case, model=dropping(), **settings))))
     chunks = {**settings, "workers": 3, "memory": 1}
-    parts = state(ended(covey.run(case_experiment(case, model=dropping(), **chunks))))
+    parts = state(drained(covey.run(case_experiment(case, model=dropping(), **chunks))))
     assert differences(one, parts) == []
     nodes = covey.run(case_experiment(case, model=dropping(), **settings), runtime="loopback")
-    assert differences(one, state(ended(nodes))) == []
+    assert differences(one, state(drained(nodes))) == []
     quiet = {**settings, "augment": ()}
-    other = state(ended(covey.run(case_experiment(case, model=dropping(), **quiet))))
+    other = state(drained(covey.run(case_experiment(case, model=dropping(), **quiet))))
     assert differences(one, other) != []

@@ -4,8 +4,6 @@ They stand last in the tree, so that the others have the same ids with and witho
 addressed by ids.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import fields, replace
@@ -19,6 +17,7 @@ from covey.algorithms.nested import Nested
 from covey.data import Part, Shards
 from covey.runs.run import Run
 from tests import peek
+from tests.given import drained, played
 from tests.laws.cases import (
     CASES,
     FLAT,
@@ -101,9 +100,7 @@ def received(case: Case, *, runtime: str = "simulator", **changes: Any) -> Run:
     plain = experiment(case)
     changes = {"data": with_receivers(), "tree": LARGER[plain.tree], **changes}
     ready = experiment(replace(case, settings={**case.settings, **changes}))
-    run = covey.run(ready, runtime=runtime)
-    list(run)
-    return run
+    return played(ready, runtime=runtime)
 
 
 def of_training(run: Run) -> dict[str, Any]:
@@ -134,9 +131,7 @@ def among(shards: Shards = SHARDS) -> Shards:
 
 
 def finished(case: Case, *, runtime: str = "simulator", **changes: Any) -> Run:
-    run = covey.run(experiment(case, data=among(), **changes), runtime=runtime)
-    list(run)
-    return run
+    return played(experiment(case, data=among(), **changes), runtime=runtime)
 
 
 @every(LEARNERS if ALL else ACROSS)
@@ -144,8 +139,7 @@ def test_neither_runtimes_nor_workers_nor_seeds_change_a_bit(case: Case) -> None
     alone = state(finished(case))
     assert differences(alone, state(finished(case, runtime="loopback"))) == []
     assert differences(alone, state(finished(case, workers=3, memory=1))) == []
-    together = covey.runs([experiment(case, data=among(), seed=seed) for seed in (0, 4)])
-    list(together)
+    together = drained(covey.runs([experiment(case, data=among(), seed=seed) for seed in (0, 4)]))
     assert differences(alone, state(together.seeds[0])) == []
 
 

@@ -2,8 +2,6 @@
 what stands in for a CUDA graph.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

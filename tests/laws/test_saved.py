@@ -20,6 +20,7 @@ from covey.runs.saved import snapshot
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from tests import peek
+from tests.given import played
 from tests.laws.cases import CASES, Case, every, experiment
 from tests.laws.networks import NETWORKS
 
@@ -33,18 +34,15 @@ COUNTED = {name: case for name, case in CASES.items() if "least" not in case.set
 
 @every(COUNTED)
 def test_the_files_score_what_the_table_says(case: Case, tmp_path: Path) -> None:
-    run = covey.run(
-        experiment(case, rounds=ROUNDS, score_every=2)
-    )  # the last round is scored for being the last
-    list(run)
+    # the last round is scored for being the last
+    run = played(experiment(case, rounds=ROUNDS, score_every=2))
     assert_saved_as_reported(run, tmp_path, ROUNDS)
 
 
 @pytest.mark.parametrize("name", NORMED)
 def test_a_network_with_batch_norm_scores_what_the_table_says(name: str, tmp_path: Path) -> None:
     """A plain module in eval mode, with the device's statistics from the file."""
-    run = covey.run(NETWORKS[name].experiment(rounds=3))
-    list(run)
+    run = played(NETWORKS[name].experiment(rounds=3))
     assert_saved_as_reported(run, tmp_path, 3)
 
 
@@ -77,8 +75,7 @@ def test_some_model_is_chosen_before_the_last_round() -> None:
     """Else the law would hold for files of the last round too."""
     earlier = 0
     for name in ("FedAvg", "PFedMe", "PerMFL", "FedPer", "PFedBayes-restart-draws", "Clustered"):
-        run = covey.run(experiment(CASES[name], rounds=ROUNDS, score_every=2))
-        list(run)
+        run = played(experiment(CASES[name], rounds=ROUNDS, score_every=2))
         earlier += any(run.snapshot(model, "chosen").round < ROUNDS - 1 for model in run.models())
     assert earlier >= 4
 
@@ -175,16 +172,13 @@ def test_what_is_chosen_survives_a_new_process_and_more_rounds(tmp_path: Path) -
         "Clustered-sample",
         "HierFAVG-sample-samples",
     ):
-        whole = covey.run(experiment(CASES[name], rounds=13, score_every=3))
-        list(whole)
-        part = covey.run(experiment(CASES[name], rounds=7, score_every=3))
-        list(part)
+        whole = played(experiment(CASES[name], rounds=13, score_every=3))
+        part = played(experiment(CASES[name], rounds=7, score_every=3))
         part.save(tmp_path / f"{name}.safetensors")
-        more = covey.run(
+        more = played(
             experiment(CASES[name], rounds=13, score_every=3),
             resume=tmp_path / f"{name}.safetensors",
         )
-        list(more)
         assert chosen(more) == chosen(whole)
 
 

@@ -11,6 +11,7 @@ import torch
 import covey
 from covey.errors import ConfigError
 from covey.runs.experiment import difference
+from tests.given import drained, played
 from tests.laws.cases import (
     CASES,
     PLAIN,
@@ -37,8 +38,7 @@ def test_seeds_side_by_side_are_as_seeds_alone_and_each_is_another_run(case: Cas
         experiment(case, seed=4, data=shards(seed=6)),
         experiment(case, seed=8),
     ]
-    together = covey.runs(apart)
-    list(together)
+    together = drained(covey.runs(apart))
     once, _, other = (state(seed) for seed in together.seeds)
     rows = [
         key
@@ -47,8 +47,7 @@ def test_seeds_side_by_side_are_as_seeds_alone_and_each_is_another_run(case: Cas
     ]
     assert all(not torch.equal(once[key], other[key]) for key in rows)
     for seed, alone in zip(together.seeds, apart, strict=True):
-        run = covey.run(alone)
-        list(run)
+        run = played(alone)
         assert_moved(run)
         assert differences(state(seed), state(run)) == []
 
@@ -57,22 +56,18 @@ def test_seeds_side_by_side_are_as_seeds_alone_and_each_is_another_run(case: Cas
 def test_seeds_go_on_alone_or_together(case: Case, tmp_path: Path) -> None:
     apart = [replace(experiment(case, seed=seed), rounds=2) for seed in (3, 4)]
     longer = [replace(one, rounds=4, score_every=4) for one in apart]
-    first = covey.runs(apart)
-    list(first)
+    first = drained(covey.runs(apart))
     paths = [tmp_path / f"{at}.safetensors" for at in range(2)]
     for seed, path in zip(first.seeds, paths, strict=True):
         seed.save(path)
-    together = covey.runs(longer, resume=paths)
-    list(together)
+    together = drained(covey.runs(longer, resume=paths))
     for seed, path, one in zip(together.seeds, paths, longer, strict=True):
         alone, never = covey.run(one, resume=path), covey.run(one)
         list(alone)
         list(never)
         for other in (alone, never):
-            scores = {
-                "history": "",
-                "meter": "",
-            }  # the first two rounds were scored for being the last of their run
+            # the first two rounds were scored for being the last of their run
+            scores = {"history": "", "meter": ""}
             assert differences(state(seed) | scores, state(other) | scores) == []
 
 
@@ -94,8 +89,7 @@ def test_a_run_leaves_threads_and_generator_alone(case: Case) -> None:
     try:
         here = experiment(case, workers=3)
         generator = torch.random.get_rng_state()
-        run = covey.run(here)
-        list(run)
+        run = played(here)
         assert_moved(run)
         assert torch.get_num_threads() == 2
         assert torch.equal(torch.random.get_rng_state(), generator)
@@ -139,9 +133,8 @@ def test_experiments_that_compute_differently_do_not_run_in_one_go() -> None:
     assert "differ in loss" in str(
         difference([experiment(s, loss=loss) for s, loss in enumerate(losses)])
     )
-    losses = [
-        lambda out, y: out.sum(1) for _ in range(2)
-    ]  # equal code, but what they refer to may differ
+    # equal code, but what they refer to may differ
+    losses = [lambda out, y: out.sum(1) for _ in range(2)]
     assert "two functions" in str(
         difference([experiment(s, loss=loss) for s, loss in enumerate(losses)])
     )

@@ -5,8 +5,6 @@ CI runs two ranks, and `make test-all` three as well. One torchrun runs all case
 since a process takes seconds to start.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

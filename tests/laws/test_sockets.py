@@ -1,10 +1,5 @@
 """Over gRPC, with certificates, nodes do what they do in the simulator, bit for bit."""
 
-from __future__ import annotations
-
-import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +10,9 @@ pytest.importorskip("cryptography")
 
 import covey
 from tests.deployed.socket_tree import SocketTree
+from tests.given import drained
 from tests.laws.cases import CASES, Case, differences, experiment, state, whole
-from tests.laws.test_loopback import ALL, WIRED, drained, nodes
+from tests.laws.test_loopback import ALL, WIRED, nodes
 
 SOME = list(WIRED.values()) if ALL else list(WIRED.values())[1::3]
 """The third of the cases that CI tries; `make test-deployed` tries every one."""
@@ -25,15 +21,6 @@ SOME = list(WIRED.values()) if ALL else list(WIRED.values())[1::3]
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("certs")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is one."""
-    memory = Path("/dev/shm")
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=where) as path:
-        yield Path(path)
 
 
 def everything(run: covey.Run) -> dict[str, Any]:

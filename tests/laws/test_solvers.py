@@ -4,8 +4,6 @@ In CI, pairs of algorithm and solver take turns in the laws of resumed runs and 
 COVEY_TEST_ALL every algorithm that has solvers is tried with one whose state is kept.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

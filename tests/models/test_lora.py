@@ -1,7 +1,5 @@
 """Low-rank adapters: the same outputs at first, W + s B A in the end, a plain module after `merge`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

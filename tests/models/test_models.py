@@ -1,5 +1,6 @@
 """The models have the papers' sizes, and run many at once as each does alone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,23 +21,24 @@ def parameters(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "count"),
-    [((784, 10), 7_850), ((60, 10), 610), ((784, 62), 48_670), ((3072, 100), 307_300)],
+    ("model", "count"),
+    [
+        *((make(784, 10), 7_850) for make in (linear, mlp)),
+        *((make(60, 10), 610) for make in (linear, mlp)),
+        *((make(784, 62), 48_670) for make in (linear, mlp)),
+        *((make(3072, 100), 307_300) for make in (linear, mlp)),
+        (linear(60, 10, bias=False), 600),
+        (mlp(784, 100, 10), 79_510),
+        (mlp(60, 20, 10), 1_430),
+        (mlp(784, 500, 200, 10), 494_710),
+        (cnn(), 1_663_370),
+        (cnn((3, 32, 32)), 2_156_490),
+        (cnn((1, 8, 8), channels=(4,), hidden=6, classes=3, kernel=3), 451),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
-def test_linear_has_the_papers_parameters(sizes: tuple[int, int], count: int) -> None:
-    assert parameters(linear(*sizes)) == parameters(mlp(*sizes)) == count
-
-
-@pytest.mark.parametrize(
-    ("sizes", "count"),
-    [((784, 100, 10), 79_510), ((60, 20, 10), 1_430), ((784, 500, 200, 10), 494_710)],
-)
-def test_mlp_has_the_papers_parameters(sizes: tuple[int, ...], count: int) -> None:
-    assert parameters(mlp(*sizes)) == count
-
-
-def test_linear_may_have_no_bias() -> None:
-    assert parameters(linear(60, 10, bias=False)) == 600
+def test_models_have_the_papers_parameters(model: nn.Module, count: int) -> None:
+    assert parameters(model) == count
 
 
 def test_images_are_flattened() -> None:
@@ -47,30 +49,6 @@ def test_images_are_flattened() -> None:
 def test_relu_stands_between_layers_only() -> None:
     kinds = [type(layer) for layer in mlp(4, 3, 2)]
     assert kinds == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
-
-
-@pytest.mark.parametrize("sizes", [(4,), (4, 0), (0, 3), (4, -2, 3)])
-def test_mlp_refuses_impossible_sizes(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match=r"mlp\(.*at least the outputs, each 1 or more"):
-        mlp(*sizes)
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
-def test_linear_refuses_impossible_sizes(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ModelError, match=rf"linear\({sizes[0]}, {sizes[1]}\).*each 1 or more"):
-        linear(*sizes)
-
-
-@pytest.mark.parametrize(
-    ("model", "count"),
-    [
-        (cnn(), 1_663_370),
-        (cnn((3, 32, 32)), 2_156_490),
-        (cnn((1, 8, 8), channels=(4,), hidden=6, classes=3, kernel=3), 451),
-    ],
-)
-def test_cnn_has_the_papers_parameters(model: nn.Module, count: int) -> None:
-    assert parameters(model) == count
 
 
 def test_cnn_takes_images_flat_or_not() -> None:
@@ -160,60 +138,33 @@ def test_layers_of_vgg() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((1, 28, 28, 1), "give .channels, height, width."), ((0, 8, 8), "each 1 or more"), ((60,), "are no images"),
-        ((), "are no images"), ((-4,), "are no images"), ((1, 3, 8), "leave nothing"),
-    ],
-)  # fmt: skip
-def test_cnn_refuses_impossible_images(shape: tuple[int, ...], words: str) -> None:
+IMPOSSIBLE: list[tuple[Callable[..., nn.Module], Any, str]] = [
+    *((mlp, sizes, r"mlp\(.*at least the outputs, each 1 or more") for sizes in ((4,), (4, 0), (0, 3), (4, -2, 3))),
+    (linear, (0, 3), r"linear\(0, 3\).*each 1 or more"),
+    (linear, (3, 0), r"linear\(3, 0\).*each 1 or more"),
+    (cnn, ((1, 28, 28, 1),), "give .channels, height, width."),
+    (cnn, ((0, 8, 8),), "each 1 or more"),
+    *((cnn, (shape,), "are no images") for shape in ((60,), (), (-4,))),
+    (cnn, ((1, 3, 8),), "leave nothing"),
+    (cnn, {"channels": (4, 0)}, "channels, hidden, classes, kernel and stride must each be 1 or more"),
+    (cnn, {"hidden": (3, -1)}, "must each be 1 or more"),
+    (cnn, {"stride": 0}, "must each be 1 or more"),
+    (cnn, {"padding": "full"}, "padding='full'.*give 'same' or 'valid'"),
+    (cnn, {"kernel": 29, "padding": "valid"}, r"2 poolings leave nothing of \(1, 28, 28\)"),
+    (vgg, {"layers": (16, "X")}, r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers"),
+    (vgg, {"layers": (0,)}, "give numbers of 1 or more"),
+    (vgg, {"head": (0,)}, r"head=\(0,\).*give numbers of 1 or more"),
+    (vgg, {"layers": (12,)}, "groups=8.*12 channels.*give a divisor, or None"),
+    (vgg, {"groups": 0}, "groups=0.*give a divisor, or None"),
+    (vgg, {"layers": ("M",) * 6}, r"6 poolings leave nothing of \(3, 32, 32\)"),
+    (permfl_cnn, {"net": "emnist"}, r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "given", "words"), IMPOSSIBLE)
+def test_what_cannot_be_is_refused(make: Callable[..., nn.Module], given: Any, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        cnn(shape)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"channels": (4, 0)},
-            "channels, hidden, classes, kernel and stride must each be 1 or more",
-        ),
-        ({"hidden": (3, -1)}, "must each be 1 or more"),
-        ({"stride": 0}, "must each be 1 or more"),
-        ({"padding": "full"}, "padding='full'.*give 'same' or 'valid'"),
-        ({"kernel": 29, "padding": "valid"}, r"2 poolings leave nothing of \(1, 28, 28\)"),
-    ],
-)
-def test_cnn_refuses_impossible_options(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelError, match=words):
-        cnn(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"layers": (16, "X")},
-            r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers for a pooling",
-        ),
-        ({"layers": (0,)}, "give numbers of 1 or more"),
-        ({"head": (0,)}, r"head=\(0,\).*give numbers of 1 or more"),
-        ({"layers": (12,)}, "groups=8.*12 channels.*give a divisor, or None"),
-        ({"groups": 0}, "groups=0.*give a divisor, or None"),
-        ({"layers": ("M",) * 6}, r"6 poolings leave nothing of \(3, 32, 32\)"),
-    ],
-)
-def test_vgg_refuses_impossible_options(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelError, match=words):
-        vgg(**options)
-
-
-def test_permfl_has_three_networks() -> None:
-    with pytest.raises(
-        ModelError, match=r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"
-    ):
-        permfl_cnn(net="emnist")  # type: ignore[arg-type]
+        make(**given) if isinstance(given, dict) else make(*given)
 
 
 SMALL = {

@@ -99,10 +99,8 @@ def test_a_straggler_is_dropped_at_the_deadline() -> None:
     """
     deadline = (FAST + SLOW) / 2
     algorithm, radio = FedAvg(steps=5, batch=4), replace(TWO, deadline=deadline)
-    waited, dropped = (
-        first(algorithm, radio).radio,
-        covey.run(experiment(algorithm, replace(radio, late="drop"))),
-    )
+    waited = first(algorithm, radio).radio
+    dropped = covey.run(experiment(algorithm, replace(radio, late="drop")))
     aired = next(dropped).radio
     assert waited is not None
     assert aired is not None

@@ -128,10 +128,8 @@ def test_a_channel_depends_on_its_own_address_alone() -> None:
 
 def test_noise_by_power_and_by_density() -> None:
     band, gain, power = metres(1e6, 2e6), metres(3e-12, 3e-12), metres(1, 1)
-    assert rate(band, gain, power, Noise(1e-12)).tolist() == [
-        2e6,
-        4e6,
-    ]  # log2(1 + 3) = 2, whatever the band
+    # log2(1 + 3) = 2, whatever the band
+    assert rate(band, gain, power, Noise(1e-12)).tolist() == [2e6, 4e6]
     assert rate(band, gain, power, Noise(1e-18, True)).tolist() == pytest.approx(
         [2e6, 2e6 * math.log2(2.5)]
     )

@@ -67,10 +67,8 @@ def test_a_fixed_ratio_and_a_straggler() -> None:
     assert done.formula.latency[0].tolist() == near(0.090, 0.180)
     assert done.late(done.formula)[0].tolist() == [False, True]
     assert done.round_seconds().tolist() == near(0.1852)
-    assert done.late()[0].tolist() == [
-        True,
-        True,
-    ]  # header and mask add 100,048 bits: 10.005 and 20.01 ms
+    # header and mask add 100,048 bits: 10.005 and 20.01 ms
+    assert done.late()[0].tolist() == [True, True]
     assert done.encoded.latency[0].tolist() == near(0.1000048, 0.2000096)
     assert "200 ms, the deadline is 100 ms" in done.why(1)
     assert done.why(0).startswith("with header and mask it ends after 100 ms")
@@ -109,9 +107,8 @@ def test_the_best_shares_starve_the_straggler() -> None:
     assert done.share[0].tolist() == near(1, 0)
     assert (1 - done.ratio[0]).tolist() == near(8 / 19, 0)
     assert done.starved[0].tolist() == [False, True]
-    assert done.formula.latency[0].tolist() == near(
-        0.1, 0.04
-    )  # it trains its personal part, and sends nothing
+    # it trains its personal part, and sends nothing
+    assert done.formula.latency[0].tolist() == near(0.1, 0.04)
 
 
 def test_the_best_shares_under_a_cap() -> None:
@@ -152,9 +149,8 @@ def test_a_plan_for_the_mask_meets_the_deadline_in_real_bytes() -> None:
         paper.why(0)
         == "with header and mask it ends after 107 ms, the deadline is 100 ms; mask = true plans for them"
     )
-    assert real.encoded.latency.max() <= 0.1 * (
-        1 + 1e-4
-    )  # a weight is whole: at most one more than planned is sent
+    # a weight is whole: at most one more than planned is sent
+    assert real.encoded.latency.max() <= 0.1 * (1 + 1e-4)
     assert real.encoded.latency.max() > 0.0999
 
 

@@ -15,7 +15,7 @@ from covey.errors import ConfigError, DataError
 from covey.files.config import load
 from covey.radio.clock import RadioClock
 from covey.runtimes.simulator import Simulator
-from tests.cli.command import ROOT
+from tests.cli.command import ROOT, exits
 from tests.cli.command import covey as command
 from tests.radio.law_cases import AIR
 from tests.test_no_examples import experiment as receiving
@@ -31,8 +31,7 @@ def problem(*changes: str) -> str:
 
 
 def test_a_run_has_seconds_and_joules_everywhere(tmp_path: Path) -> None:
-    ended = command("run", EXAMPLE, "rounds=3", "seeds=2", "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "run", EXAMPLE, "rounds=3", "seeds=2", "--out", tmp_path / "run")
     assert "over the air, all rounds of one seed:" in ended.out
     assert "devices excluded" in ended.out
     assert "optimality gap of every plan" in ended.out
@@ -53,8 +52,7 @@ def test_a_run_has_seconds_and_joules_everywhere(tmp_path: Path) -> None:
         assert sum(record["seconds"] for record in records) == pytest.approx(
             summary["seconds"]["mean"], rel=0.05
         )
-    again = command("run", "--resume", tmp_path / "run", "rounds=4")
-    assert again.code == 0, again.err
+    exits(0, "run", "--resume", tmp_path / "run", "rounds=4")
 
 
 def test_two_tiers_keep_their_cells() -> None:
@@ -119,10 +117,7 @@ def test_what_was_resolved_is_the_same_experiment(tmp_path: Path) -> None:
         ("radio.deadline=0 ms", ["deadline = 0.0 must be above 0"]),
         ("radio.late=drops", ['radio.late = "drops"', '"wait" or "drop"']),
         ("radio.channel.noise=3 dB", ["radio.channel.noise"]),
-        (
-            "radio.channel.fadin=none",
-            ["unknown key radio.channel.fadin", "did you mean radio.channel.fading?"],
-        ),
+        ("radio.channel.fadin=none", ["unknown key radio.channel.fadin"]),
         ("radio.devices.cpu=[1, 2]", ["radio.devices.cpu"]),
         ("radio.devices.table=nowhere.csv", ["radio.devices.table: cannot read", "nowhere.csv"]),
         ("algorithm.ratio=0.5", ["policy optimal prunes", "takes no ratio from a plan"]),
@@ -156,7 +151,7 @@ def test_a_plan_needs_examples_of_every_device() -> None:
 
 def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:
     """Nobody shares a band with a device that adapts on its own, so it prunes nothing."""
-    assert command("run", EXAMPLE, "rounds=2", "--out", tmp_path / "run").code == 0
+    exits(0, "run", EXAMPLE, "rounds=2", "--out", tmp_path / "run")
     digits = covey.data.digits(devices=12, labels=3)
     held = digits.train.held(0)
     lines = [
@@ -164,8 +159,7 @@ def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:
     ]
     head = ",".join([*(f"x{at}" for at in range(64)), "label"])
     (tmp_path / "new.csv").write_text("\n".join([head, *lines]))
-    ended = command("personalize", tmp_path / "run", "--data", tmp_path / "new.csv")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "personalize", tmp_path / "run", "--data", tmp_path / "new.csv")
     assert "personal" in ended.out
 
 
@@ -174,8 +168,7 @@ def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
     the run.
     """
     words = ("rounds=3", "seed=4", "radio.policy=fair")
-    ended = command("plan", EXAMPLE, *words, "--out", tmp_path / "plan.png", "--json")
-    assert ended.code == 0, ended.err
+    ended = exits(0, "plan", EXAMPLE, *words, "--out", tmp_path / "plan.png", "--json")
     planned = json.loads(ended.out)["summary"]
     records = list(covey.run(load(EXAMPLE, words).experiment(4)))
     kept = [record.notes["device"]["kept"] for record in records]
@@ -215,6 +208,5 @@ def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
 def test_experiments_that_cannot_be_planned(
     file: str, changes: list[str], words: str, tmp_path: Path
 ) -> None:
-    ended = command("plan", EXAMPLE.with_name(file), *changes, "--out", tmp_path / "plan.png")
-    assert ended.code == 2
+    ended = exits(2, "plan", EXAMPLE.with_name(file), *changes, "--out", tmp_path / "plan.png")
     assert words in ended.err

@@ -62,9 +62,8 @@ def test_feasible_and_certified(
         e = q.rate(found.share[asked])
         time = kept * q.compute + torch.where(e > 0, (kept * q.send + q.mask) / e, 0.0)
         assert (time <= q.budget * (1 + 1e-9)).all()  # everybody asked meets the deadline ...
-        assert (
-            (time >= q.budget * (1 - 1e-9)) | (kept > 1 - 1e-9) | (kept < 1e-9)
-        ).all()  # ... and at it, or prunes nothing
+        # ... and at it, or prunes nothing
+        assert ((time >= q.budget * (1 - 1e-9)) | (kept > 1 - 1e-9) | (kept < 1e-9)).all()
 
 
 @quick
@@ -149,9 +148,8 @@ def test_many_cells_over_many_orders_of_magnitude_are_certified(
     density: bool, rho_max: float
 ) -> None:
     p = problem(11, devices=12, groups=400, density=density, mask=True, rho_max=rho_max)
-    exponents = torch.linspace(-6, 3, len(p.budget), dtype=torch.float64)[
-        torch.argsort(p.budget)
-    ]  # as good as random
+    # as good as random
+    exponents = torch.linspace(-6, 3, len(p.budget), dtype=torch.float64)[torch.argsort(p.budget)]
     wide = replace(p, send=p.send * 10**exponents, compute=p.compute * 10 ** exponents.flip(0))
     wide = wide if p.snr is None else replace(wide, snr=p.snr * 10 ** exponents.roll(7))
     for solver in (best, level):
@@ -203,10 +201,8 @@ def test_the_largest_needs_are_dropped_until_the_others_fit() -> None:
 
 def test_each_reason() -> None:
     ones = torch.ones(4, dtype=torch.float64)
-    budget, send = (
-        torch.tensor([-0.1, 0.04, 1.0, 1.0], dtype=torch.float64),
-        torch.tensor([1, 1, 30, 1], dtype=torch.float64),
-    )
+    budget = torch.tensor([-0.1, 0.04, 1.0, 1.0], dtype=torch.float64)
+    send = torch.tensor([1, 1, 30, 1], dtype=torch.float64)
     p = Problem(
         budget, ones, send, 0 * ones, ones, None, torch.zeros(4, dtype=torch.int64), 1, 0.95
     )

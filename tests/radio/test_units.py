@@ -28,9 +28,7 @@ def test_a_quantity_in_si_units(text: str, kind: str, si: float) -> None:
 
 @pytest.mark.parametrize("text", [20, 20.0, None, True, "", "MHz", "20", "20 30 MHz", ["20 MHz"]])
 def test_a_number_needs_a_unit(text: object) -> None:
-    with pytest.raises(
-        ConfigError, match=r'bandwidth = .* must be a number with a unit, such as "1 Hz"'
-    ):
+    with pytest.raises(ConfigError, match=r"bandwidth = .* must be a number with a unit"):
         quantity(text, "bandwidth", "frequency")
 
 

@@ -209,11 +209,7 @@ def _metric(rng: np.random.Generator, shape: Shape, devices: int, kept: list[int
 
 def _packed(values: Numbers, dtype: str) -> Facts:
     raw = values.astype(f"<{dtype}").tobytes()
-    return {
-        "dtype": dtype,
-        "shape": list(values.shape),
-        "data": base64.b64encode(raw).decode(),
-    }
+    return {"dtype": dtype, "shape": list(values.shape), "data": base64.b64encode(raw).decode()}
 
 
 def _links(rng: np.random.Generator, shape: Shape) -> dict[str, Facts]:

@@ -1,7 +1,5 @@
 """Whether a file holds a picture of something, and not a blank canvas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

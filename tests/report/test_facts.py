@@ -1,7 +1,5 @@
 """The facts of real runs: they agree with every other file of the run folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -137,9 +137,8 @@ def test_a_dense_run_shows_devices_and_one_that_sends_nothing_no_links(
         type(algorithm)
     ]
     assert set(points) == expected
-    assert (
-        set(labels(models)) == expected
-    )  # Local's global model stays as it began, and is not shown
+    # Local's global model stays as it began, and is not shown
+    assert set(labels(models)) == expected
     lines = {(line.model, line.device): line for line in run.devices() if line.part == "test"}
     for name, dots in points.items():
         order = [tick.get_text() for tick in devices.get_xticklabels()]
@@ -202,9 +201,8 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
         assert [area.y1 for area in areas] == pytest.approx([gains.max(), 0])
         assert [area.y0 for area in areas] == pytest.approx([0, gains.min()])
         assert [area.width for area in areas] == [better, worse]
-    assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (
-        count == 10
-    )  # names, where there is room
+    # names, where there is room
+    assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (count == 10)
     draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
     assert size(tmp_path / "devices.png") == (1320, 504)
 
