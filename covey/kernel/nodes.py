@@ -47,11 +47,10 @@ class Drawn:
     ) -> Drawn:
         """A draw of `count` from all nodes of a tier, for each seed."""
         size = tree.size(tier) // tree.copies
-        copies = torch.arange(tree.copies)
         keys = draws.keys(seeds, *address)
-        sizes = torch.full_like(copies, size)
-        picks = torch.full_like(copies, min(count, size))
-        group = torch.zeros_like(copies)
+        group = torch.zeros_like(keys)
+        sizes = torch.full_like(keys, size)
+        picks = torch.full_like(keys, min(count, size))
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
         return Drawn(copy * size + number)
 
@@ -169,8 +168,8 @@ class TierNodes:
         task = self._runtime.task
         if self.leaf:
             counts = task.examples.counts("train", self.device_ids)
-            return counts[:, None].to(task.dtype)
-        counts = self._runtime.examples(self.tier, self.ids)
+        else:
+            counts = self._runtime.examples(self.tier, self.ids)
         return counts[:, None].to(task.device, task.dtype)
 
     @property
@@ -265,15 +264,6 @@ class Call:
         """Count gradients that nodes evaluated, and weights that they moved."""
         self.gradients = self.gradients + gradients
         self.moved = self.moved + moved
-
-    def needed_for(self, model: str) -> None:
-        """Record which kept rows predictions with a model need.
-
-        They are those that were recalled since the last such call.
-        """
-        names = self.needs.setdefault(model, set())
-        names.update(self.recalled)
-        self.recalled.clear()
 
 
 class Nodes(TierNodes):

@@ -82,8 +82,8 @@ class Meter:
     def plus(self, traffic: Mapping[Key, Traffic]) -> Meter:
         """The meter with more traffic added; this one stays as it is."""
         out = self.copy()
-        for (link, direction, lane), more in traffic.items():
-            out.count(link, direction, lane, more)
+        for key, more in traffic.items():
+            out.count(*key, more)
         return out
 
     def copy(self) -> Meter:
@@ -108,11 +108,9 @@ class Meter:
     ) -> Traffic:
         """The sum over whatever is left None."""
         out = Traffic()
-        for (a_link, a_direction, a_lane), traffic in self.totals.items():
-            same_link = link in (None, a_link)
-            same_direction = direction in (None, a_direction)
-            same_lane = lane in (None, a_lane)
-            if same_link and same_direction and same_lane:
+        for key, traffic in self.totals.items():
+            pairs = zip((link, direction, lane), key, strict=True)
+            if all(wanted in (None, own) for wanted, own in pairs):
                 out = out + traffic
         return out
 
@@ -140,8 +138,7 @@ class Meter:
                 expected = "three names and five whole numbers"
                 raise CheckpointError(f"meter entry {row!r}, expected {expected}.")
             link, direction, lane = map(str, row[:3])
-            traffic = Traffic(*map(int, row[3:]))
-            meter.count(link, direction, lane, traffic)
+            meter.count(link, direction, lane, Traffic(*map(int, row[3:])))
         return meter
 
 

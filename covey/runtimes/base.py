@@ -374,10 +374,7 @@ class BaseRuntime(Runtime):
         self.store.thaw(frozen, nodes)
 
     def report(self) -> dict[str, Any]:
-        return {
-            "runtime": type(self).__name__.lower(),
-            "seeds": len(self.seeds),
-        }
+        return {"runtime": type(self).__name__.lower(), "seeds": len(self.seeds)}
 
     # What nodes use
 
@@ -565,10 +562,9 @@ class BaseRuntime(Runtime):
                 messages = [select(together(messages), positions)]
             parts = []
             for message in messages:
-                if isinstance(message, Exact):
-                    message = message.rows
-                if message is not None:
-                    parts.append(message)
+                rows = message.rows if isinstance(message, Exact) else message
+                if rows is not None:
+                    parts.append(rows)
             return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
