@@ -176,9 +176,8 @@ class NodeBytes:
         """(ids, bytes) by tier and direction; a node has an entry for each of its messages."""
         out = {}
         for key, chunks in sorted(self.chunks.items()):
-            ids = torch.cat([numbers for numbers, _ in chunks])
-            lengths = torch.cat([values for _, values in chunks])
-            out[key] = (ids, lengths)
+            ids, lengths = zip(*chunks, strict=True)
+            out[key] = (torch.cat(ids), torch.cat(lengths))
         return out
 
     def as_list(self) -> list[list[object]]:
@@ -198,10 +197,9 @@ class NodeBytes:
 
     def merge(self, entries: Sequence[Sequence[object]]) -> None:
         """Add what another's `as_list` gave."""
-        for tier, direction, ids, lengths in entries:
-            numbers = torch.tensor(ids, dtype=torch.int64)
-            values = torch.tensor(lengths, dtype=torch.int64)
-            self.add(str(tier), str(direction), numbers, values)
+        for tier, direction, *columns in entries:
+            ids, lengths = torch.tensor(columns, dtype=torch.int64)
+            self.add(str(tier), str(direction), ids, lengths)
 
 
 def dense_bits(values: int) -> int:

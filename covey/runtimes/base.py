@@ -692,8 +692,7 @@ class BaseRuntime(Runtime):
             answer = f"{rows.dtype} of shape {tuple(rows.shape)} for {len(ids)} nodes"
             fix = "give float32 or float64 rows [n, width]"
             raise ProgramError(f"{tier}: {program} answered {answer}; {fix}.")
-        already_checked = any(rows is kept for kept in call.kept.values())
-        if not already_checked:
+        if id(rows) not in map(id, call.kept.values()):  # those were checked when they were kept
             self._play.suspects.note(tier, f"the answer of {program}", rows, ids)
 
     def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
