@@ -331,14 +331,8 @@ class Invocation:
 
     def nodes(self, runtime: Services) -> Nodes:
         """The nodes on which the program runs."""
-        return Nodes(
-            runtime,
-            self.tier,
-            self.ids,
-            round=self.round,
-            path=self.path,
-            idle=self.idle,
-        )
+        round, path, idle = self.round, self.path, self.idle
+        return Nodes(runtime, self.tier, self.ids, round=round, path=path, idle=idle)
 
 
 class ProgramTape(Tape):
