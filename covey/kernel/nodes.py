@@ -61,6 +61,18 @@ Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
 
 
+@dataclass(frozen=True, eq=False)
+class AskArguments:
+    """The arguments of one `Nodes.ask`, and the path of the ask."""
+
+    program: Program
+    path: int
+    rows: tuple[Rows | Exact, ...]
+    each: Each
+    sample: Cohort
+    where: Where
+
+
 class Services(Protocol):
     """What every runtime offers to the nodes of a program."""
 
@@ -77,17 +89,8 @@ class Services(Protocol):
         """The tree of those who can be asked now: only nodes with examples in training."""
         ...
 
-    def ask(
-        self,
-        me: Nodes,
-        program: Program,
-        rows: tuple[Any, ...],
-        *,
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Any:
-        """Run `program` on the children of `me` and return their Replies."""
+    def ask(self, me: Nodes, ask: AskArguments) -> Any:
+        """Run a program on the children of `me` and return their Replies."""
         ...
 
     def initial(self, tier: str, ids: Ids) -> Rows:
@@ -549,7 +552,9 @@ class Nodes(TierNodes):
             tensor = message.rows if isinstance(message, Exact) else message
             if len(tensor) != len(self):
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
-        return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+        path = draws.path(self._path, self._asks)
+        self._asks += 1
+        return self._runtime.ask(self, AskArguments(program, path, rows, each, sample, where))
 
     def drawn(self, count: int, stream: str) -> Drawn:
         """A cohort of `count` for an ask, of which these nodes ask those that are their children.
@@ -566,12 +571,6 @@ class Nodes(TierNodes):
 
         A captured program cannot do that.
         """
-
-    def next_ask(self) -> int:
-        """The path of this call's next ask; for runtimes."""
-        path = draws.path(self._path, self._asks)
-        self._asks += 1
-        return path
 
     def address(self, *words: int | str) -> draws.Address:
         """The key of a draw of this call, or one of each node with several seeds; for runtimes."""

@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import Call, Cohort, Drawn, Idle, Nodes
+from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
@@ -398,27 +398,17 @@ class BaseRuntime(Runtime):
         first, stop = self.tree.span(tier, ids)
         return self.task.examples.total("train", first, stop)
 
-    def ask(
-        self,
-        me: Nodes,
-        program: Program,
-        rows: tuple[Message, ...],
-        *,
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Any:
+    def ask(self, me: Nodes, ask: AskArguments) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
-        asked = AskArguments(program, me.next_ask(), rows, each, sample, where)
         tape = self._play.tape
         doing: AbstractContextManager[None] = nullcontext()
         if tape is not None:
             doing = tape.program(running=False)
         with doing:
             with self._timed("cohorts"):
-                question = self._question(me, asked)
+                question = self._question(me, ask)
             if tape is not None:
-                tape.asked(me, asked, question)
+                tape.asked(me, ask, question)
             answers = self.exchange(me, question)
             return self._replies(question, answers)
 
@@ -700,18 +690,6 @@ class BaseRuntime(Runtime):
         if not self._play.trains:
             return nullcontext()
         return self.clock(name, threads)
-
-
-@dataclass(frozen=True, eq=False)
-class AskArguments:
-    """The arguments of one `Nodes.ask`, and the path of the ask."""
-
-    program: Program
-    path: int
-    rows: tuple[Message, ...]
-    each: tuple[Tensor, ...]
-    sample: Cohort
-    where: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
