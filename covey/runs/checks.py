@@ -181,7 +181,7 @@ def _add_metric(experiment: Experiment, text: str, setting: str, known: Sequence
     except ConfigError as error:
         raise ConfigError(f"{setting} = {text!r}; {error}") from error
     if metric.table:
-        raise ConfigError(f"{setting} = {name!r} is a table; give a figure such as 'f1'.")
+        raise ConfigError(f"{setting} = {name!r} is a table; select a figure such as 'f1'.")
     if metric.name not in (*by_name, *known):
         _set(experiment, "metrics", (*experiment.metrics, metric.name))
     lower = not metric.higher

@@ -241,6 +241,11 @@ class Play:
     tape: RoundTape | None = None
     """What the round reads is put down on it, where the round is captured for a GPU."""
 
+    def end(self) -> None:
+        """Raise an error where rows are not finite, and count all messages."""
+        self.suspects.check(last=True)
+        self.ledger.settle()
+
 
 @dataclass(eq=False)
 class BaseRuntime(Runtime):
@@ -290,7 +295,8 @@ class BaseRuntime(Runtime):
             ids = torch.arange(len(rows))
             me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
-            self._end()
+            with self._timed("links"):
+                play.end()
             facts = play.facts
             if len(rows):
                 facts = self._all_facts(facts, answer)
@@ -316,12 +322,6 @@ class BaseRuntime(Runtime):
         if isinstance(answer, Tensor):
             self._play.suspects.note(me.tier, "the new global model", answer, me.ids)
         return answer
-
-    def _end(self) -> None:
-        """End a play: an error where rows are not finite; all messages are counted."""
-        with self._timed("links"):
-            self._play.suspects.check(last=True)
-            self._play.ledger.settle()
 
     def commit(self) -> None:
         self.store.commit()

@@ -316,7 +316,8 @@ class Station(BaseRuntime):
             received = arguments[0]
         with one_thread(), torch.no_grad():
             packed = self._ran(question, arguments, received)
-            self._end()
+            with self._timed("links"):
+                self._play.end()
         return seal({"error": None, **self._facts()}, packed)
 
     def _ran(
