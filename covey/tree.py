@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey import draws, markup
-from covey.errors import TreeError
+from covey.errors import TreeError, is_number
 
 Sample = int | float | None
 """How many children a node asks: a number, a fraction of them (at least one), or None for all."""
@@ -95,9 +95,7 @@ class Topology(ABC):
     def below(self, tier: str) -> str | None:
         """The name of the next tier down, None under the devices."""
         index = self.index(tier) + 1
-        if index == self.depth:
-            return None
-        return self.tiers[index]
+        return self.tiers[index] if index < len(self.tiers) else None
 
     def copy(self, tier: str, ids: Tensor) -> Tensor:
         """In which copy of the tree each node stands, [n]."""
@@ -262,7 +260,7 @@ class Tree(Topology):
             rule = f"give {depth} different names, the server's first"
             raise TreeError(f"tiers = {self.tiers}: {rule}.")
         for count in chain(*self.children):
-            if not isinstance(count, int) or isinstance(count, bool):
+            if not is_number(count, whole=True):
                 raise TreeError(f"{count!r} children: counts must be whole numbers.")
         for tier, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
             if len(counts) != size:
@@ -290,7 +288,11 @@ def picks(counts: Tensor, tier: str, sample: int | float, children: str = "child
 
     A node without children asks none. `children` says in an error what the counts are of.
     """
-    if not _is_sample(sample):
+    if isinstance(sample, float):
+        valid = 0 < sample <= 1
+    else:
+        valid = is_number(sample, whole=True) and sample > 0
+    if not valid:
         rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
         raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
     asks = counts > 0
@@ -307,10 +309,3 @@ def picks(counts: Tensor, tier: str, sample: int | float, children: str = "child
             f"ask for at most {smallest}, or give a fraction such as 0.5."
         )
     return asks * sample
-
-
-def _is_sample(sample: object) -> bool:
-    """Whether this is a whole number of 1 or more, or a fraction in (0, 1]."""
-    if isinstance(sample, float):
-        return 0 < sample <= 1
-    return isinstance(sample, int) and not isinstance(sample, bool) and sample > 0

@@ -47,11 +47,10 @@ class Drawn:
     ) -> Drawn:
         """A draw of `count` from all nodes of a tier, for each seed."""
         size = tree.size(tier) // tree.copies
-        copies = torch.arange(tree.copies)
         keys = draws.keys(seeds, *address)
-        sizes = torch.full_like(copies, size)
-        picks = torch.full_like(copies, min(count, size))
-        group = torch.zeros_like(copies)
+        group = torch.zeros_like(keys)
+        sizes = torch.full_like(keys, size)
+        picks = torch.full_like(keys, min(count, size))
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
         return Drawn(copy * size + number)
 
@@ -60,6 +59,18 @@ Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskArguments:
+    """The arguments of one `Nodes.ask`, and the path of the ask."""
+
+    program: Program
+    path: int
+    rows: tuple[Rows | Exact, ...]
+    each: Each
+    sample: Cohort
+    where: Where
 
 
 class Services(Protocol):
@@ -78,17 +89,8 @@ class Services(Protocol):
         """The tree of those who can be asked now: only nodes with examples in training."""
         ...
 
-    def ask(
-        self,
-        me: Nodes,
-        program: Program,
-        rows: tuple[Any, ...],
-        *,
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Any:
-        """Run `program` on the children of `me` and return their Replies."""
+    def ask(self, me: Nodes, ask: AskArguments) -> Any:
+        """Run a program on the children of `me` and return their Replies."""
         ...
 
     def initial(self, tier: str, ids: Ids) -> Rows:
@@ -169,8 +171,8 @@ class TierNodes:
         task = self._runtime.task
         if self.leaf:
             counts = task.examples.counts("train", self.device_ids)
-            return counts[:, None].to(task.dtype)
-        counts = self._runtime.examples(self.tier, self.ids)
+        else:
+            counts = self._runtime.examples(self.tier, self.ids)
         return counts[:, None].to(task.device, task.dtype)
 
     @property
@@ -271,15 +273,6 @@ class Call:
         """Count gradients that nodes evaluated, and weights that they moved."""
         self.gradients = self.gradients + gradients
         self.moved = self.moved + moved
-
-    def needed_for(self, model: str) -> None:
-        """Record which kept rows predictions with a model need.
-
-        They are those that were recalled since the last such call.
-        """
-        names = self.needs.setdefault(model, set())
-        names.update(self.recalled)
-        self.recalled.clear()
 
 
 class Nodes(TierNodes):
@@ -564,7 +557,9 @@ class Nodes(TierNodes):
             tensor = message.rows if isinstance(message, Exact) else message
             if len(tensor) != len(self):
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
-        return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+        path = draws.path(self._path, self._asks)
+        self._asks += 1
+        return self._runtime.ask(self, AskArguments(program, path, rows, each, sample, where))
 
     def drawn(self, count: int, stream: str) -> Drawn:
         """A cohort of `count` for an ask, of which these nodes ask those that are their children.
@@ -581,12 +576,6 @@ class Nodes(TierNodes):
 
         A captured program cannot do that.
         """
-
-    def next_ask(self) -> int:
-        """The path of this call's next ask; for runtimes."""
-        path = draws.path(self._path, self._asks)
-        self._asks += 1
-        return path
 
     def address(self, *words: int | str) -> draws.Address:
         """The key of a draw of this call, or one of each node with several seeds; for runtimes."""

@@ -284,7 +284,7 @@ class Replies:
             for total, rows in zip(totals, values, strict=True):
                 total.add(rows, self._asker[part.where])
             del part, values, rows  # before the next one is read
-        return tuple(total.value() for total in totals)
+        return tuple([total.value() for total in totals])
 
 
 class Total:

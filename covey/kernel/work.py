@@ -16,13 +16,7 @@ from covey.errors import ConfigError
 Size = float | Tensor
 """A number of weights: the same for all devices, or one for each, [n]."""
 
-_SMALLEST = {
-    "bits": 1,
-    "steps": 1,
-    "personal_steps": 0,
-    "probe_steps": 0,
-    "numbers": 0,
-}
+_SMALLEST = {"bits": 1, "steps": 1, "personal_steps": 0, "probe_steps": 0, "numbers": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +42,8 @@ class Work:
         shared = torch.as_tensor(self.shared)
         personal = torch.as_tensor(self.personal)
         if not (shared >= 1).all() or not (personal >= 0).all():
-            rule = (
-                f"shared = {self.shared} must be 1 or more and personal = {self.personal} 0 or more"
-            )
-            raise ConfigError(f"Work: {rule}.")
+            rule = f"{self.shared} must be 1 or more and personal = {self.personal} 0 or more"
+            raise ConfigError(f"Work: shared = {rule}.")
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value < smallest:

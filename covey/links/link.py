@@ -51,33 +51,9 @@ class RowMessages:
     sent: Tensor
     lengths: Tensor | None = None
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What messages that are counted together have in common."""
-        return (
-            self.route.key,
-            id(self.codec),
-            self.width,
-            self.size,
-            self.masked,
-            self.exact,
-            self.lengths is None,
-        )
-
-    def measured(self) -> Tensor:
-        """The length of each row's message, in bytes."""
-        if self.lengths is not None:
-            return self.lengths
-        return self.lengths_of(self.sent, self.codec)
-
     def lengths_of(self, sent: Tensor, codec: Codec) -> Tensor:
         """The length of messages of this kind, where the number of values sent decides it."""
-        lengths = codec.lengths(
-            sent,
-            width=self.width,
-            size=self.size,
-            masked=self.masked,
-        )
+        lengths = codec.lengths(sent, width=self.width, size=self.size, masked=self.masked)
         assert lengths is not None
         return lengths
 
@@ -96,28 +72,30 @@ class Messages:
     @staticmethod
     def of(entries: Sequence[RowMessages]) -> Messages:
         """The messages of entries of one kind."""
-        routes = [entry.route for entry in entries]
+        copies = []
+        trees = []
         ids: dict[str, list[Tensor]] = {}
         rows: dict[str, list[Tensor]] = {}
         first = 0
-        for route in routes:
+        for entry in entries:
+            route = entry.route
             if route.ends is not None:
                 ids.setdefault(route.ends.tier, []).append(route.ends.ids)
                 rows.setdefault(route.ends.tier, []).append(route.ends.rows + first)
             first += len(route.copies)
-        return Messages(
-            entries[0],
-            torch.cat([route.copies for route in routes]),
-            torch.cat([route.tree for route in routes]),
-            {tier: (torch.cat(ids[tier]), torch.cat(rows[tier])) for tier in ids},
-        )
+            copies.append(route.copies)
+            trees.append(route.tree)
+        ends = {tier: (torch.cat(ids[tier]), torch.cat(rows[tier])) for tier in ids}
+        return Messages(entries[0], torch.cat(copies), torch.cat(trees), ends)
 
 
 def by_kind(entries: Sequence[RowMessages]) -> list[list[int]]:
-    """The positions of the entries of each kind."""
+    """The positions of the entries of each kind, which are counted together."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, entry in enumerate(entries):
-        kinds.setdefault(entry.kind, []).append(number)
+        form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
+        kind = (entry.route.key, id(entry.codec), *form)
+        kinds.setdefault(kind, []).append(number)
     return list(kinds.values())
 
 
@@ -139,25 +117,26 @@ class Ledger:
         """Messages that have crossed."""
         self.entries.append(entry)
         if entry.route.heard is not None:
-            lengths = entry.measured()
+            lengths = entry.lengths
+            if lengths is None:
+                lengths = entry.lengths_of(entry.sent, entry.codec)
             entry.route.heard(lengths.cpu())
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
         entries = self.entries
-        sent = in_main_memory([entry.sent for entry in entries])
-        measured = [entry.lengths for entry in entries if entry.lengths is not None]
-        lengths = iter(in_main_memory(measured))
-        arrived = [next(lengths) if entry.lengths is not None else None for entry in entries]
-        for numbers in by_kind(entries):
-            messages = Messages.of([entries[number] for number in numbers])
-            own = [arrived[number] for number in numbers]
-            known = [values for values in own if values is not None]
-            self.count(
-                messages,
-                torch.cat([sent[number] for number in numbers]),
-                torch.cat(known) if known else None,
-            )
+        measured = {}
+        for number, entry in enumerate(entries):
+            if entry.lengths is not None:
+                measured[number] = entry.lengths
+        sent_by_entry = [entry.sent for entry in entries]
+        arrived = in_main_memory([*sent_by_entry, *measured.values()])  # with one wait for a GPU
+        lengths_of = dict(zip(measured, arrived[len(entries) :], strict=True))
+        for alike in by_kind(entries):
+            messages = Messages.of([entries[number] for number in alike])
+            sent = torch.cat([arrived[number] for number in alike])
+            lengths = [lengths_of[number] for number in alike if number in lengths_of]
+            self.count(messages, sent, torch.cat(lengths) if lengths else None)
         entries.clear()
 
     def count(self, messages: Messages, sent: Tensor, lengths: Tensor | None) -> None:
@@ -235,16 +214,10 @@ class Link:
             return None
         if isinstance(message, Exact):
             check_dtype(message.rows)
+            width = message.rows.shape[1]
+            size = message.rows.element_size()
             counts = torch.zeros(len(message.rows), dtype=torch.int64)
-            entry = RowMessages(
-                route,
-                _EXACT,
-                width=message.rows.shape[1],
-                size=message.rows.element_size(),
-                masked=False,
-                exact=True,
-                sent=counts,
-            )
+            entry = RowMessages(route, _EXACT, width, size, masked=False, exact=True, sent=counts)
             self.ledger.add(entry)
             return message
         sent = self._sent(message, cut, reference, keys, memory)
@@ -256,18 +229,10 @@ class Link:
         lengths = None
         if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
             lengths = codec.nbytes(rows, sent.mask)  # counts do not decide them
-        entry = RowMessages(
-            route,
-            codec,
-            width,
-            size,
-            masked,
-            exact=False,
-            sent=sent.count,
-            lengths=lengths,
-        )
+        exact = False
+        entry = RowMessages(route, codec, width, size, masked, exact, sent.count, lengths)
         self.ledger.add(entry)
-        return _received(sent.arriving, sent.mask, sent.reference)
+        return _received(rows, sent.mask, sent.reference)
 
     def pack(
         self,
@@ -405,8 +370,7 @@ def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
     keys: Sequence[int | None] = [None] * count
     if sent.keys is not None:
         keys = sent.keys.tolist()
-    for row, mask, key in zip(sent.rows, masks, keys, strict=True):
-        yield codec.encode(row, mask, key)
+    yield from map(codec.encode, sent.rows, masks, keys)
 
 
 def _decoded(codec: Codec, packed: Packed, *, borrow: bool) -> tuple[Rows, Tensor | None]:

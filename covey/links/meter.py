@@ -82,8 +82,8 @@ class Meter:
     def plus(self, traffic: Mapping[Key, Traffic]) -> Meter:
         """The meter with more traffic added; this one stays as it is."""
         out = self.copy()
-        for (link, direction, lane), more in traffic.items():
-            out.count(link, direction, lane, more)
+        for key, more in traffic.items():
+            out.count(*key, more)
         return out
 
     def copy(self) -> Meter:
@@ -108,11 +108,9 @@ class Meter:
     ) -> Traffic:
         """The sum over whatever is left None."""
         out = Traffic()
-        for (a_link, a_direction, a_lane), traffic in self.totals.items():
-            same_link = link in (None, a_link)
-            same_direction = direction in (None, a_direction)
-            same_lane = lane in (None, a_lane)
-            if same_link and same_direction and same_lane:
+        for key, traffic in self.totals.items():
+            pairs = zip((link, direction, lane), key, strict=True)
+            if all(wanted in (None, own) for wanted, own in pairs):
                 out = out + traffic
         return out
 
@@ -140,8 +138,7 @@ class Meter:
                 expected = "three names and five whole numbers"
                 raise CheckpointError(f"meter entry {row!r}, expected {expected}.")
             link, direction, lane = map(str, row[:3])
-            traffic = Traffic(*map(int, row[3:]))
-            meter.count(link, direction, lane, traffic)
+            meter.count(link, direction, lane, Traffic(*map(int, row[3:])))
         return meter
 
 
@@ -179,9 +176,8 @@ class NodeBytes:
         """(ids, bytes) by tier and direction; a node has an entry for each of its messages."""
         out = {}
         for key, chunks in sorted(self.chunks.items()):
-            ids = torch.cat([numbers for numbers, _ in chunks])
-            lengths = torch.cat([values for _, values in chunks])
-            out[key] = (ids, lengths)
+            ids, lengths = zip(*chunks, strict=True)
+            out[key] = (torch.cat(ids), torch.cat(lengths))
         return out
 
     def as_list(self) -> list[list[object]]:
@@ -201,10 +197,9 @@ class NodeBytes:
 
     def merge(self, entries: Sequence[Sequence[object]]) -> None:
         """Add what another's `as_list` gave."""
-        for tier, direction, ids, lengths in entries:
-            numbers = torch.tensor(ids, dtype=torch.int64)
-            values = torch.tensor(lengths, dtype=torch.int64)
-            self.add(str(tier), str(direction), numbers, values)
+        for tier, direction, *columns in entries:
+            ids, lengths = torch.tensor(columns, dtype=torch.int64)
+            self.add(str(tier), str(direction), ids, lengths)
 
 
 def dense_bits(values: int) -> int:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covey.data import Shards
 from covey.data.shards import some
 from covey.engine.augment import augmentations
 from covey.engine.measures.losses import check_loss_name, scales_targets
-from covey.engine.measures.metrics import USUAL, Metric, MetricSpec, Targets, metrics_of
+from covey.engine.measures.metrics import USUAL, Targets, metrics_of
 from covey.engine.measures.named_losses import Huber
 from covey.engine.modules import layout, norm
 from covey.engine.modules.layout import freeze, private_default
@@ -36,21 +36,9 @@ if TYPE_CHECKING:
 PARTS: tuple[Part, ...] = get_args(Part)
 
 _KINDS: tuple[tuple[str, type, str], ...] = (
-    (
-        "algorithm",
-        Algorithm,
-        "an instance of an algorithm, for instance FedAvg()",
-    ),
-    (
-        "data",
-        Shards,
-        "shards, for instance covey.data.digits() or covey.data.own(...)",
-    ),
-    (
-        "model",
-        nn.Module,
-        "an instance of a module, for instance covey.models.mlp(64, 32, 10)",
-    ),
+    ("algorithm", Algorithm, "an instance of an algorithm, for instance FedAvg()"),
+    ("data", Shards, "shards, for instance covey.data.digits() or covey.data.own(...)"),
+    ("model", nn.Module, "an instance of a module, for instance covey.models.mlp(64, 32, 10)"),
     ("tree", Tree, "a tree, for instance Tree.flat(20)"),
 )
 _SUM_TOLERANCE = 1e-3  # of the probabilities of an example, which sum to 1
@@ -74,12 +62,10 @@ def check(experiment: Experiment) -> None:
     _check_training(experiment)
     experiment.rates()
     _check_loss(experiment)
-    specs = experiment.metrics
+    if experiment.metrics:
+        metrics_of(experiment.metrics, Targets.of(experiment.data, experiment.loss))
     if experiment.select:
-        specs = _set_select(experiment, specs)
-    if specs:
-        metrics_of(specs, Targets.of(experiment.data, experiment.loss))
-    _set(experiment, "metrics", specs)
+        _set(experiment, "select", _add_metric(experiment, experiment.select, "select"))
     _check_stop(experiment)
     _check_devices(experiment)
     _check_receivers(experiment)
@@ -92,7 +78,7 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
     """One pattern or several as a tuple; an empty one is none."""
     if isinstance(value, str):
         value = (value,)
-    return tuple(pattern for pattern in value if pattern)
+    return tuple(filter(None, value))
 
 
 def _check_model(experiment: Experiment) -> None:
@@ -159,76 +145,49 @@ def _check_loss(experiment: Experiment) -> None:
     data = experiment.data
     if data.target is not None and not scales_targets(loss, data):
         _set(experiment, "data", replace(data, target=None))
-    if loss == "cross_entropy" and data.classes is None and data.y.ndim == 1:
+    if loss != "cross_entropy" or data.classes is not None:
+        return
+    if data.y.ndim == 1:
         raise ConfigError(
             "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for "
             "squared_error, or give integer labels."
         )
-    if loss == "cross_entropy" and data.classes is None and data.y.ndim == 2:
-        _check_probabilities(data.y)
+    if data.y.ndim == 2:
+        sums = data.y.sum(1)
+        wrong = ((sums - 1).abs() > _SUM_TOLERANCE) | (data.y < 0).any(1)
+        if wrong.any():
+            example = int(wrong.nonzero()[0])
+            raise ConfigError(
+                f"loss = 'cross_entropy', but the {data.y.shape[1]} targets of example {example} "
+                f"are no probabilities: their sum is {sums[example]:g}, or one is negative; "
+                "for several yes-or-no labels per example, set loss = 'bce'."
+            )
 
 
-def _check_probabilities(y: Tensor) -> None:
-    """That the targets of every example are probabilities of classes."""
-    sums = y.sum(1)
-    wrong = ((sums - 1).abs() > _SUM_TOLERANCE) | (y < 0).any(1)
-    if wrong.any():
-        example = int(wrong.nonzero()[0])
-        raise ConfigError(
-            f"loss = 'cross_entropy', but the {y.shape[1]} targets of example {example} are no "
-            f"probabilities: their sum is {sums[example]:g}, or one is negative; "
-            "for several yes-or-no labels per example, set loss = 'bce'."
-        )
+def _add_metric(experiment: Experiment, text: str, setting: str, known: Sequence[str] = ()) -> str:
+    """The name of the metric that a setting names, after a minus where lower is better.
 
-
-def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[MetricSpec, ...]:
-    """Set `select` to the name of its metric, after a minus where lower is better.
-
-    Returns the metrics with that one.
+    It is computed beside those asked for, unless it is `known` anyway. The `text` may say of a
+    function of the user's own that lower is better.
     """
     targets = Targets.of(experiment.data, experiment.loss)
-    metrics = metrics_of(specs, targets)
-    chosen = _chosen_metric(experiment.select, metrics, targets)
-    if chosen.table:
-        raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
-    _set(experiment, "select", _signed(chosen, experiment.select, "select"))
-    return _with_metric(specs, metrics, chosen)
-
-
-def _chosen_metric(text: str, metrics: Sequence[Metric], targets: Targets) -> Metric:
-    """The metric that a setting names, after a minus or not: one of these, or a known one."""
+    by_name = {metric.name: metric for metric in metrics_of(experiment.metrics, targets)}
     name = text.removeprefix("-")
-    for metric in metrics:
-        if metric.name == name:
-            return metric
-    return metrics_of([name], targets)[0]
-
-
-def _signed(metric: Metric, text: str, setting: str) -> str:
-    """The name of a metric, after a minus where lower is better.
-
-    Of a function of the user's own, the `text` of the `setting` may say so.
-    """
+    try:
+        metric = by_name.get(name) or metrics_of([name], targets)[0]
+    except ConfigError as error:
+        raise ConfigError(f"{setting} = {text!r}; {error}") from error
+    if metric.table:
+        raise ConfigError(f"{setting} = {name!r} is a table; select a figure such as 'f1'.")
+    if metric.name not in (*by_name, *known):
+        _set(experiment, "metrics", (*experiment.metrics, metric.name))
     lower = not metric.higher
     if metric.function is not None:
         lower = lower or text.startswith("-")
     elif text.startswith("-") and metric.higher:
         fix = "leave out the minus, which is for functions of your own"
-        raise ConfigError(
-            f"{setting} = {shown(text)}: the largest {metric.name} is the best; {fix}."
-        )
-    if lower:
-        return f"-{metric.name}"
-    return metric.name
-
-
-def _with_metric(
-    specs: tuple[MetricSpec, ...], metrics: Sequence[Metric], chosen: Metric
-) -> tuple[MetricSpec, ...]:
-    """The metrics of an experiment, with the chosen one."""
-    if any(metric.name == chosen.name for metric in metrics):
-        return specs
-    return (*specs, chosen.name)
+        raise ConfigError(f"{setting} = {shown(text)}: the largest {name} is the best; {fix}.")
+    return f"-{metric.name}" if lower else metric.name
 
 
 def _check_stop(experiment: Experiment) -> None:
@@ -246,23 +205,9 @@ def _check_stop(experiment: Experiment) -> None:
         why = "no device has validation examples; give the data a validation part"
         raise ConfigError(f"stop needs validation data, but {why}, or leave out stop.")
     if stop.metric:
-        stop = replace(stop, metric=_stop_metric(experiment, stop.metric))
+        name = _add_metric(experiment, stop.metric, "stop: metric", USUAL)
+        stop = replace(stop, metric=name)
     _set(experiment, "stop", stop)
-
-
-def _stop_metric(experiment: Experiment, text: str) -> str:
-    """The name of an early stop's metric; it is computed where records do not hold it anyway."""
-    targets = Targets.of(experiment.data, experiment.loss)
-    metrics = metrics_of(experiment.metrics, targets)
-    try:
-        chosen = _chosen_metric(text, metrics, targets)
-    except ConfigError as error:
-        raise ConfigError(f"stop: metric = {text!r}; {error}") from error
-    if chosen.table:
-        raise ConfigError("stop: metric = 'confusion' is a table; use a figure such as 'f1'.")
-    if chosen.name not in USUAL:
-        _set(experiment, "metrics", _with_metric(experiment.metrics, metrics, chosen))
-    return _signed(chosen, text, "stop: metric")
 
 
 def _check_devices(experiment: Experiment) -> None:

@@ -140,21 +140,15 @@ class Experiment(ExperimentSettings):
 
     def regular(self, round: int) -> bool:
         """Whether this round is scored even if it is not the last."""
-        number = round + 1
-        if number % self.score_every == 0:
+        if (round + 1) % self.score_every == 0:
             return True
         every = self.score_train_every
-        return every is not None and number % every == 0
+        return every is not None and (round + 1) % every == 0
 
     def due(self, round: int) -> tuple[str, ...]:
         """The parts of the data to score on in this round, counted from 0."""
-        number = round + 1
-        last = number == self.rounds
+        last = round + 1 == self.rounds
         every = self.score_train_every
-        if every is not None and (last or number % every == 0):
-            if "train" in self.parts:
-                return self.parts
-            return (*self.parts, "train")
-        if last or number % self.score_every == 0:
-            return self.parts
-        return ()
+        if every is not None and (last or (round + 1) % every == 0):
+            return tuple(dict.fromkeys([*self.parts, "train"]))
+        return self.parts if last or self.regular(round) else ()

@@ -273,7 +273,21 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(self.runtime, self.experiment.algorithm, self.needs, tier, name)
+        runtime = self.runtime
+        algorithm = self.experiment.algorithm
+        space = runtime.task.space
+        device = runtime.tree.tiers[-1]
+        columns = []
+        if name != models.GLOBAL:
+            columns.append((tier, name))
+        others = self.needs.get(name, set()) - {name}
+        columns += [(device, other) for other in sorted(others)]
+        if algorithm.splits and tier != device and space.shared < space.width:
+            columns.append((device, models.PERSONAL))
+        if name == models.lead(runtime):
+            columns += models.unscored(runtime, algorithm)
+        known = runtime.kept()
+        return [column for column in dict.fromkeys(columns) if column in known]
 
     def _play(self) -> None:
         """One round: train, score, choose."""

@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import Call, Cohort, Drawn, Idle, Nodes
+from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
@@ -241,6 +241,11 @@ class Play:
     tape: RoundTape | None = None
     """What the round reads is put down on it, where the round is captured for a GPU."""
 
+    def end(self) -> None:
+        """Raise an error where rows are not finite, and count all messages."""
+        self.suspects.check(last=True)
+        self.ledger.settle()
+
 
 @dataclass(eq=False)
 class BaseRuntime(Runtime):
@@ -290,7 +295,8 @@ class BaseRuntime(Runtime):
             ids = torch.arange(len(rows))
             me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
-            self._end()
+            with self._timed("links"):
+                play.end()
             facts = play.facts
             if len(rows):
                 facts = self._all_facts(facts, answer)
@@ -316,12 +322,6 @@ class BaseRuntime(Runtime):
         if isinstance(answer, Tensor):
             self._play.suspects.note(me.tier, "the new global model", answer, me.ids)
         return answer
-
-    def _end(self) -> None:
-        """End a play: an error where rows are not finite; all messages are counted."""
-        with self._timed("links"):
-            self._play.suspects.check(last=True)
-            self._play.ledger.settle()
 
     def commit(self) -> None:
         self.store.commit()
@@ -374,10 +374,7 @@ class BaseRuntime(Runtime):
         self.store.thaw(frozen, nodes)
 
     def report(self) -> dict[str, Any]:
-        return {
-            "runtime": type(self).__name__.lower(),
-            "seeds": len(self.seeds),
-        }
+        return {"runtime": type(self).__name__.lower(), "seeds": len(self.seeds)}
 
     # What nodes use
 
@@ -401,27 +398,17 @@ class BaseRuntime(Runtime):
         first, stop = self.tree.span(tier, ids)
         return self.task.examples.total("train", first, stop)
 
-    def ask(
-        self,
-        me: Nodes,
-        program: Program,
-        rows: tuple[Message, ...],
-        *,
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Any:
+    def ask(self, me: Nodes, ask: AskArguments) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
-        asked = AskArguments(program, me.next_ask(), rows, each, sample, where)
         tape = self._play.tape
         doing: AbstractContextManager[None] = nullcontext()
         if tape is not None:
             doing = tape.program(running=False)
         with doing:
             with self._timed("cohorts"):
-                question = self._question(me, asked)
+                question = self._question(me, ask)
             if tape is not None:
-                tape.asked(me, asked, question)
+                tape.asked(me, ask, question)
             answers = self.exchange(me, question)
             return self._replies(question, answers)
 
@@ -565,10 +552,9 @@ class BaseRuntime(Runtime):
                 messages = [select(together(messages), positions)]
             parts = []
             for message in messages:
-                if isinstance(message, Exact):
-                    message = message.rows
-                if message is not None:
-                    parts.append(message)
+                rows = message.rows if isinstance(message, Exact) else message
+                if rows is not None:
+                    parts.append(rows)
             return self._replies_of(question, parts or None, asker, child)
 
         if isinstance(answers.parts[0], tuple):
@@ -696,8 +682,7 @@ class BaseRuntime(Runtime):
             answer = f"{rows.dtype} of shape {tuple(rows.shape)} for {len(ids)} nodes"
             fix = "give float32 or float64 rows [n, width]"
             raise ProgramError(f"{tier}: {program} answered {answer}; {fix}.")
-        already_checked = any(rows is kept for kept in call.kept.values())
-        if not already_checked:
+        if id(rows) not in map(id, call.kept.values()):  # those were checked when they were kept
             self._play.suspects.note(tier, f"the answer of {program}", rows, ids)
 
     def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
@@ -705,18 +690,6 @@ class BaseRuntime(Runtime):
         if not self._play.trains:
             return nullcontext()
         return self.clock(name, threads)
-
-
-@dataclass(frozen=True, eq=False)
-class AskArguments:
-    """The arguments of one `Nodes.ask`, and the path of the ask."""
-
-    program: Program
-    path: int
-    rows: tuple[Message, ...]
-    each: tuple[Tensor, ...]
-    sample: Cohort
-    where: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from covey.engine.task import Task
 from covey.kernel.algorithm import Program
 from covey.kernel.store.store import ColumnKey, Frozen, KeptRows, Store
 from covey.runtimes.facts import Played
+from covey.runtimes.ranks.ranks import ALONE, Ranks
 from covey.tree import Topology
 from covey.types import Rows
 
@@ -36,6 +37,8 @@ class Runtime(ABC):
     task: Task
     start: Rows
     """The initial rows, [seeds, P]."""
+    ranks: Ranks = ALONE
+    """The processes that run the programs together, and which of them this one is."""
 
     disk: Store | None = None
     """The rows that nodes keep, where they lie in files; None where they are in memory."""
@@ -103,31 +106,31 @@ class Runtime(ABC):
     @property
     def leads(self) -> bool:
         """Whether this process prints and writes files; of several, one does."""
-        return True
+        return self.ranks.leads
 
     @property
     def world(self) -> int:
         """The number of processes that run the programs together."""
-        return 1
+        return self.ranks.world
 
     @property
     def rank(self) -> int:
         """The number of this process among them."""
-        return 0
+        return self.ranks.rank
 
     def gather_json(self, what: str, value: Any) -> list[Any]:
         """The value of every process, as JSON can hold it.
 
         `what` says what all of them are about to do.
         """
-        return [value]
+        return self.ranks.gather_json(what, value)
 
     def together(self, done: str) -> AbstractContextManager[None]:
         """Do something in all processes of the runtime; an error of one is an error of all.
 
         `done` says what was done: nobody goes on before all have.
         """
-        return nullcontext()
+        return self.ranks.together(done)
 
     @property
     def sizes(self) -> dict[str, int]:

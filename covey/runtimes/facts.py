@@ -13,7 +13,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -151,10 +151,6 @@ class Partial:
             most=max(self.most, other.most),
             count=self.count + other.count,
         )
-
-    def condensed(self) -> Partial:
-        """The same with as few sums as hold it, to be sent."""
-        return replace(self, sums=exact_sums(self.sums))
 
     def note(self) -> Note:
         """The figure; its sum is rounded once, so the order of the partials does not matter."""
@@ -378,10 +374,8 @@ class SubtreeFacts:
         partials = self.notes.partials(self.tree)[0]
         notes = []
         for (tier, name), partial in partials.items():
-            short = partial.condensed()
-            sums = list(short.sums)
-            note = [tier, name, sums, short.least, short.most, short.count]
-            notes.append(note)
+            sums = list(exact_sums(partial.sums))
+            notes.append([tier, name, sums, partial.least, partial.most, partial.count])
         reports = []
         for name, chunks in self.reports.items():
             for tier, ids, figures in chunks:
@@ -390,9 +384,6 @@ class SubtreeFacts:
         cohorts = {}
         for tier, numbers in self.cohorts.items():
             cohorts[tier] = torch.unique(torch.cat(numbers)).tolist()
-        needs = {}
-        for model, names in self.needs.items():
-            needs[model] = sorted(names)
         return {
             "traffic": self.meters[0].state(),
             "node_bytes": self.node_bytes.as_list(),
@@ -400,7 +391,7 @@ class SubtreeFacts:
             "notes": notes,
             "gradients": float(self.gradients[0]),
             "reports": reports,
-            "needs": needs,
+            "needs": {model: sorted(names) for model, names in self.needs.items()},
         }
 
     def merge(self, facts: Mapping[str, Any]) -> None:

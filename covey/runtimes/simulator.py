@@ -20,14 +20,7 @@ from covey.kernel.moved import on_device
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
-from covey.runtimes.base import (
-    Answers,
-    BaseRuntime,
-    Crossing,
-    Question,
-    check_carried,
-    select,
-)
+from covey.runtimes.base import Answers, BaseRuntime, Crossing, Question, check_carried, select
 from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs, Invocation
 from covey.runtimes.cuda.round_graphs import RoundNodes, Rounds
 from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
@@ -251,7 +244,8 @@ class Simulator(BaseRuntime):
         key = crossing.key
         check_carried(rows_of(crossing.message), key)
         before = len(play.ledger.entries)
-        arrived = Link(self.wires[key.link, key.direction], play.ledger).send(
+        link = Link(self.wires[key.link, key.direction], play.ledger)
+        arrived = link.send(
             crossing.message,
             self._route(crossing),
             cut=self._cut(key.sender),
@@ -309,12 +303,8 @@ class Simulator(BaseRuntime):
         After an error, or an interrupt by the user, no worker is running any more when this raises.
         """
         if self._pool is None or self._owner != os.getpid():  # threads do not survive a fork
-            self._pool = ThreadPoolExecutor(
-                self.workers,
-                "covey",
-                initializer=torch.set_num_threads,
-                initargs=(1,),
-            )
+            threads = torch.set_num_threads
+            self._pool = ThreadPoolExecutor(self.workers, "covey", threads, initargs=(1,))
             self._owner = os.getpid()
         futures: list[Future[Any]] = []
         try:

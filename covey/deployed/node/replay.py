@@ -18,13 +18,13 @@ from torch import Tensor
 from covey.deployed.node.assemble import check
 from covey.deployed.node.missed import Missing
 from covey.deployed.transport.transport import Status
-from covey.kernel.nodes import Call, Nodes
+from covey.kernel.nodes import AskArguments, Call, Nodes
 from covey.links.link import Route
 from covey.links.meter import LowerEnds
 from covey.runs.experiment import Experiment
 from covey.runs.parts import Parts
 from covey.runs.run import Run
-from covey.runtimes.base import Answers, AskArguments, Crossing, Play, Question
+from covey.runtimes.base import Answers, Crossing, Play, Question
 from covey.runtimes.contract import Lane
 from covey.runtimes.simulator import Simulator
 from covey.types import Ids

@@ -12,7 +12,6 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 from zlib import crc32
@@ -193,20 +192,17 @@ class Segments:
 
         It may be a run that goes on from a checkpoint of this one, or a copy that a user made.
         """
-        numbers = self.number_of(slots)
-        others = [self._has_other_names(segment) for segment in self.segments]
-        return torch.tensor(others, dtype=torch.bool)[numbers]
-
-    def _has_other_names(self, segment: Segment) -> bool:
-        if segment.path is None:
-            return False
-        own = 1 + sum(name.exists() for name in self.links.get(segment.path, ()))
-        return segment.path.stat().st_nlink > own
+        others = []
+        for segment in self.segments:
+            own = 1
+            if segment.path is not None:
+                own += sum(name.exists() for name in self.links.get(segment.path, ()))
+            others.append(segment.path is not None and segment.path.stat().st_nlink > own)
+        return torch.tensor(others, dtype=torch.bool)[self.number_of(slots)]
 
     def starts(self) -> list[int]:
         """The first slot of every segment."""
-        sizes = [len(segment.rows) for segment in self.segments]
-        return [0, *accumulate(sizes)][:-1]
+        return [0, *self._ends.tolist()][:-1]
 
     def number_of(self, slots: Tensor) -> Tensor:
         """The number of the segment that each slot lies in."""

@@ -6,13 +6,13 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.engine.measures.metrics import ABSOLUTE, COUNT, HOLDS, USUAL, Mean, Metric, own_figures
+from covey.engine.measures.metrics import ABSOLUTE, COUNT, HOLDS, USUAL, Metric, own_figures
 from covey.runs.csv_text import csv_text, unquoted
 from covey.runs.scores.figures import METRICS, PARTS, Sums
 
@@ -83,7 +83,7 @@ def table(
     round. Where sums count positions, `examples` are the devices' examples by part. `metrics` are
     those of the run.
     """
-    read = _RowReader.of(metrics)
+    own = own_figures(metrics)
     out = []
     for model, (round, parts) in chosen.items():
         last_round, last_parts = last.get(model, (round, parts))
@@ -95,12 +95,10 @@ def table(
             if most is not None and len(order) > most:
                 step = math.ceil(figures.nodes / most)
                 order = order[figures.ids[order] % step == 0]
-            figures = replace(figures, ids=figures.ids[order], values=figures.values[order])
-            last_sums = last_parts.get(part, parts[part]).dense()[figures.ids]
-            rows = zip(
-                figures.ids.tolist(), figures.values.tolist(), last_sums.tolist(), strict=True
-            )
-            for k, row, last_row in rows:
+            ids = figures.ids[order]
+            rows = figures.values[order].tolist()
+            last_rows = last_parts.get(part, figures).dense()[ids].tolist()
+            for k, row, last_row in zip(ids.tolist(), rows, last_rows, strict=True):
                 if not 0 < row[COUNT] < math.inf:  # it may come from another machine
                     continue
                 counted = int(row[COUNT])
@@ -113,8 +111,8 @@ def table(
                     round=round + 1,
                     last_round=last_round + 1,
                     holds=bool(row[HOLDS]),
-                    figures=read.figures(row),
-                    last=read.figures(last_row),
+                    figures=_figures(row, metrics, own),
+                    last=_figures(last_row, metrics, own),
                     tokens=None if examples is None else counted,
                 )
                 out.append(line)
@@ -129,31 +127,22 @@ def fits(sums: Tensor, devices: int) -> bool:
     return rows == devices and (columns == 4 or columns >= METRICS)
 
 
-@dataclass(frozen=True)
-class _RowReader:
-    """Reads the figures of one device from what it reports."""
-
-    means: dict[str, Mean]
-    own: list[str]
-
-    @staticmethod
-    def of(metrics: Sequence[Metric]) -> _RowReader:
-        means = {metric.name: metric.mean for metric in metrics if metric.mean is not None}
-        return _RowReader(means, [metric.name for metric in own_figures(metrics)])
-
-    def figures(self, row: Sequence[float]) -> dict[str, float | None]:
-        """By name; None where they are not known."""
-        count = row[COUNT]
-        if not count:
-            return dict.fromkeys((*_ALWAYS, *self.means, *self.own))
-        out: dict[str, float | None] = dict.fromkeys(_ALWAYS)
-        for name, mean in self.means.items():
-            total = row[mean.column] if mean.column < len(row) else math.nan
-            lacks = mean.column >= ABSOLUTE and math.isnan(total)  # of a file or another machine
-            out[name] = None if lacks else mean.outer(total / count)
-        for name, value in zip(self.own, row[METRICS:], strict=True):
-            out[name] = None if math.isnan(value) else value
-        return out
+def _figures(
+    row: Sequence[float], metrics: Sequence[Metric], own: Sequence[Metric]
+) -> dict[str, float | None]:
+    """The figures of one device by name, from what it reports; None where they are not known."""
+    count = row[COUNT]
+    out: dict[str, float | None] = dict.fromkeys(_ALWAYS)
+    for metric in metrics:
+        if metric.mean is not None:
+            column = metric.mean.column
+            total = row[column] if column < len(row) else math.nan
+            lacks = column >= ABSOLUTE and math.isnan(total)  # of a file or another machine
+            out[metric.name] = None if lacks or not count else metric.mean.outer(total / count)
+    for number, metric in enumerate(own):
+        value = row[METRICS + number] if count else math.nan
+        out[metric.name] = None if math.isnan(value) else value
+    return out
 
 
 _COLUMNS = (
@@ -169,7 +158,7 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
     columns = list(_COLUMNS)
     if any(line.tokens is not None for line in lines):
         columns.append("tokens")
-    names = dict.fromkeys(name for line in lines[:1] for name in line.figures)
+    names = list(lines[0].figures) if lines else []
     usual = [name for name in names if name in USUAL and name not in _ALWAYS]
     columns += [*usual, *(f"last_{name}" for name in usual)]
     for name in names:

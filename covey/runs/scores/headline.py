@@ -162,5 +162,6 @@ def asked_for(name: str, wanted: Headline, lines: Sequence[DeviceScore]) -> Head
 
 def names_of_devices(lines: Sequence[DeviceScore]) -> list[str]:
     """The metrics that devices have a figure of."""
-    names = dict.fromkeys((*USUAL, *(name for line in lines[:1] for name in line.figures)))
+    first = lines[0].figures if lines else {}
+    names = dict.fromkeys([*USUAL, *first])
     return [name for name in names if any(line.figures.get(name) is not None for line in lines)]

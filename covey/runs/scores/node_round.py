@@ -7,13 +7,13 @@ show one device, and what would make a record too long.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covey.engine.measures.metrics import COUNT, HOLDS, Metric, own_figures
+from covey.engine.measures.metrics import COUNT, HOLDS, own_figures
 from covey.runs.models import label_in
 from covey.runs.scores.figures import METRICS, Sums
 from covey.runs.scores.packing import Array, pack, unpack
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from covey.runs.seed import Seed
 
 _PART = "test"
+_ARRAYS = ("devices", "newcomers", "nonzeros", "holds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +48,15 @@ class NodeRound:
 
     def line(self) -> str:
         """As one line of JSON."""
-        whole = self.metric == "accuracy"
-        facts: dict[str, Any] = {
-            "round": self.round,
-            "metric": self.metric,
-            "devices": _packed(self.devices, whole=whole),
-            "newcomers": _packed(self.newcomers, whole=whole),
-            "nonzeros": _packed(self.nonzeros, whole=False),
-            "holds": _packed(self.holds, whole=True),
-        }
+        counts = self.metric == "accuracy"
+        facts: dict[str, Any] = {"round": self.round, "metric": self.metric}
+        whole = {"devices": counts, "newcomers": counts, "nonzeros": False, "holds": True}
+        for name in _ARRAYS:
+            facts[name] = _packed(getattr(self, name), whole=whole[name])
         if self.metrics:
-            packed = {name: _packed(values, whole=False) for name, values in self.metrics.items()}
-            facts["metrics"] = packed
+            facts["metrics"] = {
+                name: _packed(values, whole=False) for name, values in self.metrics.items()
+            }
         return json.dumps(facts, separators=(",", ":"))
 
 
@@ -66,8 +64,7 @@ def read(line: str) -> NodeRound:
     """The round in a line; a ValueError where it is none."""
     try:
         facts = json.loads(line)
-        names = ("devices", "newcomers", "nonzeros", "holds")
-        arrays = {name: _unpacked(facts[name]) for name in names}
+        arrays = {name: _unpacked(facts[name]) for name in _ARRAYS}
         metrics = {name: _unpacked(values) for name, values in facts.get("metrics", {}).items()}
         return NodeRound(int(facts["round"]), facts["metric"], metrics=metrics, **arrays)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -93,6 +90,17 @@ def of(run: Seed) -> NodeRound | None:
             holds[name] = sums[_PART].dense()[:, HOLDS].numpy()
     first, *others = run.runtime.task.metrics
     assert first.mean is not None
+    own = own_figures(others)
+    by_name = {metric.name: metric for metric in others}
+    metrics: dict[str, dict[str, Array]] = {}
+    for name in metric_names(run):
+        metric = by_name.get(name)
+        if metric is not None and metric in own:
+            metrics[name] = _values(scored, METRICS + own.index(metric))
+        elif metric is not None and metric.mean is not None and metric.mean.is_plain:
+            counts = _values(scored, COUNT)
+            totals = _values(scored, metric.mean.column)
+            metrics[name] = {model: totals[model] / counts[model] for model in scored}
     return NodeRound(
         round,
         first.name,
@@ -100,25 +108,8 @@ def of(run: Seed) -> NodeRound | None:
         newcomers=_values(observed.newcomers, first.mean.column),
         nonzeros=nonzeros,
         holds=holds,
-        metrics=_all_metrics(scored, others, metric_names(run)),
+        metrics=metrics,
     )
-
-
-def _all_metrics(
-    models: Mapping[str, Sums], metrics: Sequence[Metric], asked: Collection[str]
-) -> dict[str, dict[str, Array]]:
-    """The values of the metrics asked for of every device on test data, by metric and model."""
-    out: dict[str, dict[str, Array]] = {}
-    own = [metric.name for metric in own_figures(metrics)]
-    means = {metric.name: metric.mean for metric in metrics if metric.mean is not None}
-    for name in asked:
-        if name in own:
-            out[name] = _values(models, METRICS + own.index(name))
-        elif name in means and means[name].is_plain:
-            counts = _values(models, COUNT)
-            sums = _values(models, means[name].column)
-            out[name] = {model: sums[model] / counts[model] for model in models}
-    return out
 
 
 def metric_names(run: Seed) -> dict[str, bool]:

@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from covey.engine.measures.metrics import COUNT, HOLDS, Mean, Metric
+from covey.engine.measures.metrics import COUNT, HOLDS, Metric
 from covey.runs.scores.figures import Reports
-from covey.runs.scores.scoring import SUMS, Figure, Model, Pair, Score, jackknifed
+from covey.runs.scores.scoring import SUMS, Model, Pair, Score, jackknifed
 
 
 def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:
@@ -128,10 +128,16 @@ def _errors(
         if metric.mean is None or score.of(metric.name).all is None:
             continue
         if metric.name == score.usual or metric.terms[0].outputs:
-            totals, counts = figures[:, metric.mean.column], figures[:, COUNT]
+            totals = figures[:, metric.mean.column]
+            counts = figures[:, COUNT]
+            figure = score.of(metric.name)
             held = standard_error(holds * totals, holds * counts, population)
-            error = (held, standard_error(totals, counts, population))
-            out[metric.name] = _of_function(metric.mean, error, score.of(metric.name))
+            every = standard_error(totals, counts, population)
+            slope = metric.mean.slope
+            if slope is not None:  # the delta method
+                held = held / slope(figure.held) if held is not None and figure.held else None
+                every = every / slope(figure.all) if every is not None and figure.all else None
+            out[metric.name] = (held, every)
     if sums is None:
         return out
     own = jackknifed(metrics)
@@ -140,14 +146,3 @@ def _errors(
         held = jackknife(metric, holds[:, None] * each, population)
         out[metric.name] = (held, jackknife(metric, each, population))
     return out
-
-
-def _of_function(mean: Mean, errors: Pair, figure: Figure) -> Pair:
-    """The errors of a function of a mean, by the delta method."""
-    if mean.slope is None:
-        return errors
-    held, every = (
-        error / mean.slope(value) if error is not None and value else None
-        for error, value in zip(errors, (figure.held, figure.all), strict=True)
-    )
-    return held, every

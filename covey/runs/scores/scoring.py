@@ -526,7 +526,8 @@ class Scorer:
             predict = self.algorithm.predictor(me, name, rows) or me.task.predictor(rows, me.ids)
             for part in self.parts:
                 columns += self._sums(me, [name], rows, held, part, predict)
-            me.call.needed_for(name)
+            me.call.needs.setdefault(name, set()).update(me.call.recalled)
+            me.call.recalled.clear()
         return torch.cat(columns, dim=1)
 
     def scored_devices(self, tree: Topology, seeds: Sequence[int], round: int) -> Ids:

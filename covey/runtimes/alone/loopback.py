@@ -242,15 +242,9 @@ class Station(BaseRuntime):
             self._schemas.clear()
             self._schemas_of = question.round
         owner, parameters = self._owner(question.program)
-        arguments = tuple(str(Schema.of(message)) for message in question.rows)
-        key = (
-            question.tier,
-            question.program.__name__,
-            self._play.lane,
-            owner,
-            str(parameters),
-            arguments,
-        )
+        arguments = [str(Schema.of(message)) for message in question.rows]
+        program = question.program.__name__
+        key = (question.tier, program, self._play.lane, owner, str(parameters), *arguments)
         if key not in self._schemas:
             answer = self._on_no_rows(question)
             several = isinstance(answer, tuple)
@@ -263,16 +257,11 @@ class Station(BaseRuntime):
         tier = question.tier
         nobody = torch.zeros(0, dtype=torch.int64)
         nodes = Nodes(self, tier, nobody, round=question.round, path=question.path)
-        arguments: list[Tensor | None] = []
-        for number, message in enumerate(question.rows):
+        arguments = []
+        for number, message in enumerate((*question.rows, *question.each)):
             rows = rows_of(message)
             check_carried(rows, question.key("down", number))
-            if rows is not None:
-                rows = rows[:0]
-            arguments.append(rows)
-        for values in question.each:
-            check_carried(values, question.key("down"))
-            arguments.append(values[:0])
+            arguments.append(None if rows is None else rows[:0])
         answer = question.program(nodes, *arguments)
         for number, message in enumerate(messages_of(answer)):
             check_carried(rows_of(message), question.key("up", number))
@@ -327,7 +316,8 @@ class Station(BaseRuntime):
             received = arguments[0]
         with one_thread(), torch.no_grad():
             packed = self._ran(question, arguments, received)
-            self._end()
+            with self._timed("links"):
+                self._play.end()
         return seal({"error": None, **self._facts()}, packed)
 
     def _ran(
@@ -338,20 +328,14 @@ class Station(BaseRuntime):
         `received` are the rows that an update is the difference from.
         """
         ids = question.ids
-        nodes = Nodes(
-            self,
-            question.tier,
-            ids,
-            round=question.round,
-            path=question.path,
-            idle=question.idle,
-        )
+        round, path, idle = question.round, question.path, question.idle
+        nodes = Nodes(self, question.tier, ids, round=round, path=path, idle=idle)
         if len(arguments) == 1:  # large rows, of which it may let go
             answer = question.program(nodes, arguments.pop())
         else:
             answer = question.program(nodes, *arguments)
             arguments.clear()
-        self._record(question.tier, ids, nodes.call, question.idle)
+        self._record(question.tier, ids, nodes.call, idle)
         packed = []
         for number, message in enumerate(messages_of(answer)):
             self._checked_answer(question, ids, message, nodes.call)
@@ -456,17 +440,12 @@ class Loopback(Runtime):
 
     def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that the stations of a tier keep, now or in a held version."""
-        template = self.kept()[tier, name]
         nothing = torch.zeros(0, dtype=torch.int64)
-        ids = [nothing]
-        rounds = [nothing]
-        rows = [template]
-        for station, column in self._columns(tier, name):
-            own_id, own_round, own_row = column.read(label, _only(station))
-            ids.append(own_id)
-            rounds.append(own_round)
-            rows.append(own_row)
-        return torch.cat(ids), torch.cat(rounds), torch.cat(rows)
+        parts: list[KeptRows] = [(nothing, nothing, self.kept()[tier, name])]
+        columns = self._columns(tier, name)
+        parts += [column.read(label, _only(station)) for station, column in columns]
+        ids, rounds, rows = map(torch.cat, zip(*parts, strict=True))
+        return ids, rounds, rows
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         for tier, name in columns:
@@ -495,10 +474,11 @@ class Loopback(Runtime):
                 count += len(own)
             together = {}
             for label in [PRESENT, *sorted(parts.keys() - {PRESENT})]:
+                entries_of = [Entry(nothing, nothing, nothing), *parts[label]]
                 together[label] = Entry(
-                    torch.cat([nothing, *(entry.ids for entry in parts[label])]),
-                    torch.cat([nothing, *(entry.rounds for entry in parts[label])]),
-                    torch.cat([nothing, *(entry.places for entry in parts[label])]),
+                    torch.cat([entry.ids for entry in entries_of]),
+                    torch.cat([entry.rounds for entry in entries_of]),
+                    torch.cat([entry.places for entry in entries_of]),
                 )
             yield Frozen(tier, name, torch.cat(rows), together)
 
@@ -513,11 +493,7 @@ class Loopback(Runtime):
             station.store.thaw(own, everyone)
 
     def report(self) -> dict[str, Any]:
-        return {
-            "runtime": "loopback",
-            "nodes": sum(self.tree.sizes),
-            "seeds": 1,
-        }
+        return {"runtime": "loopback", "nodes": sum(self.tree.sizes), "seeds": 1}
 
     def _all(self) -> Iterator[Station]:
         for stations in self.stations.values():

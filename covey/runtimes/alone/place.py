@@ -5,7 +5,8 @@ It has its own position in the tree, its own rows, and a few facts that it was t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class Place(Topology):
     min_children: tuple[int, ...]
     max_children: tuple[int, ...]
     copies: int = 1
+    noun: ClassVar[str] = "children"
+    """What an error calls them."""
 
     @staticmethod
     def of(tree: Tree, tier: str, number: int) -> Place:
@@ -98,17 +101,12 @@ class Place(Topology):
 
         The entries of all other nodes are 0.
         """
-        level = self.index(tier)
-        ends = self.tiers[level : level + 2]
         # An error if any node of the tier has too few children.
-        min_children = self.min_children[level]
-        smallest = Tree(((min_children,),), ends)
-        smallest.picks(tier, sample)
-        picks = torch.zeros(self.size(tier), dtype=torch.int64)
+        picks(torch.tensor([self.min_children[self.index(tier)]]), tier, sample, self.noun)
+        out = torch.zeros(self.size(tier), dtype=torch.int64)
         if tier == self.tier:
-            own = Tree(((self.children,),), ends)
-            picks[self.number] = own.picks(tier, sample)[0]
-        return picks
+            out[self.number] = picks(torch.tensor([self.children]), tier, sample, self.noun)[0]
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +118,7 @@ class TrainingPlace(Place):
 
     members: tuple[int, ...] = ()
     """The ids of the children of this node that train."""
+    noun: ClassVar[str] = CHILDREN
 
     @staticmethod
     def within(tree: TrainingTree, place: Place) -> TrainingPlace:
@@ -148,18 +147,6 @@ class TrainingPlace(Place):
         """The number of each child among those of this node that train, [m]."""
         self.check(tier, ids, "the children")
         return torch.searchsorted(torch.tensor(self.members, dtype=torch.int64), child)
-
-    def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many of its children that train this node asks under `sample`, [nodes of the tier].
-
-        The entries of all other nodes are 0.
-        """
-        smallest = torch.tensor([self.min_children[self.index(tier)]])
-        picks(smallest, tier, sample, CHILDREN)
-        out = torch.zeros(self.size(tier), dtype=torch.int64)
-        if tier == self.tier:
-            out[self.number] = picks(torch.tensor([self.children]), tier, sample)[0]
-        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,25 +192,21 @@ def members(tree: Tree, shards: Shards) -> dict[str, list[Membership]]:
 class OwnStore(Store):
     """The rows of one node alone; those of another node are an error that names both."""
 
-    place: Place | None = None
+    place: Place = field(kw_only=True)
 
     def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
         """Rows of this node."""
-        self._check(tier, name, ids)
+        self.place.check(tier, ids, repr(name))
         super().put(tier, name, ids, rows, round)
 
     def get(
         self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int
     ) -> Tensor | None:
         """The row of this node, `default` where there is none as young as `since`."""
-        self._check(tier, name, ids)
+        self.place.check(tier, ids, repr(name))
         return super().get(tier, name, ids, default, since)
 
     def rounds(self, tier: str, name: str, ids: Ids) -> Tensor:
         """The round in which this node kept its row."""
-        self._check(tier, name, ids)
+        self.place.check(tier, ids, repr(name))
         return super().rounds(tier, name, ids)
-
-    def _check(self, tier: str, name: str, ids: Ids) -> None:
-        if self.place is not None:
-            self.place.check(tier, ids, f"{name!r}")

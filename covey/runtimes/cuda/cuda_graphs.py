@@ -120,21 +120,8 @@ class Watched:
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _compared = partialmethod(Watched._compare, operation=getattr(operator, _name))
     setattr(Watched, f"__{_name}__", _compared)
-_BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "divmod",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"]
+_BINARY += ["and", "or", "xor", "lshift", "rshift"]
 _UNARY = ["neg", "pos", "abs", "invert", "index", "int", "float", "hash", "repr", "format"]
 for _name in (*_UNARY, *_BINARY, *(f"r{_name}" for _name in _BINARY)):
     setattr(Watched, f"__{_name}__", Watched._refuse)
@@ -344,14 +331,8 @@ class Invocation:
 
     def nodes(self, runtime: Services) -> Nodes:
         """The nodes on which the program runs."""
-        return Nodes(
-            runtime,
-            self.tier,
-            self.ids,
-            round=self.round,
-            path=self.path,
-            idle=self.idle,
-        )
+        round, path, idle = self.round, self.path, self.idle
+        return Nodes(runtime, self.tier, self.ids, round=round, path=path, idle=idle)
 
 
 class ProgramTape(Tape):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
-from covey.kernel.nodes import Call, Nodes
+from covey.kernel.nodes import AskArguments, Call, Nodes
 from covey.links.link import Messages, by_kind
 from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
@@ -35,7 +35,7 @@ from covey.runtimes.cuda.cuda_graphs import (
 from covey.types import Ids, Rows
 
 if TYPE_CHECKING:
-    from covey.runtimes.base import AskArguments, Play, Question
+    from covey.runtimes.base import Play, Question
     from covey.runtimes.simulator import Simulator
 
 _DRAWS = 4096

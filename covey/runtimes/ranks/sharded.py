@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -49,29 +48,6 @@ class Sharded(Simulator):
         super().__post_init__(spec)
         if not self.ranks.alone:
             self.rounds = None  # a CUDA graph of a whole round cannot wait for other ranks
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0, which prints and writes files."""
-        return self.ranks.leads
-
-    @property
-    def world(self) -> int:
-        """The number of ranks."""
-        return self.ranks.world
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        return self.ranks.rank
-
-    def gather_json(self, what: str, value: Any) -> list[Any]:
-        """The value of every rank, as JSON can hold it, in the order of ranks."""
-        return self.ranks.gather_json(what, value)
-
-    def together(self, done: str) -> AbstractContextManager[None]:
-        """Do something on all ranks; an error of one is an error of all."""
-        return self.ranks.together(done)
 
     def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program of the top tier, on all ranks."""
