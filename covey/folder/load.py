@@ -119,7 +119,7 @@ class Loaded:
 
         Models of held-out devices are left out.
         """
-        return self.source.names()
+        return self.source.names
 
     def table(self) -> str:
         """What the command printed at the end, of this seed; of an unfinished run, up to here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,11 +29,12 @@ from covey.runtimes.simulator import Simulator
 class Models(Protocol):
     """The models that a folder has, with what is needed to use them.
 
-    `config` is the experiment file of a folder, `place` the folder of the seed or of the node.
+    A seed of a run has them all, and the disk of a deployed node its own.
     """
 
     file: ExperimentFile
     place: RunFolder
+    """The folder of the seed or of the node."""
     seed: int
 
     @property
@@ -41,24 +42,16 @@ class Models(Protocol):
         """What it is, in words."""
 
     @property
-    def experiment(self) -> Experiment:
-        """What was run, data included."""
-
-    @property
-    def history(self) -> list[Round]:
-        """Every round's record up to the last checkpoint."""
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the run ended before its last round, by the rule of its `stop`."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether no round is left."""
+    def names(self) -> list[str]:
+        """The names of the models, "global" first; none where no round was scored."""
 
     @property
     def chosen(self) -> dict[str, int]:
         """The round that is reported for each model, counted from 1."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was run, data included."""
 
     @property
     def run(self) -> Run:
@@ -76,8 +69,17 @@ class Models(Protocol):
     def only_device(self) -> str | None:
         """The one device whose models these are; None: they are of all devices."""
 
-    def names(self) -> list[str]:
-        """The names of the models, "global" first; none where no round was scored."""
+    @property
+    def history(self) -> list[Round]:
+        """Every round's record up to the last checkpoint."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last round, by the rule of its `stop`."""
 
     def devices(self) -> list[DeviceScore]:
         """Every device's score with every model, in its chosen round and the last scored one."""
@@ -116,19 +118,18 @@ class ExperimentFile:
             raise ConfigError(self.refusal)
         return files.load(self.folder.config, [])
 
-    @property
+    @cached_property
     def learner(self) -> Algorithm | None:
         """The algorithm; None where it is code that may not run here."""
-        own = ":" in self.config.algorithm["name"]
-        if own and self.refusal is not None:
-            return None
-        return (self.runnable if own else self.config).learner()
+        if ":" not in self.config.algorithm["name"]:
+            return self.config.learner()
+        return self.runnable.learner() if self.refusal is None else None
 
 
 class RunModels:
     """The models in the folder of a run; those of an unfinished one are in its checkpoint."""
 
-    only_device = None
+    only_device: str | None = None
 
     def __init__(self, folder: RunFolder, seed: int | None, *, trust: bool) -> None:
         self.file = ExperimentFile(folder, trust=trust)
@@ -140,7 +141,7 @@ class RunModels:
             raise ConfigError(f"seed = {seed}: this run has the seeds {config.seed} to {last}.")
         self.place = places[self.seed]
 
-    @property
+    @cached_property
     def title(self) -> str:
         rounds = f"after {len(self.history)} of {self.file.config.rounds} rounds"
         state = "finished" if self.finished else rounds
@@ -151,33 +152,35 @@ class RunModels:
         return self.file.runnable.experiment(self.seed)
 
     @cached_property
-    def history(self) -> list[Round]:
-        return history(self.place.checkpoint) if self.place.checkpoint.exists() else []
+    def _facts(self) -> dict[str, Any]:
+        """The facts of the last checkpoint; none where there is none yet."""
+        if not self.place.checkpoint.exists():
+            return {}
+        return checkpoint.read(self.place.checkpoint, tensors=False).facts
 
-    @property
+    @cached_property
+    def history(self) -> list[Round]:
+        return history(self.place.checkpoint) if self._facts else []
+
+    @cached_property
     def finished(self) -> bool:
         return len(self.history) >= self.file.config.rounds or self.stopped_early
 
     @cached_property
     def stopped_early(self) -> bool:
-        if self.file.config.stop is None or not self.place.checkpoint.exists():
-            return False
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        return "stopped" in facts and len(self.history) < self.file.config.rounds
+        rounds_left = len(self.history) < self.file.config.rounds
+        return self.file.config.stop is not None and "stopped" in self._facts and rounds_left
 
-    @property
-    def chosen(self) -> dict[str, int]:
-        protocol = self.file.config.protocol
-        return {
-            name: select(self.history, name, protocol).chosen.round + 1 for name in self.names()
-        }
-
+    @cached_property
     def names(self) -> list[str]:
         """Models of held-out devices are left out."""
         scored = [record for record in self.history if record.models]
-        if not scored:
-            return []
-        return [name for name in scored[-1].models if not name.startswith("new_")]
+        return [name for name in scored[-1].models if not name.startswith("new_")] if scored else []
+
+    @cached_property
+    def chosen(self) -> dict[str, int]:
+        protocol = self.file.config.protocol
+        return {name: select(self.history, name, protocol).chosen.round + 1 for name in self.names}
 
     def devices(self) -> list[DeviceScore]:
         if not self.finished:
@@ -190,18 +193,31 @@ class RunModels:
     @cached_property
     def run(self) -> Run:
         """At its last checkpoint if it is unfinished, else at its beginning."""
-        goes_on = self.place.checkpoint.exists() and not self.finished
+        goes_on = self._facts and not self.finished
         return Run(self.experiment, resume=self.place.checkpoint if goes_on else None)
 
     @cached_property
     def simulator(self) -> Simulator:
         """The data must be the data that the run was trained on."""
-        saved = self.place.checkpoint
-        facts = checkpoint.read(saved, tensors=False).facts
-        checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
+        wanted = self.experiment.fingerprint()
+        checkpoint.same_experiment(self.place.checkpoint, self._facts["experiment"], wanted)
         runtime = Run(self.experiment).runtime
         assert isinstance(runtime, Simulator)
         return runtime
+
+    @cached_property
+    def space(self) -> ParameterLayout:
+        """Rows hold what trains, so the frozen parameters must be those of the run."""
+        space = self.run.runtime.task.space
+        if space.frozen and self._facts:
+            saved = self._facts["experiment"]
+            wanted = self.experiment.fingerprint()
+            checkpoint.same_experiment(
+                self.place.checkpoint,
+                {name: saved[name] for name in ("frozen", "model") if name in saved},
+                {name: wanted[name] for name in ("frozen", "model")},
+            )
+        return space
 
     def snapshot(self, name: str, which: Which) -> Snapshot:
         """Of a finished run, that in its file or, if it has none, in the checkpoint's rows."""
@@ -209,29 +225,9 @@ class RunModels:
         if not self.finished:
             return self.run.snapshot(name, which)
         path = self.place.model(name, which)
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        if path.exists() or checkpoint.ROWS not in facts:
+        if path.exists() or checkpoint.ROWS not in self._facts:
             return snapshot.read(path, self.space)
         return self._at_its_end.snapshot(name, which, mapped=True)
-
-    @cached_property
-    def space(self) -> ParameterLayout:
-        """The layout of the run's rows, and the module around them.
-
-        Rows hold what trains, so the frozen parameters must be those of the run.
-        """
-        space = self.run.runtime.task.space
-        saved = self.place.checkpoint
-        if space.frozen and saved.exists():
-            facts = checkpoint.read(saved, tensors=False).facts["experiment"]
-            names = ("frozen", "model")
-            wanted = self.experiment.fingerprint()
-            checkpoint.same_experiment(
-                saved,
-                {name: facts[name] for name in names if name in facts},
-                {name: wanted[name] for name in names},
-            )
-        return space
 
     @cached_property
     def _at_its_end(self) -> Run:
@@ -242,8 +238,6 @@ class RunModels:
         return read.tier == self.run.runtime.tree.tiers[0] and PRIVATE not in read.beside
 
     def number(self, device: str | int | None, names: list[str]) -> int:
-        if device is None:
-            return 0
         if isinstance(device, str):
             if device in names:
                 return names.index(device)
@@ -252,18 +246,20 @@ class RunModels:
                 f" it has {len(names)}: {some(names)}. For one that did not train, "
                 "take the global model."
             )
-        if not 0 <= device < len(names):
+        number = int(device or 0)
+        if not 0 <= number < len(names):
             raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
-        return int(device)
+        return number
 
     def row(self, read: Snapshot, device: int) -> Tensor:
         node = self._node(read.tier, device)
         row = read.row(node, device)
         if row is None:
             raise ConfigError(f"device {device} has no {read.model!r} in {self.place.path}.")
-        if self._lacks is not None and node not in read.ids.tolist():
+        lacks = self._facts.get(checkpoint.LACKS)  # whose rows the folder of a deployed run has not
+        if lacks is not None and node not in read.ids.tolist():
             fix = f"load the models of {read.tier} {node} on its own machine"
-            raise ConfigError(f"{self.place.path} lacks {self._lacks}; {fix}.")
+            raise ConfigError(f"{self.place.path} lacks {lacks}; {fix}.")
         return row
 
     def _node(self, tier: str, device: int) -> int:
@@ -279,12 +275,3 @@ class RunModels:
             ends = torch.cumsum(tree.counts(above, torch.arange(tree.size(above))), 0)
             node = torch.searchsorted(ends, node, right=True)
         return int(node)
-
-    @cached_property
-    def _lacks(self) -> str | None:
-        """Whose rows the folder of a deployed run does not have, in words."""
-        if not self.place.checkpoint.exists():
-            return None
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        text: str | None = facts.get(checkpoint.LACKS)
-        return text
