@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+LEFT = re.compile(r"\..+\.\d+\.part(\.\w+)?")
+"""The name of a new file, which a process that is killed leaves behind."""
+
 
 @contextmanager
-def replacing(path: Path, suffix: str = ".part") -> Iterator[Path]:
+def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
     """The path of a new file, which takes the place of `path` once it is written and on the disk.
 
     Where that fails, the new file goes and `path` stays. `suffix` is for writers that look at it.
@@ -22,7 +26,7 @@ def replacing(path: Path, suffix: str = ".part") -> Iterator[Path]:
     >>> path.read_text(), len(list(path.parent.iterdir()))
     ('1 2 3', 1)
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part{suffix}")
     part.unlink(missing_ok=True)  # what a process of the same number left
     try:
         yield part

@@ -55,12 +55,6 @@ def nodes(run: Loaded, tier: str) -> list[NodeAddress]:
     return [NodeAddress(tier, k, name) for k, name in enumerate(names)]
 
 
-def a_device(run: Loaded, node: NodeAddress) -> int:
-    """The number of the first device under a node, or of the device that it is."""
-    first, _ = run.tree.span(node.tier, torch.tensor([node.number]))
-    return int(first)
-
-
 def devices_under(run: Loaded, node: NodeAddress) -> range:
     """The numbers of the devices under a node; a device's own number."""
     first, stop = run.tree.span(node.tier, torch.tensor([node.number]))

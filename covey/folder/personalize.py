@@ -111,7 +111,11 @@ def personalize(
         rows = snap.rows
         names = _edge_names(snap, form, experiment.algorithm)
     if edge is not None:
-        chosen = torch.full((shards.devices,), _chosen(edge, above, names))
+        if above == "global":
+            raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
+        if edge not in names:
+            raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
+        chosen = torch.full((shards.devices,), names.index(edge))
     else:
         chosen = task.fitting([rows]).cpu()
     start = rows[chosen].to(task.task.device)
@@ -210,15 +214,6 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         decimal=str(config.data.get("decimal", ".")),
         seed=seed,
     )
-
-
-def _chosen(edge: str, above: str, names: list[str]) -> int:
-    """The position of the edge of that name, or number."""
-    if above == "global":
-        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
-    if edge not in names:
-        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
-    return names.index(edge)
 
 
 def _write(path: Path, module: nn.Module, config: Config, data: Path, form: DataForm) -> None:

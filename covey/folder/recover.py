@@ -142,8 +142,10 @@ def mend(folder: RunFolder, console: Console) -> None:
     try:
         _check_whole(folder.checkpoint)
     except CheckpointError as error:
-        if not _is_whole(older):
-            raise
+        try:
+            _check_whole(older)
+        except CheckpointError:
+            raise error from None
         round = checkpoint.read(older, tensors=False).facts["round"]
         with refused(folder.checkpoint):
             os.replace(folder.checkpoint, folder.damaged)
@@ -159,11 +161,3 @@ def _check_whole(saved: Path) -> None:
     facts = checkpoint.read(saved).facts
     rank_parts.check(saved, facts)
     covey.history(saved)
-
-
-def _is_whole(saved: Path) -> bool:
-    try:
-        _check_whole(saved)
-    except CheckpointError:
-        return False
-    return True

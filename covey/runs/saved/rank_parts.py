@@ -127,11 +127,7 @@ def _listed(facts: Mapping[str, Any]) -> list[PartFacts]:
 
 
 def _file_name(part: PartFacts) -> str:
-    """The name of a part, without a folder."""
-    name = part.get("file") if isinstance(part, dict) else None
-    if not isinstance(name, str) or name != os.path.basename(name):
-        raise ValueError(f"a part of it is {part!r:.80}")
-    return name
+    return checkpoint.file_name(part.get("file") if isinstance(part, dict) else part)
 
 
 def _digest(header: Mapping[str, str]) -> str:

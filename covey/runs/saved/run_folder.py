@@ -82,8 +82,9 @@ class Folder:
         if not self.writes:
             return
         with refused(self.path):
-            for part in self.path.glob("**/.*.part"):
-                part.unlink(missing_ok=True)
+            for entry in self.path.rglob(".*"):
+                if atomic.LEFT.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
 
     def write(self, file: str | Path, text: str) -> None:
         """Replace a file in one step; it is given by its name in the folder, or as a path."""
