@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ from covey.data.tables.encoding import named_columns
 from covey.data.tables.files import token_ids
 from covey.data.units import in_units
 from covey.errors import DataError
-from covey.files.data_form import DataForm
+
+if TYPE_CHECKING:
+    from covey.files.data_form import DataForm
 
 Array = npt.NDArray[Any]
 

@@ -28,10 +28,7 @@ from covey.data.tables.table_readers import texts_of
 from covey.engine.measures.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
 from covey.errors import ConfigError, meant
-from covey.files.config import Config, as_file
-from covey.files.data_form import DataForm
 from covey.folder.inputs import Array, inputs, with_units
-from covey.folder.models import Models, RunModels
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs.experiment import Experiment
@@ -42,7 +39,10 @@ from covey.runs.scores.devices import DeviceScore
 from covey.tree import Topology
 
 if TYPE_CHECKING:
+    from covey.files.config import Config
+    from covey.files.data_form import DataForm
     from covey.folder.export import Exported
+    from covey.folder.models import Models
     from covey.report.summary import Summary
 
 _ROOMS = ("covey.deployed.files.node_folder",)
@@ -58,6 +58,8 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None, trust: bool =
     The folder of a deployed node's state has the models of that node alone. Code that a folder of
     another user or machine names, such as its model, runs only with `trust`; figures need none.
     """
+    from covey.folder.models import RunModels
+
     folder = Path(path)
     for room in _ROOMS:
         models: Models | None = import_module(room).opened(folder, trust=trust)
@@ -154,6 +156,8 @@ class Loaded:
     @cached_property
     def form(self) -> DataForm:
         """The form of the data: names, shape and type of examples, scaling."""
+        from covey.files.data_form import DataForm
+
         return DataForm.read(self.source.place.data)
 
     @cached_property
@@ -458,6 +462,9 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
 
 def _beside(run: Loaded) -> list[Loaded]:
     """The algorithms that ran beside a run; an unfinished one has the rounds that it has run."""
+    from covey.files.config import as_file
+    from covey.folder.models import RunModels
+
     out = []
     file = run.source.file
     for table in run.config.compared():
