@@ -153,10 +153,7 @@ class RunModels:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """The facts of the last checkpoint; none where there is none yet."""
-        if not self.place.checkpoint.exists():
-            return {}
-        return checkpoint.read(self.place.checkpoint, tensors=False).facts
+        return self.place.saved_facts()
 
     @cached_property
     def history(self) -> list[Round]:

@@ -24,9 +24,7 @@ from covey.runs.stopping import StopCount
 
 def rounds_run(folder: RunFolder) -> int:
     """How many rounds the checkpoint of a folder has run; 0 where there is none."""
-    if not folder.checkpoint.exists():
-        return 0
-    return int(checkpoint.read(folder.checkpoint, tensors=False).facts["round"])
+    return int(folder.saved_facts().get("round", 0))
 
 
 def check_seeds(config: Config, folder: RunFolder) -> None:
@@ -96,7 +94,7 @@ def finished(folder: RunFolder, experiment: Experiment) -> bool:
 
 def stopped_early(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a seed has rounds left and ended by the experiment's own rule of `stop`."""
-    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    facts = folder.saved_facts()
     return facts["round"] < experiment.rounds and _stopped_by(facts, experiment)
 
 
@@ -107,14 +105,10 @@ def _stopped_by(facts: dict[str, Any], experiment: Experiment) -> bool:
 
 def history(folder: RunFolder, experiment: Experiment) -> list[Round]:
     """The records of a seed whose checkpoint must be this experiment's."""
-    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    facts = checkpoint.read_facts(folder.checkpoint)
     wanted = experiment.fingerprint()
-    checkpoint.same_experiment(
-        folder.checkpoint,
-        facts["experiment"],
-        wanted,
-        data=experiment.data.name,
-    )
+    saved = facts["experiment"]
+    checkpoint.same_experiment(folder.checkpoint, saved, wanted, data=experiment.data.name)
     return covey.history(folder.checkpoint)
 
 
@@ -146,7 +140,7 @@ def mend(folder: RunFolder, console: Console) -> None:
             _check_whole(older)
         except CheckpointError:
             raise error from None
-        round = checkpoint.read(older, tensors=False).facts["round"]
+        round = checkpoint.read_facts(older)["round"]
         with refused(folder.checkpoint):
             os.replace(folder.checkpoint, folder.damaged)
             shutil.copy2(older, folder.checkpoint)

@@ -134,8 +134,7 @@ class LocalDeployment:
             return False
         lacks = None
         if self.deployment.deploy.share_rows:  # or it can get no rows of the nodes
-            saved = checkpoint.read(RunFolder(self.folder).checkpoint, tensors=False)
-            lacks = saved.facts.get(checkpoint.LACKS)
+            lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
         if lacks is not None:
             console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False

@@ -141,6 +141,11 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
         ) from error
 
 
+def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The facts of the checkpoint at `path`."""
+    return read(path, tensors=False).facts
+
+
 DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
 """Errors that a damaged file leads to."""
 

@@ -166,7 +166,7 @@ def _files_of(path: Path) -> set[str] | None:
     if not path.exists():
         return set()
     try:
-        facts = checkpoint.read(path, tensors=False).facts
+        facts = checkpoint.read_facts(path)
         return _named(facts.get(checkpoint.ROWS, {"log": "", "columns": []}))
     except (CheckpointError, KeyError, ValueError, TypeError):
         return None

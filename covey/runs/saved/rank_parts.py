@@ -72,7 +72,7 @@ def clean(target: Path, parts: Sequence[PartFacts]) -> None:
     before = checkpoint.previous(target)
     if before.exists():
         try:
-            facts = checkpoint.read(before, tensors=False).facts
+            facts = checkpoint.read_facts(before)
             named |= {_file_name(part) for part in _listed(facts)}
         except (CheckpointError, ValueError):
             return

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from covey import atomic
 from covey.errors import CheckpointError, ConfigError
+from covey.runs.saved import checkpoint
 from covey.runs.saved.lock import locked
 from covey.runs.scores import node_round, record
 from covey.runs.scores.node_round import NodeRound
@@ -216,6 +217,10 @@ class RunFolder(Folder):
         """The file of a model as it was in its chosen round, or in the last (saved/snapshot.py)."""
         folder = self.last_models if which == "last" else self.models
         return folder / f"{name}.safetensors"
+
+    def saved_facts(self) -> dict[str, Any]:
+        """The facts of the last checkpoint; none where there is none yet."""
+        return checkpoint.read_facts(self.checkpoint) if self.checkpoint.exists() else {}
 
     def newcomer(self, device: str) -> Path:
         """The personal model of a device that was not in training (`covey personalize`)."""
