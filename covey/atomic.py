@@ -9,6 +9,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from covey.errors import CheckpointError
+
 LEFT = re.compile(r"\..+\.\d+\.part(\.\w+)?")
 """The name of a new file, which a process that is killed leaves behind."""
 
@@ -35,6 +39,15 @@ def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def refused(path: Path, kept: str = "the state saved before is intact") -> Iterator[None]:
+    """Disk and permission errors as one kind, with the path and what remains: `kept`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}; {kept}.") from error
 
 
 def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.atomic import replacing
+from covey.atomic import refused, replacing
 from covey.errors import ConfigError, CoveyError, ModelError, meant, needed
 from covey.folder import nodes
 from covey.folder.formats import FORMATS, ExportedModel, Format, units
@@ -20,7 +20,7 @@ from covey.folder.load import MOST_PERSONAL, Loaded
 from covey.folder.nodes import NodeAddress
 from covey.models import merge
 from covey.origin import FAULTS, told
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 
 ALL = "all"

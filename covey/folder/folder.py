@@ -15,8 +15,9 @@ import torch
 
 import covey
 from covey import atomic
+from covey.atomic import refused
 from covey.errors import ConfigError
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 
 
 def create(path: Path) -> RunFolder:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import torch
 from torch import nn
 
+from covey.atomic import refused
 from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
 from covey.engine.measures.metrics import DEFAULTS
@@ -22,7 +23,7 @@ from covey.folder.own_code import refusal
 from covey.kernel.algorithm import Algorithm
 from covey.runs.newcomers import Newcomers
 from covey.runs.saved import checkpoint, snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.headline import Headline, named
 from covey.runs.scores.scoring import Score, score_of

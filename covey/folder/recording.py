@@ -17,13 +17,14 @@ from typing import Any, get_args
 
 import torch
 
+from covey.atomic import refused
 from covey.data import NO_TARGET, Shards
 from covey.errors import CheckpointError, CoveyError, RankError
 from covey.files.data_form import DataForm
 from covey.runs.models import Which
 from covey.runs.run import Round
 from covey.runs.saved import snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores import confusion, node_round
 from covey.runs.scores.devices import PARTS, to_csv
 from covey.runs.seed import Seed

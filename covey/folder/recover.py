@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import covey
+from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
 from covey.folder.terminal import Console
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.saved import checkpoint, rank_parts
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.stopping import StopCount
 
 

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from covey.atomic import refused
 from covey.data import Shards
 from covey.deployed.files.device_data import own_examples
 from covey.deployed.node.own_models import DISK
@@ -37,7 +38,7 @@ from covey.folder.own_code import write_config
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which
 from covey.runs.saved import snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.devices import DeviceScore
 from covey.runtimes.simulator import Simulator

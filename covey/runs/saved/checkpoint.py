@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey import native
-from covey.atomic import replacing, sync
+from covey.atomic import refused, replacing, sync
 from covey.errors import CheckpointError, OtherExperiment
 
 FORMAT = "covey-checkpoint-6"
@@ -57,13 +57,9 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """
     target = Path(path)
     tensors, metadata = as_file(checkpoint, FORMAT)
-    try:
+    with refused(target, "an older checkpoint there is untouched"):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(target, tensors, metadata, keep=previous(target))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {target}: {error}; an older checkpoint there is untouched."
-        ) from error
 
 
 def as_file(checkpoint: Checkpoint, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:

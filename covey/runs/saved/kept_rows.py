@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from covey.atomic import sync
+from covey.atomic import refused, sync
 from covey.errors import CheckpointError
 from covey.kernel.store import segments
 from covey.kernel.store.segments import RowForm, Segment
@@ -84,7 +84,7 @@ class RowsFolder:
 
     def save(self, store: Store, nodes: Nodes, totals: Totals) -> dict[str, Any]:
         """Everything on the disk that a checkpoint of these nodes counts on; how to find it."""
-        try:
+        with refused(self.path, "an older checkpoint is untouched"):
             store.commit()
             for column in store.columns.values():
                 column.compact()
@@ -93,10 +93,6 @@ class RowsFolder:
             store.sync()
             log = self._written(store, nodes, totals)
             sync(self.path)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write {self.path}: {error}; an older checkpoint is untouched."
-            ) from error
         return {
             "folder": self.path.name,
             "log": log.path.name,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from safetensors import SafetensorError
-
 from covey import atomic
+from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError
 from covey.runs.saved import checkpoint
 from covey.runs.saved.lock import locked
@@ -27,17 +26,6 @@ from covey.runs.scores.record import Round
 T = TypeVar("T")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Errors that a damaged file leads to."""
-
-
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Disk and permission errors as one kind, with the path and what remains."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error}; the state saved before is intact."
-        ) from error
 
 
 class FileName:
