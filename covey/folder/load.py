@@ -436,6 +436,8 @@ class Loaded:
 
 def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
+    from covey.files.config import as_file
+    from covey.folder.models import RunModels
     from covey.report.pictures.compare import beside
     from covey.report.summary import summarise
 
@@ -453,24 +455,14 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     out = summarise(histories, first.config.protocol, devices, learner, private)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
-        for other in _beside(seed):
-            rounds, scores = others.setdefault(other.config.method(), ([], []))
-            rounds.append(other.history)
-            scores.append(other.devices() if other.finished else [])
+        file = seed.source.file
+        for table in seed.config.compared():
+            folder = file.folder.beside(as_file(table["name"]))
+            if not folder.config.exists():
+                continue
+            other = Loaded(RunModels(folder, seed.seed, trust=file.trust))
+            if other.history:  # an unfinished one has the rounds that it has run
+                rounds, scores = others.setdefault(other.config.method(), ([], []))
+                rounds.append(other.history)
+                scores.append(other.devices() if other.finished else [])
     return beside(out, devices, others)
-
-
-def _beside(run: Loaded) -> list[Loaded]:
-    """The algorithms that ran beside a run; an unfinished one has the rounds that it has run."""
-    from covey.files.config import as_file
-    from covey.folder.models import RunModels
-
-    out = []
-    file = run.source.file
-    for table in run.config.compared():
-        folder = file.folder.beside(as_file(table["name"]))
-        if folder.config.exists():
-            other = Loaded(RunModels(folder, run.seed, trust=file.trust))
-            if other.history:
-                out.append(other)
-    return out

@@ -36,14 +36,35 @@ class NodeAddress:
 
 
 def find(run: Loaded, text: str) -> NodeAddress:
-    """The node that a user means; an error if there is none, or if there are two."""
-    named = [node for tier in run.tree.tiers for node in nodes(run, tier) if node.name == text]
+    """The node that a user means, by its name or its number: 17 and d17 are the same device.
+
+    An error if there is none, or if there are two.
+    """
+    tiers = run.tree.tiers
+    named = [node for tier in tiers for node in nodes(run, tier) if node.name == text]
     if len(named) > 1:
         codes = " or ".join(node.code for node in named)
         raise ConfigError(f"--node {text}: two nodes have this name; write {codes}.")
     if named:
         return named[0]
-    return _numbered(run, text)
+    tier, number = tiers[-1], text
+    if match := _SHORT.fullmatch(text):
+        tier, number = _LETTERS[match[1]], match[2]
+    elif match := _LONG.fullmatch(text):
+        tier, number = match[1], match[2]
+    elif text == tiers[0]:
+        tier, number = text, "0"
+    if tier not in tiers or not (number.isascii() and number.isdigit()):
+        known = {tier: [node.name for node in nodes(run, tier)] for tier in tiers}
+        near = nearest(text, [name for names in known.values() for name in names])
+        listed = "; ".join(f"{tier}s {some(known[tier])}" for tier in tiers[1:])
+        raise ConfigError(
+            f"--node {text}: there is no such node{near}; there are {tiers[0]}; {listed}."
+        )
+    size = run.tree.size(tier)
+    if int(number) >= size:
+        raise ConfigError(f"--node {text}: this run has the {tier}s 0 to {size - 1}.")
+    return nodes(run, tier)[int(number)]
 
 
 def nodes(run: Loaded, tier: str) -> list[NodeAddress]:
@@ -64,26 +85,3 @@ def devices_under(run: Loaded, node: NodeAddress) -> range:
     """The numbers of the devices under a node; a device's own number."""
     first, stop = run.tree.span(node.tier, torch.tensor([node.number]))
     return range(int(first), int(stop))
-
-
-def _numbered(run: Loaded, text: str) -> NodeAddress:
-    """The node with this number: 17 and d17 are the same device."""
-    tiers = run.tree.tiers
-    tier, number = tiers[-1], text
-    if match := _SHORT.fullmatch(text):
-        tier, number = _LETTERS[match[1]], match[2]
-    elif match := _LONG.fullmatch(text):
-        tier, number = match[1], match[2]
-    elif text == tiers[0]:
-        tier, number = text, "0"
-    if tier not in tiers or not (number.isascii() and number.isdigit()):
-        known = {tier: [node.name for node in nodes(run, tier)] for tier in tiers}
-        near = nearest(text, [name for names in known.values() for name in names])
-        listed = "; ".join(f"{tier}s {some(known[tier])}" for tier in tiers[1:])
-        raise ConfigError(
-            f"--node {text}: there is no such node{near}; there are {tiers[0]}; {listed}."
-        )
-    size = run.tree.size(tier)
-    if int(number) >= size:
-        raise ConfigError(f"--node {text}: this run has the {tier}s 0 to {size - 1}.")
-    return nodes(run, tier)[int(number)]
