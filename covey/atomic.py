@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from covey.errors import CheckpointError
 
-LEFT = re.compile(r"\..+\.\d+\.part(\.\w+)?")
+LEFT = re.compile(r"\..+\.part(\.\w+)?")
 """The name of a new file, which a process that is killed leaves behind."""
 
 
