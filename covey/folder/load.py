@@ -89,7 +89,7 @@ class Loaded:
         self._snapshots: dict[tuple[str, Which], Snapshot] = {}
 
     def __repr__(self) -> str:
-        return f"<{self.source.title}: {', '.join(self.models())}>"
+        return f"<{self.source}: {', '.join(self.models())}>"
 
     @property
     def experiment(self) -> Experiment:
@@ -109,7 +109,7 @@ class Loaded:
     @property
     def stopped_early(self) -> bool:
         """Whether the run ended before its last round, by the rule of its `stop`."""
-        return self.source.stopped_early
+        return self.finished and len(self.history) < self.config.rounds
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -121,7 +121,7 @@ class Loaded:
 
         Models of held-out devices are left out.
         """
-        return self.source.names
+        return list(self.source.chosen)
 
     def table(self) -> str:
         """What the command printed at the end, of this seed; of an unfinished run, up to here."""
@@ -241,7 +241,7 @@ class Loaded:
             devices = pooled
         elif device is None:
             devices = range(len(self.device_names))
-        space = self.source.space
+        space = self.source.run.runtime.task.space
         network = space.fill(row, read.statistics_of(devices, space))
         return network if scaled else with_units(network, self.form)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from covey.data.shards import some
-from covey.engine.modules.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.fields import nearest
 from covey.files import config as files
@@ -38,16 +37,8 @@ class Models(Protocol):
     seed: int
 
     @property
-    def title(self) -> str:
-        """What it is, in words."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the models, "global" first; none where no round was scored."""
-
-    @property
     def chosen(self) -> dict[str, int]:
-        """The round that is reported for each model, counted from 1."""
+        """The scored models, "global" first, and the round that is reported for each, from 1."""
 
     @property
     def experiment(self) -> Experiment:
@@ -56,10 +47,6 @@ class Models(Protocol):
     @property
     def run(self) -> Run:
         """The run itself: its tree, its parameters."""
-
-    @property
-    def space(self) -> ParameterLayout:
-        """The layout of the rows, and the module around them."""
 
     @property
     def simulator(self) -> Simulator:
@@ -76,10 +63,6 @@ class Models(Protocol):
     @property
     def finished(self) -> bool:
         """Whether no round is left: all were run, or the run stopped early."""
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the run ended before its last round, by the rule of its `stop`."""
 
     def devices(self) -> list[DeviceScore]:
         """Every device's score with every model, in its chosen round and the last scored one."""
@@ -141,8 +124,7 @@ class RunModels:
             raise ConfigError(f"seed = {seed}: this run has the seeds {config.seed} to {last}.")
         self.place = places[self.seed]
 
-    @cached_property
-    def title(self) -> str:
+    def __str__(self) -> str:
         rounds = f"after {len(self.history)} of {self.file.config.rounds} rounds"
         state = "finished" if self.finished else rounds
         return f"{self.file.config.title} in {self.place.path}, {state}"
@@ -161,23 +143,19 @@ class RunModels:
 
     @cached_property
     def finished(self) -> bool:
-        return len(self.history) >= self.file.config.rounds or self.stopped_early
-
-    @cached_property
-    def stopped_early(self) -> bool:
-        rounds_left = len(self.history) < self.file.config.rounds
-        return self.file.config.stop is not None and "stopped" in self._facts and rounds_left
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Models of held-out devices are left out."""
-        scored = [record for record in self.history if record.models]
-        return [name for name in scored[-1].models if not name.startswith("new_")] if scored else []
+        config = self.file.config
+        stopped_early = config.stop is not None and "stopped" in self._facts
+        return len(self.history) >= config.rounds or stopped_early
 
     @cached_property
     def chosen(self) -> dict[str, int]:
+        """Models of held-out devices are left out."""
+        scored = [record for record in self.history if record.models]
+        names = (
+            [name for name in scored[-1].models if not name.startswith("new_")] if scored else []
+        )
         protocol = self.file.config.protocol
-        return {name: select(self.history, name, protocol).chosen.round + 1 for name in self.names}
+        return {name: select(self.history, name, protocol).chosen.round + 1 for name in names}
 
     def devices(self) -> list[DeviceScore]:
         if not self.finished:
@@ -202,11 +180,16 @@ class RunModels:
         assert isinstance(runtime, Simulator)
         return runtime
 
-    @cached_property
-    def space(self) -> ParameterLayout:
-        """Rows hold what trains, so the frozen parameters must be those of the run."""
+    def snapshot(self, name: str, which: Which) -> Snapshot:
+        """Of a finished run, that in its file or, if it has none, in the checkpoint's rows."""
+        # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
+        if not self.finished:
+            return self.run.snapshot(name, which)
+        path = self.place.model(name, which)
+        if not path.exists() and checkpoint.ROWS in self._facts:
+            return self._at_its_end.snapshot(name, which, mapped=True)
         space = self.run.runtime.task.space
-        if space.frozen and self._facts:
+        if space.frozen:  # rows hold what trains: the rest must be that of the run
             saved = self._facts["experiment"]
             wanted = self.experiment.fingerprint()
             checkpoint.same_experiment(
@@ -214,17 +197,7 @@ class RunModels:
                 {name: saved[name] for name in ("frozen", "model") if name in saved},
                 {name: wanted[name] for name in ("frozen", "model")},
             )
-        return space
-
-    def snapshot(self, name: str, which: Which) -> Snapshot:
-        """Of a finished run, that in its file or, if it has none, in the checkpoint's rows."""
-        # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
-        if not self.finished:
-            return self.run.snapshot(name, which)
-        path = self.place.model(name, which)
-        if path.exists() or checkpoint.ROWS not in self._facts:
-            return snapshot.read(path, self.space)
-        return self._at_its_end.snapshot(name, which, mapped=True)
+        return snapshot.read(path, space)
 
     @cached_property
     def _at_its_end(self) -> Run:

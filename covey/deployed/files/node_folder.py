@@ -29,7 +29,6 @@ from covey.data import Shards
 from covey.deployed.files.device_data import own_examples
 from covey.deployed.node.own_models import DISK
 from covey.deployed.plan.process import Process
-from covey.engine.modules.layout import ParameterLayout
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
 from covey.files.data_form import DataForm
@@ -86,7 +85,6 @@ class NodeModels:
     """
 
     finished = True  # models are read from their files
-    stopped_early = False  # only the server's folder tells
 
     def __init__(self, folder: RunFolder, *, trust: bool) -> None:
         self.file = ExperimentFile(folder, trust=trust)
@@ -99,10 +97,8 @@ class NodeModels:
             self.chosen = {str(name): int(round) + 1 for name, round in facts["models"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {folder.node}: {error!r}.") from error
-        self.names = list(self.chosen)
 
-    @cached_property
-    def title(self) -> str:
+    def __str__(self) -> str:
         return f"{self.name} of {self.file.config.title} in {self.place.path}"
 
     @cached_property
@@ -145,10 +141,6 @@ class NodeModels:
         return Run(self.experiment)
 
     @cached_property
-    def space(self) -> ParameterLayout:
-        return self.run.runtime.task.space
-
-    @cached_property
     def simulator(self) -> Simulator:
         assert isinstance(self.run.runtime, Simulator)
         return self.run.runtime
@@ -171,7 +163,7 @@ class NodeModels:
             raise ConfigError(
                 f"a node's own disk has models of chosen rounds alone, not {which!r}."
             )
-        return snapshot.read(self.place.model(name), self.space)
+        return snapshot.read(self.place.model(name), self.run.runtime.task.space)
 
     def number(self, device: str | int | None, names: list[str]) -> int:
         """The number of this node; another node's name is refused."""
