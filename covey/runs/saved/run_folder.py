@@ -19,8 +19,7 @@ from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError
 from covey.runs.saved import checkpoint
 from covey.runs.saved.lock import locked
-from covey.runs.scores import node_round, record
-from covey.runs.scores.node_round import NodeRound
+from covey.runs.scores import record
 from covey.runs.scores.record import Round
 
 T = TypeVar("T")
@@ -146,6 +145,8 @@ class RunFolder(Folder):
     """The run and the algorithms beside it."""
     report = FileName("report.html")
     """All of it as one page, for a browser."""
+    compared = FileName("compare")
+    """The folders of the algorithms that ran beside this one."""
     export = FileName("export")
     """Models for use without covey (`covey export`)."""
     missing = FileName("replay.json")
@@ -189,17 +190,14 @@ class RunFolder(Folder):
 
     def beside(self, name: str) -> RunFolder:
         """The folder of another algorithm that runs beside this one."""
-        return RunFolder(self.path / "compare" / name, writes=self.writes)
-
-    def all_beside(self) -> list[RunFolder]:
-        """The folders of all algorithms that ran beside this one."""
-        return RunFolder.inside(self.path / "compare")
+        return RunFolder(self.compared / name, writes=self.writes)
 
     @property
     def main(self) -> RunFolder:
         """The folder that this one is beside; itself where it is beside none."""
-        parent = self.path.absolute().parent
-        return RunFolder(self.path.parent.parent) if parent.name == "compare" else self
+        main = RunFolder(self.path.parent.parent)
+        is_beside = self.path.absolute().parent.name == main.compared.name
+        return main if is_beside else self
 
     def model(self, name: str, which: str = "chosen") -> Path:
         """The file of a model as it was in its chosen round, or in the last (saved/snapshot.py)."""
@@ -229,10 +227,6 @@ class RunFolder(Folder):
     def growing_records(self) -> GrowingFile[Round]:
         """The records of the rounds, of a run that may be under way."""
         return GrowingFile(self.metrics, lambda line: record.read(json.loads(line)))
-
-    def growing_nodes(self) -> GrowingFile[NodeRound]:
-        """The figures of single nodes by round, of a run that may be under way."""
-        return GrowingFile(self.nodes, node_round.read)
 
 
 class GrowingFile(Generic[T]):
