@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from covey.errors import CheckpointError
+
+LEFT = re.compile(r"\..+\.part(\.\w+)?")
+"""The name of a new file, which a process that is killed leaves behind."""
+
 
 @contextmanager
-def replacing(path: Path, suffix: str = ".part") -> Iterator[Path]:
+def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
     """The path of a new file, which takes the place of `path` once it is written and on the disk.
 
     Where that fails, the new file goes and `path` stays. `suffix` is for writers that look at it.
@@ -22,7 +30,7 @@ def replacing(path: Path, suffix: str = ".part") -> Iterator[Path]:
     >>> path.read_text(), len(list(path.parent.iterdir()))
     ('1 2 3', 1)
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part{suffix}")
     part.unlink(missing_ok=True)  # what a process of the same number left
     try:
         yield part
@@ -31,6 +39,15 @@ def replacing(path: Path, suffix: str = ".part") -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def refused(path: Path, kept: str = "the state saved before is intact") -> Iterator[None]:
+    """Disk and permission errors as one kind, with the path and what remains: `kept`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}; {kept}.") from error
 
 
 def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from covey.atomic import replacing
+from covey.atomic import refused, replacing
 from covey.errors import ConfigError
 from covey.files.validate import parsed
-from covey.runs.saved.run_folder import refused
 
 _HEADER = re.compile(r"\s*\[")
 _VALUE = r"(?P<start>\s*(?:{key})\s*=\s*)(?P<value>[^#\r\n]*?)(?P<end>\s*(?:#[^\r\n]*)?[\r\n]*)$"

@@ -14,6 +14,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 
+from covey.atomic import refused
 from covey.cli.options import AsJson, What, split
 from covey.data import Shards, overlaps
 from covey.data.partitions.leaks import copies
@@ -23,7 +24,6 @@ from covey.data.published.inventory import SetStatus
 from covey.data.shards import SPLITS
 from covey.files.config import load
 from covey.folder.terminal import Console
-from covey.runs.saved.run_folder import refused
 from covey.tree import Tree
 
 _BARS = " ▁▂▃▄▅▆▇█"

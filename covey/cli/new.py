@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 import covey
+from covey.atomic import refused
 from covey.errors import ConfigError
 from covey.files import registry
 from covey.folder.terminal import Console
-from covey.runs.saved.run_folder import refused
 
 app = typer.Typer(help="Write the files of something new, to start from.", no_args_is_help=True)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from rich.table import Table as RichTable
 
+from covey.atomic import refused
 from covey.cli.options import AsJson
 from covey.data.tables.files import unlabelled
 from covey.data.tables.options import ROLES, TableOptions
@@ -20,7 +21,6 @@ from covey.folder import show
 from covey.folder.load import Loaded, load, summary
 from covey.folder.terminal import Console, printable
 from covey.runs.csv_text import csv_text
-from covey.runs.saved.run_folder import refused
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, asked_for, for_devices, headline
 

@@ -147,19 +147,9 @@ class _Command:
         try:
             with stoppable(self.console, self.experiments.ranks) as stop:
                 self.folder.sweep()
-                if self.resumed:
-                    self._mend(self.config, self.folder)
-                write_config(self.folder, self.config)
+                seeds = self._seeds(self.config, self.folder, stop)
+                seeds.start = first
                 write_commands(self.config, self.folder, self.command)
-                seeds = Seeds(
-                    self.config,
-                    folders,
-                    self.experiments,
-                    self.console,
-                    stop,
-                    first,
-                    makers=self.makers,
-                )
                 with StatusFile(self.folder):
                     histories, engine = seeds.run()
                     others = self._beside(stop, seeds.printed)
@@ -176,16 +166,22 @@ class _Command:
             raise CheckpointError(f"{error} After the repair, resume with: {more}") from error
         return self.folder, summary
 
+    def _seeds(self, config: Config, folder: RunFolder, stop: Stop) -> Seeds:
+        """The seeds of one algorithm, ready to run into a folder."""
+        if self.resumed:
+            self._mend(config, folder)
+        write_config(folder, config)
+        folders = folder.of_seeds(config.seed, config.seeds)
+        return Seeds(config, folders, self.experiments, self.console, stop, makers=self.makers)
+
     def _mend(self, config: Config, folder: RunFolder) -> None:
         """Mend what a crash has damaged; refuse what cannot go on."""
         targets = folder.of_seeds(config.seed, config.seeds)
         with self.experiments.ranks.together("mend the folder"):
-            if folder.writes:
-                for target in targets.values():
-                    recover.mend(target, self.console)
-                for seed, target in targets.items():
-                    if self.anyway:
-                        recover.take_code(target, self.experiments.of(config, seed))
+            for seed, target in targets.items() if folder.writes else ():
+                recover.mend(target, self.console)
+                if self.anyway:
+                    recover.take_code(target, self.experiments.of(config, seed))
         for seed, target in targets.items():
             recover.check_rounds(config, target)
             if config.stop is not None:
@@ -202,17 +198,7 @@ class _Command:
             self.console.print(f"compared with: {title}")
             folder = self.folder.beside(name)
             folder.make()
-            if self.resumed:
-                self._mend(other, folder)
-            write_config(folder, other)
-            seeds = Seeds(
-                other,
-                folder.of_seeds(other.seed, other.seeds),
-                self.experiments,
-                self.console,
-                stop,
-                makers=self.makers,
-            )
+            seeds = self._seeds(other, folder, stop)
             seeds.printed = printed
             seeds.lines = 1
             try:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import covey
-from covey.atomic import replacing
+from covey.atomic import refused, replacing
 from covey.errors import ConfigError, CoveyError, ModelError, meant, needed
 from covey.folder import nodes
 from covey.folder.formats import FORMATS, ExportedModel, Format, units
@@ -21,7 +20,7 @@ from covey.folder.load import MOST_PERSONAL, Loaded
 from covey.folder.nodes import NodeAddress
 from covey.models import merge
 from covey.origin import FAULTS, told
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 
 ALL = "all"
@@ -130,18 +129,24 @@ def _written(
     examples: Tensor,
 ) -> Exported:
     """Write a file beside its place, compare it with the run's model, then put it there."""
-    device = nodes.a_device(run, node)
     model = _model(run, node, read, format)
-    batches = (examples, examples[:1])  # a file must take many examples, and one
     under = nodes.devices_under(run, node)
     answered = []
-    for x in batches:
-        outputs = run.outputs(x, device=device, model=read.model, pooled=under)
+    for x in (examples, examples[:1]):  # a file must take many examples, and one
+        outputs = run.outputs(x, device=under[0], model=read.model, pooled=under)
         answered.append((x, outputs))
     with refused(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, format.suffix) as part:
-            _write(model, format, part, examples)
+            try:
+                format.write(model, examples, part)
+            except (CoveyError, OSError):
+                raise
+            except FAULTS as error:
+                raise ModelError(
+                    f"{type(model.network).__name__} cannot be written as {format.name}: "
+                    f"{told(error)} Export it as safetensors, which holds the parameters alone."
+                ) from error
             difference = _compared(model, format, part, answered)
     return Exported(
         file=str(path),
@@ -155,19 +160,6 @@ def _written(
         largest=max(float(outputs.abs().max()) for _, outputs in answered),
         bytes=path.stat().st_size,
     )
-
-
-def _write(model: ExportedModel, format: Format, part: Path, examples: Tensor) -> None:
-    """Write a file; a network that the format cannot hold is an error that says why."""
-    try:
-        format.write(model, examples, part)
-    except (CoveyError, OSError):
-        raise
-    except FAULTS as error:
-        raise ModelError(
-            f"{type(model.network).__name__} cannot be written as {format.name}: {told(error)} "
-            "Export it as safetensors, which holds the parameters alone."
-        ) from error
 
 
 def _compared(
@@ -204,21 +196,16 @@ def _compared(
 
 def _model(run: Loaded, node: NodeAddress, read: Snapshot, format: Format) -> ExportedModel:
     """The network of a node, and what its file says of it."""
-    device = nodes.a_device(run, node)
-    if run.predicts_otherwise(device, read.model):
+    under = nodes.devices_under(run, node)
+    if run.predicts_otherwise(under[0], read.model):
         raise ConfigError(
             f"{run.config.method()} predicts with {read.model!r} otherwise than by the network's "
             "outputs, which no exported file holds; use covey predict, or --model global."
         )
-    under = nodes.devices_under(run, node)
-    network = run.module(read.model, device, pooled=under, scaled=True)
+    network = run.module(read.model, under[0], pooled=under, scaled=True)
     network = merge(network.cpu()).eval()
-    facts = _facts(run, node, read, inside=format.name != "safetensors")
-    return ExportedModel(network, with_units(network, run.form), run.experiment.dtype, facts)
-
-
-def _facts(run: Loaded, node: NodeAddress, read: Snapshot, *, inside: bool) -> dict[str, Any]:
-    """What a file says of its model; `inside`: it scales its inputs by itself."""
+    form = run.form
+    scales_itself = format.name != "safetensors"
     facts = {
         "covey": covey.__version__,
         "algorithm": run.config.method(),
@@ -227,19 +214,18 @@ def _facts(run: Loaded, node: NodeAddress, read: Snapshot, *, inside: bool) -> d
         "tier": node.tier,
         "round": read.round + 1,
         "seed": run.seed,
-        "shape": list(run.form.shape),
+        "shape": list(form.shape),
         "dtype": str(run.experiment.dtype).removeprefix("torch."),
-        **units(None if inside else run.form.scaling, None if inside else run.form.target),
+        **(units(None, None) if scales_itself else units(form.scaling, form.target)),
         "outputs": "values" if run.classes is None else "logits",
         "classes": run.class_names,
         "features": list(run.names.features),
     }
-    devices = len(nodes.devices_under(run, node))
-    if read.statistics is not None and devices == 1:
+    if read.statistics is not None and len(under) == 1:
         facts["statistics"] = f"those of the training examples of {node.name}"
     elif read.statistics is not None:
-        facts["statistics"] = f"those of the examples of {devices} devices together"
-    return facts
+        facts["statistics"] = f"those of the examples of {len(under)} devices together"
+    return ExportedModel(network, with_units(network, run.form), run.experiment.dtype, facts)
 
 
 def _examples(run: Loaded) -> Tensor:
@@ -248,8 +234,9 @@ def _examples(run: Loaded) -> Tensor:
     x = x[torch.linspace(0, len(x) - 1, min(_EXAMPLES, len(x))).long()]
     if run.experiment.data.tokens is not None:
         return x.contiguous()
-    if run.form.scaling is not None and run.form.scaling.kind != "none":
-        x = run.form.scaling.undone(x.double())
+    scaling = run.form.scaling
+    if scaling is not None and scaling.kind != "none":
+        x = scaling.undone(x.double())
     return x.to(run.experiment.dtype).contiguous()
 
 

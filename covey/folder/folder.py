@@ -14,11 +14,10 @@ import safetensors
 import torch
 
 import covey
+from covey import atomic
+from covey.atomic import refused
 from covey.errors import ConfigError
-from covey.runs.saved.run_folder import RunFolder, refused
-
-_LEFT = re.compile(r"\.lock|\..+\.\d+\.part")
-"""What a command that was killed at its very start leaves in a folder."""
+from covey.runs.saved.run_folder import RunFolder
 
 
 def create(path: Path) -> RunFolder:
@@ -26,13 +25,15 @@ def create(path: Path) -> RunFolder:
 
     A folder that holds anything is refused, except what a run killed at its very start leaves.
     """
+    folder = RunFolder(path)
     with refused(path):
         path.mkdir(parents=True, exist_ok=True)
-        if any(_LEFT.fullmatch(entry.name) is None for entry in path.iterdir()):
+        entries = [entry for entry in path.iterdir() if entry != folder.lock_file]
+        if not all(atomic.LEFT.fullmatch(entry.name) for entry in entries):
             raise ConfigError(
                 f"{path} is not empty; give another --out, or continue it with --resume {path}."
             )
-    return RunFolder(path)
+    return folder
 
 
 def unused(name: str, algorithm: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ from covey.data.tables.encoding import named_columns
 from covey.data.tables.files import token_ids
 from covey.data.units import in_units
 from covey.errors import DataError
-from covey.files.data_form import DataForm
+
+if TYPE_CHECKING:
+    from covey.files.data_form import DataForm
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +27,8 @@ def inputs(examples: Any, form: DataForm, dtype: torch.dtype) -> Tensor:
     """Examples as the model takes them: columns in order, one shape, scaled."""
     if isinstance(examples, str):
         examples = [examples]
-    if form.tokens is not None and _are_texts(examples):
+    is_list = isinstance(examples, list | tuple) and len(examples) > 0
+    if form.tokens is not None and is_list and all(isinstance(text, str) for text in examples):
         examples = _encoded(examples, form)
     has_columns = isinstance(examples, Mapping) or hasattr(examples, "columns")
     if form.encoding is not None and has_columns:
@@ -42,9 +45,15 @@ def inputs(examples: Any, form: DataForm, dtype: torch.dtype) -> Tensor:
     if not len(values):
         raise DataError("there are no examples to predict; give at least one.")
     values = values.reshape(len(values), *shape)
-    if form.tokens is not None:
-        return _token_ids(values, form.tokens)
-    return _scaled(values, form, dtype)
+    if form.tokens is None:
+        return _scaled(values, form, dtype)
+    x = token_ids(torch.from_numpy(np.ascontiguousarray(values)))
+    if int(x.min()) < 0 or int(x.max()) >= form.tokens:
+        raise DataError(
+            f"the token ids are {int(x.min())} to {int(x.max())}, but this run knows "
+            f"0 to {form.tokens - 1}."
+        )
+    return x
 
 
 def with_units(network: nn.Module, form: DataForm) -> nn.Module:
@@ -82,24 +91,6 @@ def _scaled(values: Array, form: DataForm, dtype: torch.dtype) -> Tensor:
         raise DataError(
             f"{name} of example {row} is {values.reshape(len(values), -1)[row, column]}, which is "
             "no finite number of this run's type; remove or fill it first."
-        )
-    return x
-
-
-def _are_texts(examples: Any) -> bool:
-    """Whether examples are a list of texts."""
-    if not isinstance(examples, list | tuple) or not examples:
-        return False
-    return all(isinstance(example, str) for example in examples)
-
-
-def _token_ids(values: Array, tokens: int) -> Tensor:
-    """Numbers as token ids, each one that the run knows."""
-    x = token_ids(torch.from_numpy(np.ascontiguousarray(values)))
-    if int(x.min()) < 0 or int(x.max()) >= tokens:
-        raise DataError(
-            f"the token ids are {int(x.min())} to {int(x.max())}, but this run knows "
-            f"0 to {tokens - 1}."
         )
     return x
 

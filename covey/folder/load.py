@@ -28,10 +28,7 @@ from covey.data.tables.table_readers import texts_of
 from covey.engine.measures.named_losses import BinaryCrossEntropy
 from covey.engine.task import Batch
 from covey.errors import ConfigError, meant
-from covey.files.config import Config, as_file
-from covey.files.data_form import DataForm
 from covey.folder.inputs import Array, inputs, with_units
-from covey.folder.models import Models, RunModels
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs.experiment import Experiment
@@ -42,7 +39,10 @@ from covey.runs.scores.devices import DeviceScore
 from covey.tree import Topology
 
 if TYPE_CHECKING:
+    from covey.files.config import Config
+    from covey.files.data_form import DataForm
     from covey.folder.export import Exported
+    from covey.folder.models import Models
     from covey.report.summary import Summary
 
 _ROOMS = ("covey.deployed.files.node_folder",)
@@ -58,6 +58,8 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None, trust: bool =
     The folder of a deployed node's state has the models of that node alone. Code that a folder of
     another user or machine names, such as its model, runs only with `trust`; figures need none.
     """
+    from covey.folder.models import RunModels
+
     folder = Path(path)
     for room in _ROOMS:
         models: Models | None = import_module(room).opened(folder, trust=trust)
@@ -87,7 +89,7 @@ class Loaded:
         self._snapshots: dict[tuple[str, Which], Snapshot] = {}
 
     def __repr__(self) -> str:
-        return f"<{self.source.title}: {', '.join(self.models())}>"
+        return f"<{self.source}: {', '.join(self.models())}>"
 
     @property
     def experiment(self) -> Experiment:
@@ -107,7 +109,7 @@ class Loaded:
     @property
     def stopped_early(self) -> bool:
         """Whether the run ended before its last round, by the rule of its `stop`."""
-        return self.source.stopped_early
+        return self.finished and len(self.history) < self.config.rounds
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -119,7 +121,7 @@ class Loaded:
 
         Models of held-out devices are left out.
         """
-        return self.source.names()
+        return list(self.source.chosen)
 
     def table(self) -> str:
         """What the command printed at the end, of this seed; of an unfinished run, up to here."""
@@ -154,6 +156,8 @@ class Loaded:
     @cached_property
     def form(self) -> DataForm:
         """The form of the data: names, shape and type of examples, scaling."""
+        from covey.files.data_form import DataForm
+
         return DataForm.read(self.source.place.data)
 
     @cached_property
@@ -237,7 +241,7 @@ class Loaded:
             devices = pooled
         elif device is None:
             devices = range(len(self.device_names))
-        space = self.source.space
+        space = self.source.run.runtime.task.space
         network = space.fill(row, read.statistics_of(devices, space))
         return network if scaled else with_units(network, self.form)
 
@@ -432,6 +436,8 @@ class Loaded:
 
 def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
+    from covey.files.config import as_file
+    from covey.folder.models import RunModels
     from covey.report.pictures.compare import beside
     from covey.report.summary import summarise
 
@@ -449,21 +455,14 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     out = summarise(histories, first.config.protocol, devices, learner, private)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
-        for other in _beside(seed):
-            rounds, scores = others.setdefault(other.config.method(), ([], []))
-            rounds.append(other.history)
-            scores.append(other.devices() if other.finished else [])
+        file = seed.source.file
+        for table in seed.config.compared():
+            folder = file.folder.beside(as_file(table["name"]))
+            if not folder.config.exists():
+                continue
+            other = Loaded(RunModels(folder, seed.seed, trust=file.trust))
+            if other.history:  # an unfinished one has the rounds that it has run
+                rounds, scores = others.setdefault(other.config.method(), ([], []))
+                rounds.append(other.history)
+                scores.append(other.devices() if other.finished else [])
     return beside(out, devices, others)
-
-
-def _beside(run: Loaded) -> list[Loaded]:
-    """The algorithms that ran beside a run; an unfinished one has the rounds that it has run."""
-    out = []
-    file = run.source.file
-    for table in run.config.compared():
-        folder = file.folder.beside(as_file(table["name"]))
-        if folder.config.exists():
-            other = Loaded(RunModels(folder, run.seed, trust=file.trust))
-            if other.history:
-                out.append(other)
-    return out

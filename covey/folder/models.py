@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from covey.data.shards import some
-from covey.engine.modules.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.fields import nearest
 from covey.files import config as files
@@ -29,44 +28,25 @@ from covey.runtimes.simulator import Simulator
 class Models(Protocol):
     """The models that a folder has, with what is needed to use them.
 
-    `config` is the experiment file of a folder, `place` the folder of the seed or of the node.
+    A seed of a run has them all, and the disk of a deployed node its own.
     """
 
     file: ExperimentFile
     place: RunFolder
+    """The folder of the seed or of the node."""
     seed: int
 
     @property
-    def title(self) -> str:
-        """What it is, in words."""
+    def chosen(self) -> dict[str, int]:
+        """The scored models, "global" first, and the round that is reported for each, from 1."""
 
     @property
     def experiment(self) -> Experiment:
         """What was run, data included."""
 
     @property
-    def history(self) -> list[Round]:
-        """Every round's record up to the last checkpoint."""
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the run ended before its last round, by the rule of its `stop`."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether no round is left."""
-
-    @property
-    def chosen(self) -> dict[str, int]:
-        """The round that is reported for each model, counted from 1."""
-
-    @property
     def run(self) -> Run:
         """The run itself: its tree, its parameters."""
-
-    @property
-    def space(self) -> ParameterLayout:
-        """The layout of the rows, and the module around them."""
 
     @property
     def simulator(self) -> Simulator:
@@ -76,8 +56,13 @@ class Models(Protocol):
     def only_device(self) -> str | None:
         """The one device whose models these are; None: they are of all devices."""
 
-    def names(self) -> list[str]:
-        """The names of the models, "global" first; none where no round was scored."""
+    @property
+    def history(self) -> list[Round]:
+        """Every round's record up to the last checkpoint."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
 
     def devices(self) -> list[DeviceScore]:
         """Every device's score with every model, in its chosen round and the last scored one."""
@@ -116,19 +101,18 @@ class ExperimentFile:
             raise ConfigError(self.refusal)
         return files.load(self.folder.config, [])
 
-    @property
+    @cached_property
     def learner(self) -> Algorithm | None:
         """The algorithm; None where it is code that may not run here."""
-        own = ":" in self.config.algorithm["name"]
-        if own and self.refusal is not None:
-            return None
-        return (self.runnable if own else self.config).learner()
+        if ":" not in self.config.algorithm["name"]:
+            return self.config.learner()
+        return self.runnable.learner() if self.refusal is None else None
 
 
 class RunModels:
     """The models in the folder of a run; those of an unfinished one are in its checkpoint."""
 
-    only_device = None
+    only_device: str | None = None
 
     def __init__(self, folder: RunFolder, seed: int | None, *, trust: bool) -> None:
         self.file = ExperimentFile(folder, trust=trust)
@@ -140,8 +124,7 @@ class RunModels:
             raise ConfigError(f"seed = {seed}: this run has the seeds {config.seed} to {last}.")
         self.place = places[self.seed]
 
-    @property
-    def title(self) -> str:
+    def __str__(self) -> str:
         rounds = f"after {len(self.history)} of {self.file.config.rounds} rounds"
         state = "finished" if self.finished else rounds
         return f"{self.file.config.title} in {self.place.path}, {state}"
@@ -151,33 +134,28 @@ class RunModels:
         return self.file.runnable.experiment(self.seed)
 
     @cached_property
-    def history(self) -> list[Round]:
-        return history(self.place.checkpoint) if self.place.checkpoint.exists() else []
-
-    @property
-    def finished(self) -> bool:
-        return len(self.history) >= self.file.config.rounds or self.stopped_early
+    def _facts(self) -> dict[str, Any]:
+        return self.place.saved_facts()
 
     @cached_property
-    def stopped_early(self) -> bool:
-        if self.file.config.stop is None or not self.place.checkpoint.exists():
-            return False
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        return "stopped" in facts and len(self.history) < self.file.config.rounds
+    def history(self) -> list[Round]:
+        return history(self.place.checkpoint) if self._facts else []
 
-    @property
+    @cached_property
+    def finished(self) -> bool:
+        config = self.file.config
+        stopped_early = config.stop is not None and "stopped" in self._facts
+        return len(self.history) >= config.rounds or stopped_early
+
+    @cached_property
     def chosen(self) -> dict[str, int]:
-        protocol = self.file.config.protocol
-        return {
-            name: select(self.history, name, protocol).chosen.round + 1 for name in self.names()
-        }
-
-    def names(self) -> list[str]:
         """Models of held-out devices are left out."""
         scored = [record for record in self.history if record.models]
-        if not scored:
-            return []
-        return [name for name in scored[-1].models if not name.startswith("new_")]
+        names = (
+            [name for name in scored[-1].models if not name.startswith("new_")] if scored else []
+        )
+        protocol = self.file.config.protocol
+        return {name: select(self.history, name, protocol).chosen.round + 1 for name in names}
 
     def devices(self) -> list[DeviceScore]:
         if not self.finished:
@@ -190,15 +168,14 @@ class RunModels:
     @cached_property
     def run(self) -> Run:
         """At its last checkpoint if it is unfinished, else at its beginning."""
-        goes_on = self.place.checkpoint.exists() and not self.finished
+        goes_on = self._facts and not self.finished
         return Run(self.experiment, resume=self.place.checkpoint if goes_on else None)
 
     @cached_property
     def simulator(self) -> Simulator:
         """The data must be the data that the run was trained on."""
-        saved = self.place.checkpoint
-        facts = checkpoint.read(saved, tensors=False).facts
-        checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
+        wanted = self.experiment.fingerprint()
+        checkpoint.same_experiment(self.place.checkpoint, self._facts["experiment"], wanted)
         runtime = Run(self.experiment).runtime
         assert isinstance(runtime, Simulator)
         return runtime
@@ -209,29 +186,18 @@ class RunModels:
         if not self.finished:
             return self.run.snapshot(name, which)
         path = self.place.model(name, which)
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        if path.exists() or checkpoint.ROWS not in facts:
-            return snapshot.read(path, self.space)
-        return self._at_its_end.snapshot(name, which, mapped=True)
-
-    @cached_property
-    def space(self) -> ParameterLayout:
-        """The layout of the run's rows, and the module around them.
-
-        Rows hold what trains, so the frozen parameters must be those of the run.
-        """
+        if not path.exists() and checkpoint.ROWS in self._facts:
+            return self._at_its_end.snapshot(name, which, mapped=True)
         space = self.run.runtime.task.space
-        saved = self.place.checkpoint
-        if space.frozen and saved.exists():
-            facts = checkpoint.read(saved, tensors=False).facts["experiment"]
-            names = ("frozen", "model")
+        if space.frozen:  # rows hold what trains: the rest must be that of the run
+            saved = self._facts["experiment"]
             wanted = self.experiment.fingerprint()
             checkpoint.same_experiment(
-                saved,
-                {name: facts[name] for name in names if name in facts},
-                {name: wanted[name] for name in names},
+                self.place.checkpoint,
+                {name: saved[name] for name in ("frozen", "model") if name in saved},
+                {name: wanted[name] for name in ("frozen", "model")},
             )
-        return space
+        return snapshot.read(path, space)
 
     @cached_property
     def _at_its_end(self) -> Run:
@@ -242,8 +208,6 @@ class RunModels:
         return read.tier == self.run.runtime.tree.tiers[0] and PRIVATE not in read.beside
 
     def number(self, device: str | int | None, names: list[str]) -> int:
-        if device is None:
-            return 0
         if isinstance(device, str):
             if device in names:
                 return names.index(device)
@@ -252,18 +216,20 @@ class RunModels:
                 f" it has {len(names)}: {some(names)}. For one that did not train, "
                 "take the global model."
             )
-        if not 0 <= device < len(names):
+        number = int(device or 0)
+        if not 0 <= number < len(names):
             raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
-        return int(device)
+        return number
 
     def row(self, read: Snapshot, device: int) -> Tensor:
         node = self._node(read.tier, device)
         row = read.row(node, device)
         if row is None:
             raise ConfigError(f"device {device} has no {read.model!r} in {self.place.path}.")
-        if self._lacks is not None and node not in read.ids.tolist():
+        lacks = self._facts.get(checkpoint.LACKS)  # whose rows the folder of a deployed run has not
+        if lacks is not None and node not in read.ids.tolist():
             fix = f"load the models of {read.tier} {node} on its own machine"
-            raise ConfigError(f"{self.place.path} lacks {self._lacks}; {fix}.")
+            raise ConfigError(f"{self.place.path} lacks {lacks}; {fix}.")
         return row
 
     def _node(self, tier: str, device: int) -> int:
@@ -279,12 +245,3 @@ class RunModels:
             ends = torch.cumsum(tree.counts(above, torch.arange(tree.size(above))), 0)
             node = torch.searchsorted(ends, node, right=True)
         return int(node)
-
-    @cached_property
-    def _lacks(self) -> str | None:
-        """Whose rows the folder of a deployed run does not have, in words."""
-        if not self.place.checkpoint.exists():
-            return None
-        facts = checkpoint.read(self.place.checkpoint, tensors=False).facts
-        text: str | None = facts.get(checkpoint.LACKS)
-        return text

@@ -36,50 +36,17 @@ class NodeAddress:
 
 
 def find(run: Loaded, text: str) -> NodeAddress:
-    """The node that a user means; an error if there is none, or if there are two."""
-    named = [node for tier in run.tree.tiers for node in nodes(run, tier) if node.name == text]
+    """The node that a user means, by its name or its number: 17 and d17 are the same device.
+
+    An error if there is none, or if there are two.
+    """
+    tiers = run.tree.tiers
+    named = [node for tier in tiers for node in nodes(run, tier) if node.name == text]
     if len(named) > 1:
         codes = " or ".join(node.code for node in named)
         raise ConfigError(f"--node {text}: two nodes have this name; write {codes}.")
     if named:
         return named[0]
-    return _numbered(run, text)
-
-
-def nodes(run: Loaded, tier: str) -> list[NodeAddress]:
-    """All nodes of a tier, in order."""
-    size = run.tree.size(tier)
-    names = _names(run, tier)
-    if len(names) != size:
-        return [NodeAddress(tier, k, NodeAddress(tier, k, "").code) for k in range(size)]
-    return [NodeAddress(tier, k, name) for k, name in enumerate(names)]
-
-
-def a_device(run: Loaded, node: NodeAddress) -> int:
-    """The number of the first device under a node, or of the device that it is."""
-    first, _ = run.tree.span(node.tier, torch.tensor([node.number]))
-    return int(first)
-
-
-def devices_under(run: Loaded, node: NodeAddress) -> range:
-    """The numbers of the devices under a node; a device's own number."""
-    first, stop = run.tree.span(node.tier, torch.tensor([node.number]))
-    return range(int(first), int(stop))
-
-
-def _names(run: Loaded, tier: str) -> tuple[str, ...]:
-    """What the data calls the nodes of a tier; empty where it has no names for them."""
-    tiers = run.tree.tiers
-    if tier == tiers[-1]:
-        return run.names.devices
-    if tier == tiers[-2] and len(tiers) > 2:
-        return run.names.edges
-    return ()
-
-
-def _numbered(run: Loaded, text: str) -> NodeAddress:
-    """The node with this number: 17 and d17 are the same device."""
-    tiers = run.tree.tiers
     tier, number = tiers[-1], text
     if match := _SHORT.fullmatch(text):
         tier, number = _LETTERS[match[1]], match[2]
@@ -88,19 +55,33 @@ def _numbered(run: Loaded, text: str) -> NodeAddress:
     elif text == tiers[0]:
         tier, number = text, "0"
     if tier not in tiers or not (number.isascii() and number.isdigit()):
-        raise ConfigError(_unknown(run, text))
+        known = {tier: [node.name for node in nodes(run, tier)] for tier in tiers}
+        near = nearest(text, [name for names in known.values() for name in names])
+        listed = "; ".join(f"{tier}s {some(known[tier])}" for tier in tiers[1:])
+        raise ConfigError(
+            f"--node {text}: there is no such node{near}; there are {tiers[0]}; {listed}."
+        )
     size = run.tree.size(tier)
     if int(number) >= size:
         raise ConfigError(f"--node {text}: this run has the {tier}s 0 to {size - 1}.")
     return nodes(run, tier)[int(number)]
 
 
-def _unknown(run: Loaded, text: str) -> str:
-    """Which nodes there are, where a name is none of them."""
+def nodes(run: Loaded, tier: str) -> list[NodeAddress]:
+    """All nodes of a tier, in order."""
     tiers = run.tree.tiers
-    names = [node.name for tier in tiers for node in nodes(run, tier)]
-    listed = "; ".join(
-        f"{tier}s {some([node.name for node in nodes(run, tier)])}" for tier in tiers[1:]
-    )
-    near = nearest(text, names)
-    return f"--node {text}: there is no such node{near}; there are {tiers[0]}; {listed}."
+    size = run.tree.size(tier)
+    names: tuple[str, ...] = ()  # what the data calls them
+    if tier == tiers[-1]:
+        names = run.names.devices
+    elif tier == tiers[-2] and len(tiers) > 2:
+        names = run.names.edges
+    if len(names) != size:
+        return [NodeAddress(tier, k, NodeAddress(tier, k, "").code) for k in range(size)]
+    return [NodeAddress(tier, k, name) for k, name in enumerate(names)]
+
+
+def devices_under(run: Loaded, node: NodeAddress) -> range:
+    """The numbers of the devices under a node; a device's own number."""
+    first, stop = run.tree.span(node.tier, torch.tensor([node.number]))
+    return range(int(first), int(stop))

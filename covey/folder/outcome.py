@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.atomic import refused
 from covey.files.config import Config
 from covey.files.registry import method
 from covey.folder.folder import environment
 from covey.folder.seeds import Histories
 from covey.report.summary import Gain, Summary, summarise
 from covey.runs.run import private_part
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.devices import DeviceScore, from_csv
 
 

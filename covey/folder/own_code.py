@@ -19,6 +19,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from covey import atomic
+from covey.atomic import refused
 from covey.data.published.locations import user_data
 from covey.data.shards import some
 from covey.errors import ConfigError
@@ -26,7 +27,7 @@ from covey.fields import plain
 from covey.files.config import Config, unchecked
 from covey.files.modules import is_own_name
 from covey.runs.saved import source
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 
 _SECRET = 32  # bytes
 

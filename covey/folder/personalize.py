@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from covey.atomic import refused
 from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
 from covey.engine.measures.metrics import DEFAULTS
@@ -19,10 +20,10 @@ from covey.files.config import Config, load
 from covey.files.data_form import DataForm
 from covey.folder.formats import KEY, units
 from covey.folder.own_code import refusal
-from covey.kernel.algorithm import Algorithm
+from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers
 from covey.runs.saved import checkpoint, snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.headline import Headline, named
 from covey.runs.scores.scoring import Score, score_of
@@ -104,16 +105,17 @@ def personalize(
     if not folder.model(above).exists():
         above = "global"  # the run has no models of the tier above
     w = snapshot.read(folder.model("global"), space).rows
-    rows = w
-    names = ["global"]
+    rows, names = w, ["global"]
     if above != "global":
-        snap = snapshot.read(folder.model(above), space)
-        rows = snap.rows
-        names = _edge_names(snap, form, experiment.algorithm)
-    if edge is not None:
-        chosen = torch.full((shards.devices,), _chosen(edge, above, names))
-    else:
+        rows, names = _edges(snapshot.read(folder.model(above), space), form, experiment)
+    if edge is None:
         chosen = task.fitting([rows]).cpu()
+    elif above == "global":
+        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
+    elif edge not in names:
+        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
+    else:
+        chosen = torch.full((shards.devices,), names.index(edge))
     start = rows[chosen].to(task.task.device)
     personal = task.adapted(start, round=config.rounds)
     models = {"global": w.to(start).expand_as(start)}
@@ -152,12 +154,13 @@ def personalize(
     return done
 
 
-def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
-    """The names of the edges that have a model; their numbers where the data has no names."""
-    numbers = edges.ids.tolist()
-    if form.names.edges and len(algorithm.tiers()) > 2:
-        return [form.names.edges[number] for number in numbers]
-    return [str(number) for number in numbers]
+def _edges(kept: Snapshot, form: DataForm, experiment: Experiment) -> tuple[Tensor, list[str]]:
+    """The models of edges, and what the edges are called: their numbers if nothing else."""
+    numbers = kept.ids.tolist()
+    names = list(map(str, numbers))
+    if form.names.edges and len(experiment.algorithm.tiers()) > 2:
+        names = [form.names.edges[number] for number in numbers]
+    return kept.rows, names
 
 
 def _run(
@@ -210,15 +213,6 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         decimal=str(config.data.get("decimal", ".")),
         seed=seed,
     )
-
-
-def _chosen(edge: str, above: str, names: list[str]) -> int:
-    """The position of the edge of that name, or number."""
-    if above == "global":
-        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
-    if edge not in names:
-        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
-    return names.index(edge)
 
 
 def _write(path: Path, module: nn.Module, config: Config, data: Path, form: DataForm) -> None:

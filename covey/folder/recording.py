@@ -17,13 +17,14 @@ from typing import Any, get_args
 
 import torch
 
+from covey.atomic import refused
 from covey.data import NO_TARGET, Shards
 from covey.errors import CheckpointError, CoveyError, RankError
 from covey.files.data_form import DataForm
 from covey.runs.models import Which
 from covey.runs.run import Round
 from covey.runs.saved import snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores import confusion, node_round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.figures import PARTS
@@ -61,8 +62,14 @@ class Recorder(RunTracker):
         """Write what is known before the first round that is left."""
         self._write_records()
         self.folder.write_json(self.folder.data, DataForm.of(self.run.trained).as_dict())
-        if self.folder.writes:
-            self._begin_nodes()
+        if not self.folder.writes:
+            return
+        text = json.dumps(described(self.run, self.method))  # on one line: a number per device
+        self.folder.write(self.folder.described, text + "\n")
+        if _devices(self.run) > DEVICES:
+            return
+        self._write_nodes()
+        self._write_totals()
 
     def log(self, records: Sequence[Round]) -> None:
         self.folder.append(self.folder.metrics, json.dumps(records[self.place].as_dict()))
@@ -132,14 +139,8 @@ class Recorder(RunTracker):
         if scored > DEVICES:
             self.say(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
 
-    # Single nodes
-
-    def _begin_nodes(self) -> None:
-        """Describe the nodes; drop lines of rounds that will be run again."""
-        text = json.dumps(described(self.run, self.method))  # on one line: a number per device
-        self.folder.write(self.folder.described, text + "\n")
-        if _devices(self.run) > DEVICES:
-            return
+    def _write_nodes(self) -> None:
+        """The figures of nodes so far, without the lines of rounds that will be run again."""
         path = self.folder.nodes
         text = ""
         if path.exists():
@@ -155,7 +156,6 @@ class Recorder(RunTracker):
         kept = dict(sorted(kept.items()))
         self.folder.write(path, "\n".join([*kept.values(), ""]))
         self.lines = max(kept, default=-1)
-        self._write_totals()
 
     def _add_nodes(self) -> None:
         """Append a line for the round that was run last, if it has one and it is not there yet."""

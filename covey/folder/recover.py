@@ -12,21 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import covey
+from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
 from covey.folder.terminal import Console
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.saved import checkpoint, rank_parts
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.stopping import StopCount
 
 
 def rounds_run(folder: RunFolder) -> int:
     """How many rounds the checkpoint of a folder has run; 0 where there is none."""
-    if not folder.checkpoint.exists():
-        return 0
-    return int(checkpoint.read(folder.checkpoint, tensors=False).facts["round"])
+    return int(folder.saved_facts().get("round", 0))
 
 
 def check_seeds(config: Config, folder: RunFolder) -> None:
@@ -96,7 +95,7 @@ def finished(folder: RunFolder, experiment: Experiment) -> bool:
 
 def stopped_early(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a seed has rounds left and ended by the experiment's own rule of `stop`."""
-    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    facts = folder.saved_facts()
     return facts["round"] < experiment.rounds and _stopped_by(facts, experiment)
 
 
@@ -107,14 +106,10 @@ def _stopped_by(facts: dict[str, Any], experiment: Experiment) -> bool:
 
 def history(folder: RunFolder, experiment: Experiment) -> list[Round]:
     """The records of a seed whose checkpoint must be this experiment's."""
-    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    facts = checkpoint.read_facts(folder.checkpoint)
     wanted = experiment.fingerprint()
-    checkpoint.same_experiment(
-        folder.checkpoint,
-        facts["experiment"],
-        wanted,
-        data=experiment.data.name,
-    )
+    saved = facts["experiment"]
+    checkpoint.same_experiment(folder.checkpoint, saved, wanted, data=experiment.data.name)
     return covey.history(folder.checkpoint)
 
 
@@ -142,9 +137,11 @@ def mend(folder: RunFolder, console: Console) -> None:
     try:
         _check_whole(folder.checkpoint)
     except CheckpointError as error:
-        if not _is_whole(older):
-            raise
-        round = checkpoint.read(older, tensors=False).facts["round"]
+        try:
+            _check_whole(older)
+        except CheckpointError:
+            raise error from None
+        round = checkpoint.read_facts(older)["round"]
         with refused(folder.checkpoint):
             os.replace(folder.checkpoint, folder.damaged)
             shutil.copy2(older, folder.checkpoint)
@@ -159,11 +156,3 @@ def _check_whole(saved: Path) -> None:
     facts = checkpoint.read(saved).facts
     rank_parts.check(saved, facts)
     covey.history(saved)
-
-
-def _is_whole(saved: Path) -> bool:
-    try:
-        _check_whole(saved)
-    except CheckpointError:
-        return False
-    return True

@@ -17,10 +17,11 @@ from covey.folder.recording import Recorder
 from covey.folder.show import LINES, ProgressBar
 from covey.folder.stop import Stop
 from covey.folder.terminal import Console
-from covey.folder.tracked import Followed, Past, Tracked
+from covey.folder.tracked import Past, Tracked
 from covey.folder.trackers import Maker
 from covey.runs.run import Round, Runs
 from covey.runs.saved.run_folder import RunFolder
+from covey.runs.seed import Seed
 from covey.runs.stopping import early_stop
 from covey.runs.tracker import RunTracker, play
 
@@ -172,7 +173,7 @@ class Seeds:
         )
         return [*out, progress]
 
-    def _tracked(self, seed: int, run: Followed, place: int = 0) -> Tracked:
+    def _tracked(self, seed: int, run: Seed | Past, place: int = 0) -> Tracked:
         """The trackers of --log for one seed."""
         config = self.config.resolved() | {"seed": seed}
         return Tracked(self.makers, self.folders[seed], self.console, config, run, place)

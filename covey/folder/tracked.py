@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from covey import atomic
 from covey.errors import CheckpointError
@@ -17,17 +17,8 @@ from covey.origin import FAULTS, told
 from covey.report.summary import summarise
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.record import Round
+from covey.runs.seed import Seed
 from covey.runs.tracker import RunTracker, Tracker
-
-
-class Followed(Protocol):
-    """A seed of a run: its rounds so far, and whether none is left."""
-
-    @property
-    def history(self) -> Sequence[Round]: ...
-
-    @property
-    def done(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Tracked(RunTracker):
     console: Console
     config: Mapping[str, Any]
     """The resolved experiment file of the seed."""
-    run: Followed
+    run: Seed | Past
     place: int = 0
     """Of the seed among those that run side by side."""
 

@@ -80,18 +80,13 @@ class MLflow:
             return
         if self._log.broken is not None:
             self._client.set_terminated(self._log.broken, status="KILLED")
-        experiment = self._experiment(str(config.get("name") or "covey"))
-        run = self._client.create_run(experiment, run_name=_title(self._folder))
-        self._log.open(run.info.run_id)
-        for name, value in _settings(config):
-            self._client.log_param(run.info.run_id, _plain(name), str(value)[:_LONGEST])
-
-    def _experiment(self, name: str) -> str:
-        """The number of MLflow's experiment of this name."""
+        name = str(config.get("name") or "covey")
         known = self._client.get_experiment_by_name(name)
-        if known is not None:
-            return str(known.experiment_id)
-        return str(self._client.create_experiment(name))
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        run = self._client.create_run(str(experiment), run_name=_title(self._folder))
+        self._log.open(run.info.run_id)
+        for name, value in flat(config):
+            self._client.log_param(run.info.run_id, _plain(name), str(value)[:_LONGEST])
 
     def log(self, record: Round) -> None:
         entities = needed("mlflow.entities", extra="mlflow", to="log to MLflow")
@@ -239,15 +234,15 @@ def _title(folder: Path) -> str:
     return folder.name
 
 
-def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting under one name.
 
-    >>> dict(_settings({"rounds": 3, "algorithm": {"lr": 0.1}}))
+    >>> dict(flat({"rounds": 3, "algorithm": {"lr": 0.1}}))
     {'rounds': 3, 'algorithm.lr': 0.1}
     """
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

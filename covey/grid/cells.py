@@ -23,7 +23,7 @@ from covey.folder.recording import private_layers
 from covey.grid.axes import Settings
 from covey.report.reported import models
 from covey.runs.experiment import Experiment
-from covey.runs.run import Round, Runs
+from covey.runs.run import Round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.headline import selected
 from covey.runs.tracker import RunTracker
@@ -110,7 +110,7 @@ def _trial(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
     histories: list[Sequence[Round]] = []
     for group in side_by_side(cell.seeds, list(each.values()), "simulator"):
         runs = covey.runs([each[seed] for seed in group], store=config.store)
-        play_rounds(runs, _trackers(cell, runs))
+        play_rounds(runs, [Spending(cell.budget, runs.experiment)])
         histories += [seed.history for seed in runs.seeds]
     model, score = best_model(histories, cell.model)
     records = [chosen(history, model) for history in histories]
@@ -136,7 +136,7 @@ def _final(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
         group = groups.pop(0)
         try:
             runs = covey.runs([experiments[seed] for seed in group], store=config.store)
-            play_rounds(runs, _trackers(cell, runs))
+            play_rounds(runs, [Spending(cell.budget, runs.experiment)])
         except DivergedError as error:
             if len(group) == 1:
                 out[str(group[0])] = {"error": str(error), "diverged": True}
@@ -153,23 +153,21 @@ def _final(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
 
 @dataclass(eq=False)
 class Spending(RunTracker):
-    """Ends a run after which a budget has no room for another round like the last.
+    """Ends a run after which a budget, where there is one, has no room for a round like the last.
 
     Of seeds side by side, the one that uses most decides.
     """
 
-    budget: Budget
+    budget: Budget | None
     experiment: Experiment
     used: float = 0.0
 
     def log(self, records: Sequence[Round]) -> bool:
+        if self.budget is None:
+            return False
         last = max(cost(record, self.budget.unit, self.experiment) for record in records)
         self.used += last
         return self.used + last > self.budget.amount
-
-
-def _trackers(cell: Cell, runs: Runs) -> list[RunTracker]:
-    return [] if cell.budget is None else [Spending(cell.budget, runs.experiment)]
 
 
 def validated(experiment: Experiment) -> Experiment:

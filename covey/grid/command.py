@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from covey.atomic import refused
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
 from covey.folder.show import print_wide
@@ -26,7 +27,6 @@ from covey.grid.result import Result
 from covey.grid.store import GridStore
 from covey.grid.sweep import SweepResult
 from covey.grid.tables import TextTable
-from covey.runs.saved.run_folder import refused
 
 Jobs = Annotated[
     int | None,

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.folder.folder import create, unused
 from covey.grid.pool import Answer
-from covey.runs.saved.run_folder import Folder, refused
+from covey.runs.saved.run_folder import Folder
 
 PLAN = "grid.json"
 _VERSION = 1

@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from covey.atomic import refused
 from covey.cli.options import AsJson
 from covey.errors import ConfigError, meant
 from covey.fields import read
@@ -27,7 +28,6 @@ from covey.radio.plan import plan as make
 from covey.radio.policies import POLICIES, Policy, fixed
 from covey.radio.radio import Radio
 from covey.radio.scenario import ScenarioForm, ScenarioSettings, load
-from covey.runs.saved.run_folder import refused
 
 SWEEPS = {
     "deadline": "deadline",

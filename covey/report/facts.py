@@ -78,7 +78,7 @@ class Facts:
         """A run and the algorithms that ran beside it; of these, the ones that have begun."""
         files = self._files_of(folder)
         out = [_Run(files, files.read(), beside=False)]
-        for other in RunFolder(folder).all_beside():
+        for other in RunFolder.inside(RunFolder(folder).compared):
             files = self._files_of(other.path)
             records = files.read()
             if records:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.runs.saved.run_folder import DAMAGE, RunFolder
+from covey.runs.saved.run_folder import DAMAGE, GrowingFile, RunFolder
+from covey.runs.scores import node_round
 from covey.runs.scores.node_round import NodeRound
 from covey.runs.scores.record import Round
 from covey.runs.selection import Protocol
@@ -55,7 +56,7 @@ class SeedFiles:
         self.seed = seed
         self._run = run
         self._history = folder.growing_records()
-        self._nodes = folder.growing_nodes()
+        self._nodes = GrowingFile(folder.nodes, node_round.read)
 
     def read(self) -> SeedRecord | None:
         """What there is so far; None where the seed has not begun."""

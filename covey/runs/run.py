@@ -599,7 +599,7 @@ def runs(
 
 def history(path: str | os.PathLike[str]) -> list[Round]:
     """The records of a saved run."""
-    facts = checkpoint.read(path, tensors=False).facts
+    facts = checkpoint.read_facts(path)
     try:
         _, records = Journal.read(Path(path).absolute(), facts["history"])
         return [record.read(values) for values in records]
@@ -613,6 +613,6 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
 
 def private_part(path: str | os.PathLike[str]) -> str:
     """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
-    facts = checkpoint.read(path, tensors=False).facts
+    facts = checkpoint.read_facts(path)
     patterns = facts["experiment"].get("private", "[]")
     return {"[]": "", "[head]": "head"}.get(patterns, "private layers")

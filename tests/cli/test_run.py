@@ -236,7 +236,7 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, call: i
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "call"),
+    "where",
     [
         (RunFolder, "append", 1),
         (RunFolder, "append", 3),
@@ -251,16 +251,11 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, call: i
     ],
 )
 def test_wherever_it_is_stopped_it_ends_the_same(
-    undisturbed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    method: str,
-    call: int,
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str, int]
 ) -> None:
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        _interrupt(patch, owner, method, call)
+        _interrupt(patch, *where)
         ended = covey("run", *SMALL, "--out", folder)
     assert ended.code == 130
     assert f"resume with: covey run --resume {folder}" in ended.err

@@ -93,7 +93,7 @@ def _compared(folder: Path) -> dict[str, Any]:
     if is_census(config):
         rule = "a replay needs the examples of all devices on one machine"
         raise ConfigError(f"the data of this run stay with their devices, and {rule}.")
-    lacks = checkpoint.read(deployed.checkpoint, tensors=False).facts.get(checkpoint.LACKS)
+    lacks = deployed.saved_facts().get(checkpoint.LACKS)
     if lacks is not None:
         fix = "start its server again while all nodes are there"
         if not (config.deploy or {}).get("share_rows", True):

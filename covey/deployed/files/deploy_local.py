@@ -8,10 +8,9 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from covey.cli.report import write_after_run
 from covey.deployed.files.deployment import Deployment
@@ -29,6 +28,7 @@ from covey.folder.load import summary
 from covey.folder.own_code import write_config, write_modules
 from covey.folder.stop import Interrupted, stoppable
 from covey.folder.terminal import Console
+from covey.folder.trackers import flat
 from covey.runs.saved import checkpoint, status
 from covey.runs.saved.run_folder import Folder, GrowingFile, RunFolder
 from covey.runs.scores.record import Round
@@ -113,7 +113,7 @@ class LocalDeployment:
         before = load_config(file)
         now = self.deployment.config
         fix = f"give another --out, or remove {self.out}"
-        had, has = dict(_flat(before.resolved())), dict(_flat(now.resolved()))
+        had, has = dict(flat(before.resolved())), dict(flat(now.resolved()))
         may_change = {"rounds", "name", *(["data.path"] if is_census(now) else [])}
         for key in sorted((had.keys() | has.keys()) - may_change):
             if had.get(key) != has.get(key):
@@ -134,8 +134,7 @@ class LocalDeployment:
             return False
         lacks = None
         if self.deployment.deploy.share_rows:  # or it can get no rows of the nodes
-            saved = checkpoint.read(RunFolder(self.folder).checkpoint, tensors=False)
-            lacks = saved.facts.get(checkpoint.LACKS)
+            lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
         if lacks is not None:
             console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False
@@ -225,15 +224,6 @@ def _check_memory(processes: Sequence[Process]) -> None:
     raise ConfigError(
         f"{len(processes)} processes are too many for the memory of this machine; {fix}."
     )
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a table under its whole key."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def show_end(console: Console, tree: LocalDeployment) -> None:

@@ -24,21 +24,22 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from covey.atomic import refused
 from covey.data import Shards
 from covey.deployed.files.device_data import own_examples
 from covey.deployed.node.own_models import DISK
 from covey.deployed.plan.process import Process
-from covey.engine.modules.layout import ParameterLayout
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config
 from covey.files.data_form import DataForm
 from covey.folder.models import ExperimentFile
 from covey.folder.own_code import write_config
 from covey.runs.experiment import Experiment
-from covey.runs.run import Run, Which
+from covey.runs.run import Round, Run, Which
 from covey.runs.saved import snapshot
-from covey.runs.saved.run_folder import RunFolder, refused
+from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
+from covey.runs.scores.devices import DeviceScore
 from covey.runtimes.simulator import Simulator
 
 
@@ -84,7 +85,6 @@ class NodeModels:
     """
 
     finished = True  # models are read from their files
-    stopped_early = False  # only the server's folder tells
 
     def __init__(self, folder: RunFolder, *, trust: bool) -> None:
         self.file = ExperimentFile(folder, trust=trust)
@@ -94,12 +94,11 @@ class NodeModels:
         try:
             self.tier = str(facts["tier"])
             self.number_in_tier = int(facts["number"])
-            self._rounds = {str(name): int(round) for name, round in facts["models"].items()}
+            self.chosen = {str(name): int(round) + 1 for name, round in facts["models"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {folder.node}: {error!r}.") from error
 
-    @property
-    def title(self) -> str:
+    def __str__(self) -> str:
         return f"{self.name} of {self.file.config.title} in {self.place.path}"
 
     @cached_property
@@ -126,38 +125,27 @@ class NodeModels:
         own = own_examples(self.file.config, file, described.data, self.number_in_tier)
         return replace(described, data=own)
 
-    @property
-    def history(self) -> NoReturn:
+    @cached_property
+    def history(self) -> list[Round]:
         self._refuse("the rounds of the run")
 
-    def devices(self) -> NoReturn:
+    def devices(self) -> list[DeviceScore]:
         self._refuse("the scores of devices")
 
     def _refuse(self, what: str) -> NoReturn:
         rule = "a node has its own models alone"
         raise ConfigError(f"{self.place.path} has not {what}: {rule}; look in the server's folder.")
 
-    @property
-    def chosen(self) -> dict[str, int]:
-        return {name: round + 1 for name, round in self._rounds.items()}
-
-    def names(self) -> list[str]:
-        return list(self._rounds)
-
     @cached_property
     def run(self) -> Run:
         return Run(self.experiment)
 
-    @property
-    def space(self) -> ParameterLayout:
-        return self.run.runtime.task.space
-
-    @property
+    @cached_property
     def simulator(self) -> Simulator:
         assert isinstance(self.run.runtime, Simulator)
         return self.run.runtime
 
-    @property
+    @cached_property
     def only_device(self) -> str | None:
         """What the data calls this device, or its number; None for an edge and the server."""
         if self.tier != self.run.runtime.tree.tiers[-1]:
@@ -175,7 +163,7 @@ class NodeModels:
             raise ConfigError(
                 f"a node's own disk has models of chosen rounds alone, not {which!r}."
             )
-        return snapshot.read(self.place.model(name), self.space)
+        return snapshot.read(self.place.model(name), self.run.runtime.task.space)
 
     def number(self, device: str | int | None, names: list[str]) -> int:
         """The number of this node; another node's name is refused."""

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey import native
-from covey.atomic import replacing, sync
+from covey.atomic import refused, replacing, sync
 from covey.errors import CheckpointError, OtherExperiment
 
 FORMAT = "covey-checkpoint-6"
@@ -57,13 +57,9 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """
     target = Path(path)
     tensors, metadata = as_file(checkpoint, FORMAT)
-    try:
+    with refused(target, "an older checkpoint there is untouched"):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(target, tensors, metadata, keep=previous(target))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {target}: {error}; an older checkpoint there is untouched."
-        ) from error
 
 
 def as_file(checkpoint: Checkpoint, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -141,6 +137,11 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
         ) from error
 
 
+def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The facts of the checkpoint at `path`."""
+    return read(path, tensors=False).facts
+
+
 DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
 """Errors that a damaged file leads to."""
 
@@ -188,6 +189,13 @@ def tensors_of(file: Any) -> dict[str, Tensor]:
     return tensors
 
 
+def file_name(name: Any) -> str:
+    """The name of a file beside a checkpoint, which it says; a ValueError where it has a folder."""
+    if not isinstance(name, str) or name != os.path.basename(name):
+        raise ValueError(f"a part of it is in the file {name!r:.80}")
+    return name
+
+
 def older(path: str | os.PathLike[str]) -> str:
     """What to do about a damaged checkpoint, as the end of a sentence on what is wrong with it."""
     before = previous(path)
@@ -207,40 +215,38 @@ def same_experiment(
 
     `data` is what the experiment's data is called, for instance its file: a hash would say nothing.
     """
+    of_another = f"{path} is of another experiment"
+    anew = "or start a new run"
     for name in {**wanted, **saved}:
         if saved.get(name) == wanted.get(name):
             continue
         if name in ("draws", "covey"):
+            made, this = (
+                f"covey {facts.get('covey')} with draws = {facts.get('draws')}"
+                for facts in (saved, wanted)
+            )
             raise OtherExperiment(
-                f"{path} was written by {_made_by(saved)}, this is {_made_by(wanted)}: its next "
-                "rounds could draw other batches; go on with the covey that wrote it, "
-                "or start a new run."
+                f"{path} was written by {made}, this is {this}: its next rounds could draw other "
+                f"batches; go on with the covey that wrote it, {anew}."
             )
         if name == "data" and name in saved:
             raise OtherExperiment(
-                f"{path} is of another experiment: {data} changed since it was written "
-                "(its examples, or which device holds which); put the old data back, "
-                "or start a new run."
+                f"{of_another}: {data} changed since it was written (its examples, or which device "
+                f"holds which); put the old data back, {anew}."
             )
         if name == "frozen" and name in saved and name in wanted:
             raise OtherExperiment(
-                f"{path} is of another experiment: the values of frozen parameters changed since "
-                "it was written; put the old weights back, or start a new run."
+                f"{of_another}: the values of frozen parameters changed since it was written; "
+                f"put the old weights back, {anew}."
             )
         if name.endswith(CODE) and name in saved and name in wanted:
             raise OtherExperiment(
-                f"{path} is of another experiment: the {name} changed since it was written, or "
-                "other lines of its modules did, which count too; put the old code back, start "
-                "a new run, or go on anyway: covey run --resume DIR --anyway."
+                f"{of_another}: the {name} changed since it was written, or other lines of its "
+                "modules did, which count too; put the old code back, start a new run, or go on "
+                "anyway: covey run --resume DIR --anyway."
             )
         had, want = around_difference(str(saved.get(name)), str(wanted.get(name)))
-        raise OtherExperiment(
-            f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
-        )
-
-
-def _made_by(facts: dict[str, str]) -> str:
-    return f"covey {facts.get('covey')} with draws = {facts.get('draws')}"
+        raise OtherExperiment(f"{of_another}: its {name} is {had}, this one's is {want}.")
 
 
 def around_difference(had: str, want: str) -> tuple[str, str]:
@@ -250,17 +256,11 @@ def around_difference(had: str, want: str) -> tuple[str, str]:
         same += 1
     start = max(0, same - 50)
     stop = same + 50
-    return _excerpt(had, start, stop), _excerpt(want, start, stop)
-
-
-def _excerpt(text: str, start: int, stop: int) -> str:
-    """A part of a text, with dots where something is left out."""
-    out = text[start:stop]
-    if start:
-        out = f"...{out}"
-    if len(text) > stop:
-        out = f"{out}..."
-    return out
+    before = "..." if start else ""
+    excerpts = [
+        f"{before}{text[start:stop]}{'...' if len(text) > stop else ''}" for text in (had, want)
+    ]
+    return excerpts[0], excerpts[1]
 
 
 @cache

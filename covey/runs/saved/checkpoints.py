@@ -160,7 +160,7 @@ class Checkpoints:
 
     def append_to(self, copy: int, path: Path, history: Sequence[Round]) -> None:
         """Write to a checkpoint that this run wrote before: its file of records only grows."""
-        facts = checkpoint.read(path, tensors=False).facts
+        facts = checkpoint.read_facts(path)
         journal, written = Journal.read(path, facts["history"])
         same = 0
         for record, before in zip(history, written, strict=False):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from covey.atomic import refused
 from covey.errors import CheckpointError
 
 _DIGEST = 16
@@ -110,13 +111,9 @@ class Journal:
     def append(self, records: Sequence[dict[str, Any]], count: int) -> None:
         """Write records behind the last good one; then the file holds `count` of the run's."""
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
-        try:
+        with refused(self.path, "an older checkpoint is untouched"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_at(self.path, self.length, text)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write {self.path}: {error}; an older checkpoint is untouched."
-            ) from error
         self._sum.update(text)
         self.length += len(text)
         self.records = count

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from covey.atomic import sync
+from covey.atomic import refused, sync
 from covey.errors import CheckpointError
 from covey.kernel.store import segments
 from covey.kernel.store.segments import RowForm, Segment
@@ -83,7 +83,7 @@ class RowsFolder:
 
     def save(self, store: Store, nodes: Nodes, totals: Totals) -> dict[str, Any]:
         """Everything on the disk that a checkpoint of these nodes counts on; how to find it."""
-        try:
+        with refused(self.path, "an older checkpoint is untouched"):
             store.commit()
             for column in store.columns.values():
                 column.compact()
@@ -92,10 +92,6 @@ class RowsFolder:
             store.sync()
             log = self._written(store, nodes, totals)
             sync(self.path)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write {self.path}: {error}; an older checkpoint is untouched."
-            ) from error
         return {
             "folder": self.path.name,
             "log": log.path.name,
@@ -135,30 +131,21 @@ class RowsFolder:
 
     def _written(self, store: Store, nodes: Nodes, totals: Totals) -> Log:
         """The log with everything up to now: one more record, or a new log where that is short."""
-        log = self._log
-        if log is not None:
-            record, tensors = _changes(store, nodes, totals, log)
-            entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
-            anew = sum(column.capacity for column in store.columns.values())
-            if log.entries + entries <= 2 * anew + _SLACK:
-                log.append(record, tensors)
-                log.entries += entries
-                self._remember(log, store, totals)
-                return log
-        log = Log(self.path / f"{uuid.uuid4().hex}.log")
+        log = self._log or Log(self.path / f"{uuid.uuid4().hex}.log")
         record, tensors = _changes(store, nodes, totals, log)
+        entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
+        anew = sum(column.capacity for column in store.columns.values())
+        if self._log is not None and log.entries + entries > 2 * anew + _SLACK:
+            self._log = None
+            return self._written(store, nodes, totals)
         log.append(record, tensors)
-        log.entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
-        self._remember(log, store, totals)
-        self._log = log
-        return log
-
-    def _remember(self, log: Log, store: Store, totals: Totals) -> None:
-        """What was changed up to now is recorded."""
+        log.entries += entries
         log.totals = dict(totals)
         for (tier, name), column in store.columns.items():
             for label in (PRESENT, *column.held):
                 log.marks[tier, name, label] = column.version(label).changes.now
+        self._log = log
+        return log
 
 
 def _named(facts: Mapping[str, Any]) -> set[str]:
@@ -174,7 +161,7 @@ def _files_of(path: Path) -> set[str] | None:
     if not path.exists():
         return set()
     try:
-        facts = checkpoint.read(path, tensors=False).facts
+        facts = checkpoint.read_facts(path)
         return _named(facts.get(checkpoint.ROWS, {"log": "", "columns": []}))
     except (CheckpointError, KeyError, ValueError, TypeError):
         return None
@@ -277,7 +264,7 @@ def read(
     `sizes` are the nodes of each tier. `live` is the folder of a run that goes on with the files:
     a name there tells the process that writes them not to use rows again.
     """
-    folder = path.with_name(_file_name(facts["folder"]))
+    folder = path.with_name(checkpoint.file_name(facts["folder"]))
     by_key = _Replay(sizes)
     for record, tensors in _records(folder, facts):
         by_key.add(record, tensors)
@@ -322,7 +309,7 @@ def _records(
     folder: Path, facts: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
     """The records of a log, once all of it is known to be what was written."""
-    path = folder / _file_name(facts["log"])
+    path = folder / checkpoint.file_name(facts["log"])
     try:
         with open(path, "rb") as file:
             text = file.read(facts["length"])
@@ -352,7 +339,7 @@ def _read_column(
     form = facts["form"]
     parts = []
     for start, count, file, kind in facts["segments"]:
-        path = folder / _file_name(file)
+        path = folder / checkpoint.file_name(file)
         if live is not None and path.exists():
             _link(path, live / file)
             path = live / file
@@ -390,10 +377,3 @@ def _check_rows(
             )
     if checked != len(slots):
         raise ValueError(f"{len(slots) - checked} rows lie in none of its files")
-
-
-def _file_name(name: Any) -> str:
-    """A name without a folder."""
-    if not isinstance(name, str) or name != os.path.basename(name):
-        raise ValueError(f"its files have the name {name!r:.80}")
-    return name

@@ -72,7 +72,7 @@ def clean(target: Path, parts: Sequence[PartFacts]) -> None:
     before = checkpoint.previous(target)
     if before.exists():
         try:
-            facts = checkpoint.read(before, tensors=False).facts
+            facts = checkpoint.read_facts(before)
             named |= {_file_name(part) for part in _listed(facts)}
         except (CheckpointError, ValueError):
             return
@@ -127,11 +127,7 @@ def _listed(facts: Mapping[str, Any]) -> list[PartFacts]:
 
 
 def _file_name(part: PartFacts) -> str:
-    """The name of a part, without a folder."""
-    name = part.get("file") if isinstance(part, dict) else None
-    if not isinstance(name, str) or name != os.path.basename(name):
-        raise ValueError(f"a part of it is {part!r:.80}")
-    return name
+    return checkpoint.file_name(part.get("file") if isinstance(part, dict) else part)
 
 
 def _digest(header: Mapping[str, str]) -> str:

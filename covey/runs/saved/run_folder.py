@@ -14,29 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from safetensors import SafetensorError
-
 from covey import atomic
+from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError
+from covey.runs.saved import checkpoint
 from covey.runs.saved.lock import locked
-from covey.runs.scores import node_round, record
-from covey.runs.scores.node_round import NodeRound
+from covey.runs.scores import record
 from covey.runs.scores.record import Round
 
 T = TypeVar("T")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Errors that a damaged file leads to."""
-
-
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Disk and permission errors as one kind, with the path and what remains."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error}; the state saved before is intact."
-        ) from error
 
 
 class FileName:
@@ -82,8 +70,9 @@ class Folder:
         if not self.writes:
             return
         with refused(self.path):
-            for part in self.path.glob("**/.*.part"):
-                part.unlink(missing_ok=True)
+            for entry in self.path.rglob(".*"):
+                if atomic.LEFT.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
 
     def write(self, file: str | Path, text: str) -> None:
         """Replace a file in one step; it is given by its name in the folder, or as a path."""
@@ -156,6 +145,8 @@ class RunFolder(Folder):
     """The run and the algorithms beside it."""
     report = FileName("report.html")
     """All of it as one page, for a browser."""
+    compared = FileName("compare")
+    """The folders of the algorithms that ran beside this one."""
     export = FileName("export")
     """Models for use without covey (`covey export`)."""
     missing = FileName("replay.json")
@@ -199,22 +190,23 @@ class RunFolder(Folder):
 
     def beside(self, name: str) -> RunFolder:
         """The folder of another algorithm that runs beside this one."""
-        return RunFolder(self.path / "compare" / name, writes=self.writes)
-
-    def all_beside(self) -> list[RunFolder]:
-        """The folders of all algorithms that ran beside this one."""
-        return RunFolder.inside(self.path / "compare")
+        return RunFolder(self.compared / name, writes=self.writes)
 
     @property
     def main(self) -> RunFolder:
         """The folder that this one is beside; itself where it is beside none."""
-        parent = self.path.absolute().parent
-        return RunFolder(self.path.parent.parent) if parent.name == "compare" else self
+        main = RunFolder(self.path.parent.parent)
+        is_beside = self.path.absolute().parent.name == main.compared.name
+        return main if is_beside else self
 
     def model(self, name: str, which: str = "chosen") -> Path:
         """The file of a model as it was in its chosen round, or in the last (saved/snapshot.py)."""
         folder = self.last_models if which == "last" else self.models
         return folder / f"{name}.safetensors"
+
+    def saved_facts(self) -> dict[str, Any]:
+        """The facts of the last checkpoint; none where there is none yet."""
+        return checkpoint.read_facts(self.checkpoint) if self.checkpoint.exists() else {}
 
     def newcomer(self, device: str) -> Path:
         """The personal model of a device that was not in training (`covey personalize`)."""
@@ -235,10 +227,6 @@ class RunFolder(Folder):
     def growing_records(self) -> GrowingFile[Round]:
         """The records of the rounds, of a run that may be under way."""
         return GrowingFile(self.metrics, lambda line: record.read(json.loads(line)))
-
-    def growing_nodes(self) -> GrowingFile[NodeRound]:
-        """The figures of single nodes by round, of a run that may be under way."""
-        return GrowingFile(self.nodes, node_round.read)
 
 
 class GrowingFile(Generic[T]):

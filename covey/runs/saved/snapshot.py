@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from covey.atomic import refused
 from covey.engine.modules import norm
 from covey.engine.modules.layout import ParameterLayout, Slot
 from covey.errors import CheckpointError, ConfigError
@@ -113,10 +114,7 @@ class Snapshot:
 
 def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
-    tensors = {
-        "ids": snapshot.ids,
-        **dict(_parameters(snapshot.rows, space.slots)),
-    }
+    tensors = {"ids": snapshot.ids, **dict(_parameters(snapshot.rows, space.slots))}
     if snapshot.fallback is not None:
         for name, value in _parameters(snapshot.fallback[None], space.slots):
             tensors[f"fallback/{name}"] = value[0]
@@ -138,13 +136,9 @@ def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str
     }
     for name, tensor in tensors.items():
         tensors[name] = tensor.detach().cpu().contiguous()
-    try:
+    with refused(path, "what was saved before is untouched"):
         path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_tensors(path, tensors, metadata)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error}; what was saved before is untouched."
-        ) from error
 
 
 def _beside_tensors(part: Beside, space: ParameterLayout) -> Iterator[tuple[str, Tensor]]:
@@ -162,14 +156,7 @@ def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     """The snapshot that `write` wrote, for models of the same layers."""
     try:
         return _read(path, space)
-    except (
-        OSError,
-        SafetensorError,
-        KeyError,
-        ValueError,
-        RuntimeError,
-        IndexError,
-    ) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(
             f"cannot read the model in {path}: {error}; run the experiment again."
         ) from error

@@ -31,21 +31,6 @@ class Status:
     reason: str | None = None
     """Why it diverged or stopped, where that is known."""
 
-    def began(self) -> Status:
-        """The same run, under way; it keeps the time of its first start."""
-        return Status("running", started=self.started or _now())
-
-    def finished(self) -> Status:
-        """The same run, with all its rounds."""
-        return replace(self, state="finished", ended=_now())
-
-    def failed(self, error: BaseException) -> Status:
-        """The same run, ended by an error or by the user."""
-        reason = str(error) or None
-        if isinstance(error, DivergedError):
-            return replace(self, state="diverged", ended=_now(), reason=reason)
-        return replace(self, state="stopped", ended=_now(), reason=reason)
-
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return asdict(self)
@@ -59,19 +44,23 @@ class StatusFile(RunTracker):
         self._began: Status | None = None
 
     def begin(self) -> None:
-        """The run is under way."""
-        self._began = written(self._folder.path).began()
-        self._folder.write_json(self._folder.status, self._began.as_dict())
+        """The run is under way; it keeps the time of its first start."""
+        self._began = Status("running", written(self._folder.path).started or _now())
+        self._write(self._began)
 
     def end(self, error: BaseException | None) -> None:
-        """The run has ended, if it ever began."""
+        """The run has ended with all its rounds, or by an error or the user, if it ever began."""
         if self._began is None:
             return
         if error is None:
-            self._folder.write_json(self._folder.status, self._began.finished().as_dict())
+            self._write(replace(self._began, state="finished", ended=_now()))
             return
+        state: State = "diverged" if isinstance(error, DivergedError) else "stopped"
         with suppress(CheckpointError):  # the error itself says more than this one
-            self._folder.write_json(self._folder.status, self._began.failed(error).as_dict())
+            self._write(replace(self._began, state=state, ended=_now(), reason=str(error) or None))
+
+    def _write(self, status: Status) -> None:
+        self._folder.write_json(self._folder.status, status.as_dict())
 
 
 def read(path: Path) -> Status:
@@ -96,12 +85,9 @@ def written(path: Path) -> Status:
         return Status()
     if facts.get("state") not in get_args(State):
         return Status()
-    texts = {}
-    for name in ("started", "ended", "reason"):
-        text = facts.get(name)
-        if isinstance(text, str):
-            texts[name] = text
-    return Status(facts["state"], **texts)
+    texts = {name: facts.get(name) for name in ("started", "ended", "reason")}
+    known = {name: text for name, text in texts.items() if isinstance(text, str)}
+    return Status(facts["state"], **known)
 
 
 def running(path: Path) -> bool:
