@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,20 +28,9 @@ KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
 SECTIONS = {kind: section for section, kind in KINDS.items()}
 """The table of a file in which something of this kind stands."""
 
-_BY_NAME = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
-# What TOML can hold, or nothing.
-_PLAIN = (
-    types.NoneType,
-    bool,
-    int,
-    float,
-    str,
-    list,
-    tuple,
-)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLAIN = (types.NoneType, bool, int, float, str, list, tuple)
+"""What TOML can hold, or nothing."""
 
 
 def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
@@ -67,11 +56,7 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
         return modules.make(section, name, build, arguments)
     try:
         return build(**arguments)
-    except (
-        RuntimeError,
-        MemoryError,
-        OverflowError,
-    ) as error:  # of sizes beyond all memory
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 
@@ -215,9 +200,62 @@ def without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_null(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_none(inside) if isinstance(inside, dict) else inside for inside in value]
+        return [
+            {key: item for key, item in inside.items() if item is not None}
+            if isinstance(inside, dict)
+            else inside
+            for inside in value
+        ]
     return "none" if value is None else value
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
+def taken_over(
+    section: str,
+    old: dict[str, Any],
+    name: Any,
+    changes: Sequence[str],
+    notes: list[str],
+) -> dict[str, Any]:
+    """The fields of an algorithm that another one has too, with the same meaning.
+
+    A note says which are dropped.
+    """
+    if section != "algorithm" or not isinstance(name, str):
+        return {}
+    old_name = str(old["name"])
+    changed = {change.partition("=")[0].strip() for change in changes}
+    kept = {}
+    dropped = []
+    for key, value in old.items():
+        if key == "name":
+            continue
+        if _same_field(old_name, name, key, value):
+            kept[key] = value
+        elif f"{section}.{key}" not in changed:
+            dropped.append(f"{key} = {fields.spelled(value)}")
+    if dropped:
+        note = f"dropped {', '.join(dropped)}, fields of {old_name} alone"
+        if kept:
+            note += f"; kept {', '.join(kept)}"
+        notes.append(f"algorithm.name = {name}: {note}")
+    return kept
+
+
+def _same_field(old: str, new: str, key: str, value: Any) -> bool:
+    """Whether two algorithms mean the same by this field, and the new one may have this value."""
+    try:
+        makers = [maker("algorithm", name) for name in (old, new)]
+        schemas = [schema(build, "algorithm") for build in makers]
+    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+        return False
+    if any(key not in schema for schema in schemas):
+        return False
+    both = zip((old, new), makers, strict=True)
+    meanings = {glossary.meaning(name, key, build) for name, build in both}
+    if len(meanings - {""}) > 1:
+        return False
+    try:
+        fields.values({key: schemas[1][key]}, {key: value}, "")
+    except ConfigError:
+        return False
+    return True

@@ -78,6 +78,14 @@ _OWN = (
     "inputs, outputs, classes, shape, tokens and by_position are set by the data"
 )
 _OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
+_DATA = (
+    *("digits", "synthetic", "speakers", "text", "files", "images", "arrow", "census"),
+    *("mnist", "fashion_mnist", "emnist", "femnist", "cifar10", "cifar100"),
+)
+_MODELS = (
+    *("linear", "mlp", "cnn", "lenet", "permfl_cnn", "vgg"),
+    *("lstm", "gru", "transformer"),
+)
 _POLICIES = {
     "optimal": "min weighted sum of the pruning ratios; all devices end at the deadline",
     "equal": "equal shares; each device prunes as much as the deadline needs",
@@ -90,38 +98,9 @@ _POLICIES = {
 }
 REGISTRY: dict[str, dict[str, Listed]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
-    "data": _entries(
-        {
-            "digits": data.digits,
-            "synthetic": data.synthetic,
-            "speakers": data.speakers,
-            "text": data.text,
-            "files": data.files,
-            "images": data.images,
-            "arrow": data.arrow,
-            "census": data.census,
-            "mnist": data.mnist,
-            "fashion_mnist": data.fashion_mnist,
-            "emnist": data.emnist,
-            "femnist": data.femnist,
-            "cifar10": data.cifar10,
-            "cifar100": data.cifar100,
-        }
-    )
+    "data": _entries({name: getattr(data, name) for name in _DATA})
     | {modules.FUNCTION_FORM: Listed(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
-    "models": _entries(
-        {
-            "linear": models.linear,
-            "mlp": mlp,
-            "cnn": models.cnn,
-            "lenet": models.lenet,
-            "permfl_cnn": models.permfl_cnn,
-            "vgg": models.vgg,
-            "lstm": models.lstm,
-            "gru": models.gru,
-            "transformer": models.transformer,
-        }
-    )
+    "models": _entries({name: getattr(models, name) for name in _MODELS} | {"mlp": mlp})
     | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},
     "partitions": {name: Listed(name, data.deal, line) for name, line in data.PARTITIONS.items()},
     "codecs": {
@@ -134,11 +113,8 @@ REGISTRY: dict[str, dict[str, Listed]] = {
 }
 """What covey itself has."""
 
-_TABLES = {
-    "algorithms": "algorithm",
-    "data": "data",
-    "models": "model",
-}  # of a file, by kind
+_TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}
+"""The tables of a file, by kind."""
 
 
 def find(kind: str, name: str) -> Listed | None:
