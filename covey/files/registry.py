@@ -19,7 +19,6 @@ from covey.codecs import CODECS
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.files import modules
-from covey.installed import Declared
 from covey.radio.policies import POLICIES
 
 
@@ -122,7 +121,14 @@ def find(kind: str, name: str) -> Listed | None:
     declared = installed.find(kind, name, REGISTRY[kind])
     if declared is None:
         return REGISTRY[kind].get(name)
-    return _installed(declared)
+    if kind == "codecs":
+        codec = type(codecs.declared_codec(declared))
+        return Listed(name, codec, _first(codec.__doc__), declared.package)
+    thing = declared.load()
+    if not modules.makes(thing, _TABLES[kind]):
+        wanted = modules.wanted(_TABLES[kind])
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
+    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)
 
 
 def method(name: str) -> str:
@@ -150,25 +156,7 @@ def entries(kind: str) -> list[Listed]:
         try:
             entry = find(kind, name)
         except ConfigError as error:
-            entry = Listed(name, _nothing, f"broken: {error}", packages, broken=True)
+            entry = Listed(name, lambda: None, f"broken: {error}", packages, broken=True)
         assert entry is not None
         out.append(entry)
     return out
-
-
-def _nothing() -> None:
-    """Makes nothing, in place of what cannot be loaded."""
-
-
-def _installed(declared: Declared) -> Listed:
-    """What a package declares, loaded and of the right kind."""
-    name = declared.point.name
-    if declared.kind == "codecs":
-        kind = type(codecs.declared_codec(declared))
-        return Listed(name, kind, _first(kind.__doc__), declared.package)
-    thing = declared.load()
-    table = _TABLES[declared.kind]
-    if not modules.makes(thing, table):
-        wanted = modules.wanted(table)
-        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
-    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)
