@@ -108,6 +108,11 @@ class Part:
         index = torch.cat([self.index, other.index])
         return Part(index[owners.argsort(stable=True)], self.offset + other.offset)
 
+    def entries(self, chosen: Tensor) -> Part:
+        """The examples at some positions of the index, [total] bool; all devices stay."""
+        counts = self.owners()[chosen].bincount(minlength=self.devices)
+        return Part.sized(self.index[chosen], counts, self.present)
+
     def of_devices(self, devices: Tensor) -> Part:
         """The pieces of some devices, in this order."""
         counts = self.counts()[devices]
