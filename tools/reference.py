@@ -9,8 +9,8 @@ from typing import Any
 from covey.algorithms import ALGORITHMS
 from covey.codecs import CODECS
 from covey.fields import REQUIRED, Option, meanings, options, plain, spelled, words
-from covey.files import glossary, registry
-from covey.files.named import KINDS, schema
+from covey.files import registry
+from covey.files.named import KINDS, meaning, schema
 from covey.files.settings import SETTINGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
@@ -31,7 +31,7 @@ def page() -> str:
         out += [f"\n## {name}\n\n", f"{first_line(kind)}\n\n", *rows(options(kind), meanings(kind))]
     out.append("\n## Algorithms\n")
     for name, algorithm in ALGORITHMS.items():
-        told = {key: glossary.meaning(name, key, algorithm) for key in options(algorithm)}
+        told = {key: meaning(name, key, algorithm) for key in options(algorithm)}
         out += [f"\n### {name}\n\n", *rows(schema(algorithm, "algorithm"), told)]
     for section in ("data", "model"):
         out.append(f"\n## {section.capitalize()}\n")

@@ -17,7 +17,7 @@ from covey.codecs.coo import Coo
 from covey.codecs.dense import Dense
 from covey.codecs.quantised import Quantised
 from covey.errors import ConfigError, meant
-from covey.fields import Option, values
+from covey.fields import values
 from covey.installed import Declared, find
 from covey.origin import FAULTS, told
 
@@ -56,19 +56,12 @@ def codec(name: str, **options: Any) -> Codec:
             f"known codecs are {', '.join(CODECS)}."
         )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
-    given = values(_options(plain), options, f"codec {name}.")
-    made: Codec = plain
-    if options:
-        made = replace(plain, **given)
+    schema = fields.options(type(plain)) if is_dataclass(plain) else {}
+    # A field that is not at its default is what the name stands for.
+    schema = {key: each for key, each in schema.items() if getattr(plain, key) == each.default}
+    given = values(schema, options, f"codec {name}.")
+    made: Codec = replace(plain, **given) if options else plain
     return made
-
-
-def _options(plain: Any) -> dict[str, Option]:
-    """The fields of a codec that are at their defaults, which its name leaves open."""
-    if not is_dataclass(plain):
-        return {}
-    schema = fields.options(type(plain))
-    return {name: each for name, each in schema.items() if getattr(plain, name) == each.default}
 
 
 _METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")

@@ -13,7 +13,6 @@ from torch import Tensor
 from covey.codecs import bits, blocks, header, integers, numbers
 from covey.codecs.blocks import LITTLE_ENDIAN, Reader
 from covey.codecs.header import Header, Tag
-from covey.codecs.integers import Integers
 from covey.errors import ConfigError, DecodeError
 from covey.fields import Range, check
 
@@ -82,12 +81,7 @@ class Quantised:
         head = Header(tag, row.dtype, len(row), self.name).pack()
         block_size = self.block.to_bytes(_BLOCK, "little")
         if self.bits == 4:
-            return blocks.join(
-                head + block_size,
-                packed,
-                scales,
-                integers.pack_nibbles(numbered),
-            )
+            return blocks.join(head + block_size, packed, scales, integers.pack_nibbles(numbered))
         return blocks.join(head + block_size, packed, scales, numbered)
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
@@ -112,7 +106,8 @@ class Quantised:
         block_of_scales = reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}")
         scales = block_of_scales.view(dtype).copy()
         integers.check_scales(scales, self.levels)
-        numbered = self._integers(reader, sent)
+        packed = reader.block((sent * self.bits + 7) // 8, f"{sent} integers of {self.bits} bits")
+        numbered = packed.view(np.int8) if self.bits == 8 else integers.unpack_nibbles(packed, sent)
         reader.end()
         if mask is not None:
             inside = numbered
@@ -163,13 +158,6 @@ class Quantised:
         sent = blocks.kept(rows.detach(), mask)
         back = integers.rounded(sent, block=self.block, levels=self.levels, keys=keys)
         return blocks.kept(back, mask)
-
-    def _integers(self, reader: Reader, count: int) -> Integers:
-        size = (count * self.bits + 7) // 8
-        packed = reader.block(size, f"{count} integers of {self.bits} bits")
-        if self.bits == 8:
-            return packed.view(np.int8)
-        return integers.unpack_nibbles(packed, count)
 
 
 CODECS = (Quantised(8), Quantised(4))

@@ -108,6 +108,11 @@ class Part:
         index = torch.cat([self.index, other.index])
         return Part(index[owners.argsort(stable=True)], self.offset + other.offset)
 
+    def entries(self, chosen: Tensor) -> Part:
+        """The examples at some positions of the index, [total] bool; all devices stay."""
+        counts = self.owners()[chosen].bincount(minlength=self.devices)
+        return Part.sized(self.index[chosen], counts, self.present)
+
     def of_devices(self, devices: Tensor) -> Part:
         """The pieces of some devices, in this order."""
         counts = self.counts()[devices]
@@ -223,12 +228,10 @@ class Shards:
         ('1 of 2 devices has no training examples: it receives, but never trains.',)
         """
         count = len(self.receivers)
-        if not count:
-            return ()
-        devices = f"{count} of {self.devices} devices"
-        if count == 1:
-            return (f"{devices} has no training examples: it receives, but never trains.",)
-        return (f"{devices} have no training examples: they receive, but never train.",)
+        says = "has no training examples: it receives, but never trains."
+        if count > 1:
+            says = "have no training examples: they receive, but never train."
+        return (f"{count} of {self.devices} devices {says}",) if count else ()
 
     def check_present(self, ids: Tensor) -> None:
         """Refuse to read the examples of devices that are elsewhere."""
@@ -339,20 +342,17 @@ class Shards:
             figures = [held.min(), np.median(held), held.max()]
             row = [split, f"{held.sum():,}", str(int((held > 0).sum()))]
             rows.append([*row, *(f"{figure:g}" for figure in figures)])
-        return markup.table(heads, rows, self._caption())
-
-    def _caption(self) -> str:
         shape = " x ".join(map(str, self.x.shape[1:])) or "1"
         words = [f"{self.name}: {len(self.x):,} examples of {shape}", f"{self.devices} devices"]
         if self.edges:
             words.append(f"{len(self.edges)} edges")
         if self.classes is None:
-            return ", ".join([*words, "numbers to predict"])
-        held = (self.labels() > 0).sum(1)
-        each = f"{held.min()} to {held.max()}"
-        if held.min() == held.max():
-            each = str(held.min())
-        return ", ".join([*words, f"{self.classes} classes, {each} per device"])
+            words.append("numbers to predict")
+        else:
+            kinds = (self.labels() > 0).sum(1)
+            each = {f"{kinds.min()}": None, f"{kinds.max()}": None}
+            words += [f"{self.classes} classes", f"{' to '.join(each)} per device"]
+        return markup.table(heads, rows, ", ".join(words))
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The number of training examples per device and label, [devices, classes].

@@ -115,66 +115,41 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
 def settings(config: Config, seed: int) -> dict[str, Any]:
     """The options of an experiment, with what is of the user's own in the place of its name."""
     out = {name: getattr(config, name) for name in options(ExperimentSettings)}
-    return out | {
-        "seed": seed,
-        "loss": loss(config.loss),
-        "solver": solver(config.solver),
-        "augment": augment(config.augment),
-        "metrics": metrics(config.metrics),
-    }
+    return out | {"seed": seed} | own_functions(config)
 
 
 def loss_name(given: Any) -> Any:
-    """The name in a file's loss."""
-    if isinstance(given, str):
-        return given
-    return given.get("name")
+    """The name in a file's loss, or in its solver."""
+    return given if isinstance(given, str) else given.get("name")
 
 
-def loss(given: Any) -> Any:
-    """What a file asks for, with the function in the place of a name such as module:function."""
+def own_functions(config: Config) -> dict[str, Any]:
+    """The options that may name functions, with these in the place of names such as mine:Lion."""
+    loss = _function("loss", config.loss)
+    if isinstance(loss, dict) and callable(loss.get("name")):
+        if len(loss) > 1:
+            name = loss_name(config.loss)
+            raise ConfigError(f"loss {name} takes no settings; put them into the function.")
+        loss = loss["name"]
+    items: Any = [config.augment] if isinstance(config.augment, str) else config.augment
+    tables = [{"name": item} if isinstance(item, str) else item for item in items]
+    return {
+        "loss": loss,
+        "solver": _function("solver", config.solver),
+        "augment": [_function("augment", table) for table in tables],
+        "metrics": tuple(
+            _function("metric", name, f"metrics = [{name!r}]") for name in config.metrics
+        ),
+    }
+
+
+def _function(section: str, given: Any, setting: str = "") -> Any:
+    """What a file names, or the table with its name, with a function of the user's own found."""
     name = loss_name(given)
     if not isinstance(name, str) or ":" not in name:
         return given
-    if not isinstance(given, str) and len(given) > 1:
-        raise ConfigError(f"loss {name} takes no settings; put them into the function.")
-    return modules.find("loss", name, setting=f"loss = {name!r}")
-
-
-def solver(given: Any) -> Any:
-    """What a file asks for, with the class or function in the place of a name such as mine:Lion."""
-    name = loss_name(given)
-    if not isinstance(name, str) or ":" not in name:
-        return given
-    own = modules.find("solver", name, setting=f"solver = {name!r}")
-    if isinstance(given, str):
-        return own
-    return {**given, "name": own}
-
-
-def augment(items: Any) -> list[Any]:
-    """What a file asks for, with functions in the place of names such as module:function."""
-    if isinstance(items, str):
-        items = [items]
-    out: list[Any] = []
-    for item in items:
-        table: dict[str, Any] = {"name": item} if isinstance(item, str) else dict(item)
-        name = table.get("name")
-        if isinstance(name, str) and ":" in name:
-            table["name"] = modules.find("augment", name, setting=f"augment = {name!r}")
-        out.append(table)
-    return out
-
-
-def metrics(names: Sequence[Any]) -> tuple[Any, ...]:
-    """What a file asks for, with functions in the place of names such as module:function."""
-    out: list[Any] = []
-    for name in names:
-        if ":" in name:
-            out.append(modules.find("metric", name, setting=f"metrics = [{name!r}]"))
-        else:
-            out.append(name)
-    return tuple(out)
+    found = modules.find(section, name, setting=setting or f"{section} = {name!r}")
+    return found if isinstance(given, str) else {**given, "name": found}
 
 
 def _shards(config: Config, seed: int) -> Shards:

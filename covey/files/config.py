@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import tomllib
 import typing
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -32,7 +33,6 @@ from covey.errors import ConfigError
 from covey.fields import Count, Match, Option, plain
 from covey.files import assemble, modules, named, tree_config
 from covey.files.named import SECTIONS, defaults, explain
-from covey.files.takeover import taken_over
 from covey.files.tree_config import TreeConfig
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.algorithm import Algorithm
@@ -112,19 +112,16 @@ class Config(ExperimentSettings):
         out = {}
         for table in self.compared():
             name = as_file(str(table["name"]))
+            known = named.resolved("algorithm", table)
+            schedules = {rate: value for rate, value in self.schedules.items() if rate in known}
             out[name] = replace(
                 self,
                 name=f"{self.title}-{name}",
                 algorithm=table,
-                schedules=self._schedules_of(table),
+                schedules=schedules,
                 compare=[],
             )
         return out
-
-    def _schedules_of(self, table: dict[str, Any]) -> dict[str, str]:
-        """The schedules of rates that another algorithm has too."""
-        known = named.resolved("algorithm", table)
-        return {name: value for name, value in self.schedules.items() if name in known}
 
     def compared(self) -> list[dict[str, Any]]:
         """The tables of `compare`; a name alone is an algorithm at its defaults."""
@@ -192,14 +189,15 @@ def read(table: dict[str, Any]) -> Config:
         named.checked(section, getattr(config, section))
     rates(config.schedules, config.learner(), config.rounds)
     _check_compare(config)
-    augmentations(assemble.augment(config.augment))
-    check_loss_name(assemble.loss(config.loss))
-    check_metric_names(assemble.metrics(config.metrics), config.select)
-    optimiser(assemble.solver(config.solver))
+    own = assemble.own_functions(config)
+    augmentations(own["augment"])
+    check_loss_name(own["loss"])
+    check_metric_names(own["metrics"], config.select)
+    optimiser(own["solver"])
     stop = early_stop(config.stop)
     if stop is not None:
         try:
-            check_metric_names(assemble.metrics(config.metrics), stop.metric)
+            check_metric_names(own["metrics"], stop.metric)
         except ConfigError as error:
             raise ConfigError(f"stop: metric = {stop.metric!r}; {error}") from error
     for name, own in config.sections.items():
@@ -264,7 +262,7 @@ def _apply(table: dict[str, Any], changes: Sequence[str], notes: list[str]) -> N
     """Apply the changes, names before fields: another algorithm takes over what fields it can."""
 
     def fields_of(section: str, old: dict[str, Any], name: Any) -> dict[str, Any]:
-        return taken_over(section, old, name, changes, notes)
+        return named.taken_over(section, old, name, changes, notes)
 
     for change in sorted(changes, key=lambda change: ".name=" not in change.replace(" ", "")):
         apply(table, change, fields_of)
@@ -272,12 +270,9 @@ def _apply(table: dict[str, Any], changes: Sequence[str], notes: list[str]) -> N
 
 def _check_compare(config: Config) -> None:
     """An error unless every table of `compare` is an algorithm's, each by another name."""
-    names = []
     for table in config.compared():
         named.checked("algorithm", table, prefix="compare")
-        names.append(table["name"])
-    for name in names:
-        times = names.count(name)
+    for name, times in Counter(table["name"] for table in config.compared()).items():
         if times > 1:
             raise ConfigError(
                 f"compare names {name!r} {times} times; keep one, or start a run for each."

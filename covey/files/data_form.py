@@ -6,7 +6,7 @@ It suffices to bring a new device's data into the same form.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,50 +45,31 @@ class DataForm:
     @staticmethod
     def of(shards: Shards) -> DataForm:
         """The form of these shards."""
-        return DataForm(
-            shards.name,
-            tuple(shards.x.shape[1:]),
-            shards.classes,
-            shards.names,
-            shards.scaling,
-            shards.tokens,
-            shards.encoding,
-            shards.yes_no,
-            shards.target,
-        )
+        shape = tuple(shards.x.shape[1:])
+        names = [field.name for field in fields(DataForm) if field.name != "shape"]
+        return DataForm(shape=shape, **{name: getattr(shards, name) for name in names})
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "classes": self.classes,
-            "names": asdict(self.names),
-            "scaling": None if self.scaling is None else self.scaling.as_dict(),
-            "tokens": self.tokens,
-            "encoding": None if self.encoding is None else self.encoding.as_dict(),
-            "yes_no": self.yes_no,
-            "target": None if self.target is None else self.target.as_dict(),
-        }
+        out = vars(self) | {"shape": list(self.shape), "names": asdict(self.names)}
+        for name in ("scaling", "encoding", "target"):
+            value = getattr(self, name)
+            out[name] = None if value is None else value.as_dict()
+        return out
 
     @staticmethod
     def read(path: Path) -> DataForm:
         """What `as_dict` wrote."""
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
-            names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
-            encoding = Encoding.read(facts["encoding"]) if facts["encoding"] else None
-            return DataForm(
-                facts["name"],
-                tuple(facts["shape"]),
-                facts["classes"],
-                names,
-                Scaling.read(facts["scaling"]),
-                facts["tokens"],
-                encoding,
-                facts["yes_no"],
-                Scaling.read(facts["target"]),
-            )
+            given = {field.name: facts[field.name] for field in fields(DataForm)}
+            names = {key: tuple(value) for key, value in facts["names"].items()}
+            given["names"] = Names(**names)
+            given["shape"] = tuple(facts["shape"])
+            given["encoding"] = Encoding.read(facts["encoding"]) if facts["encoding"] else None
+            for name in ("scaling", "target"):
+                given[name] = Scaling.read(facts[name])
+            return DataForm(**given)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"cannot read {path}: {error!r}; it is written when a run starts."

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,27 +144,22 @@ def _import(where: str, setting: str) -> ModuleType:
         sys.path.insert(0, folder)
     sys.path += [folder for folder in _FILES if folder not in sys.path]
     importlib.invalidate_caches()
-    parts = where.split(".")
-    for depth in range(1, len(parts) + 1):
-        _import_own(".".join(parts[:depth]), where, setting)
+    for name in accumulate(where.split("."), "{}.{}".format):
+        spec = _spec(name)
+        if spec is None:
+            wanted = where.replace(".", "/") + ".py"
+            fix = f"start covey in the folder that holds {wanted}, or add that folder to PYTHONPATH"
+            raise ConfigError(f"{setting}: there is no module {name}; {fix}.")
+        # a folder without __init__.py has no code of its own; os is "frozen" and has no file
+        namespace = spec.origin is None and spec.submodule_search_locations is not None
+        file = spec.origin if spec.has_location else None
+        if name == "__main__" or not (namespace or _allowed(file)):
+            raise ConfigError(f"{setting}: {_foreign(name, file)}")
+        try:
+            importlib.import_module(name)
+        except FAULTS as error:
+            raise ConfigError(f"{setting}: importing {name} fails with {told(error)}") from error
     return sys.modules[where]
-
-
-def _import_own(name: str, where: str, setting: str) -> None:
-    spec = _spec(name)
-    if spec is None:
-        wanted = where.replace(".", "/") + ".py"
-        fix = f"start covey in the folder that holds {wanted}, or add that folder to PYTHONPATH"
-        raise ConfigError(f"{setting}: there is no module {name}; {fix}.")
-    # a folder without __init__.py has no code of its own; the origin of os is "frozen", no file
-    namespace = spec.origin is None and spec.submodule_search_locations is not None
-    file = spec.origin if spec.has_location else None
-    if name == "__main__" or not (namespace or _allowed(file)):
-        raise ConfigError(f"{setting}: {_foreign(name, file)}")
-    try:
-        importlib.import_module(name)
-    except FAULTS as error:
-        raise ConfigError(f"{setting}: importing {name} fails with {told(error)}") from error
 
 
 def _spec(name: str) -> ModuleSpec | None:

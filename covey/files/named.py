@@ -2,6 +2,12 @@
 
 The table of a named thing holds its name and parameters of the class or function that makes it:
 those that TOML can hold. A thing of the user's own is named package.module:Class.
+
+A field's meaning is a phrase that several algorithms share, or one of the algorithm's own. That
+stands in the algorithm's file, in a comment behind the field, which may go on below it:
+
+    mix: float = 0.5  # share of the global model in a device's own,
+    # from the second round on
 """
 
 from __future__ import annotations
@@ -9,18 +15,19 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from torch import nn
 
 from covey import draws, fields
+from covey.algorithms import ALGORITHMS
 from covey.data import Shards
 from covey.engine.modules.generator import Seeded
 from covey.errors import ConfigError
 from covey.fields import Option, nearest
-from covey.files import glossary, modules, pretrained, registry
+from covey.files import modules, pretrained, registry
 from covey.files.registry import FACTS
 
 KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
@@ -28,20 +35,34 @@ KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
 SECTIONS = {kind: section for section, kind in KINDS.items()}
 """The table of a file in which something of this kind stands."""
 
-_BY_NAME = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
-# What TOML can hold, or nothing.
-_PLAIN = (
-    types.NoneType,
-    bool,
-    int,
-    float,
-    str,
-    list,
-    tuple,
-)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLAIN = (types.NoneType, bool, int, float, str, list, tuple)
+"""What TOML can hold, or nothing."""
+
+SHARED = {
+    "batch": 'examples per step of a device; "none" takes all',
+    "beta": "server step towards the mean of the replies; 1 takes the mean",
+    "cut_after": "whether messages are still cut to zeros after the penalty has ended",
+    "device_sample": 'cohort size of an edge; a fraction is a share of its devices, "none" all',
+    "edge_rounds": "rounds between an edge and its devices in one round of the server",
+    "floor": "share of non-zeros below which a device trains with gamma_low",
+    "gamma_low": "weight of the l1 penalty on a device below the floor",
+    "l1": 'how the l1 penalty is minimised: smoothed, or by soft thresholds ("prox")',
+    "lam": "pull of the personal model towards the model above it (lambda)",
+    "local_rounds": "times that a device updates personal and local model in one round",
+    "lr": "step size of the local steps",
+    "method": "how the inner steps are taken: by gradient descent, or with Nesterov's momentum",
+    "personal_lr": "step size of the personal model",
+    "personal_steps": "gradient steps of the personal model or layers in one round",
+    "rho": "width of the smoothed l1 norm around zero",
+    "sample": 'cohort size of the server; a fraction is a share of its children, "none" all',
+    "sigma": "how fast weights fall with the distance of models",
+    "steps": "gradient steps of a device in one round",
+    "tol": "gradient norm at which a device stops its inner steps early; 0: never",
+    "weight": "weights of the replies: equal, or by the number of training examples",
+    "weight_decay": "weight decay: factor of the weights in every gradient",
+}
+"""Fields that mean the same wherever they are."""
 
 
 def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
@@ -67,11 +88,7 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
         return modules.make(section, name, build, arguments)
     try:
         return build(**arguments)
-    except (
-        RuntimeError,
-        MemoryError,
-        OverflowError,
-    ) as error:  # of sizes beyond all memory
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 
@@ -181,13 +198,29 @@ def explain(kind: str, name: str) -> dict[str, str]:
     """What each field of a named thing may be and means, where that is known; one line each."""
     out = {}
     for key, option in _listed(kind, name).items():
-        meaning = ""
+        told = ""
         if kind == "algorithms":
-            meaning = glossary.meaning(name, key, maker("algorithm", name))
+            told = meaning(name, key, maker("algorithm", name))
         elif kind == "settings":
-            meaning = fields.meanings(registry.REGISTRY[kind][name].make).get(key, "")
-        out[key] = ": ".join(part for part in (fields.words(option.hint), meaning) if part)
+            told = fields.meanings(registry.REGISTRY[kind][name].make).get(key, "")
+        out[key] = ": ".join(part for part in (fields.words(option.hint), told) if part)
     return out
+
+
+def meaning(name: str, field: str, make: object = None) -> str:
+    """What a field of an algorithm means; "" where nobody says it.
+
+    >>> meaning("fedavg", "lr")
+    'step size of the local steps'
+    >>> meaning("permfl", "gamma")
+    'pull of an edge towards the server'
+    """
+    comment = fields.meanings(make or ALGORITHMS.get(name)).get(field, "")
+    if comment:
+        return comment
+    if name not in ALGORITHMS:
+        return ""
+    return SHARED.get(field, "")
 
 
 def resolved(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,9 +248,62 @@ def without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_null(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_none(inside) if isinstance(inside, dict) else inside for inside in value]
+        return [
+            {key: item for key, item in inside.items() if item is not None}
+            if isinstance(inside, dict)
+            else inside
+            for inside in value
+        ]
     return "none" if value is None else value
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
+def taken_over(
+    section: str,
+    old: dict[str, Any],
+    name: Any,
+    changes: Sequence[str],
+    notes: list[str],
+) -> dict[str, Any]:
+    """The fields of an algorithm that another one has too, with the same meaning.
+
+    A note says which are dropped.
+    """
+    if section != "algorithm" or not isinstance(name, str):
+        return {}
+    old_name = str(old["name"])
+    changed = {change.partition("=")[0].strip() for change in changes}
+    kept = {}
+    dropped = []
+    for key, value in old.items():
+        if key == "name":
+            continue
+        if _same_field(old_name, name, key, value):
+            kept[key] = value
+        elif f"{section}.{key}" not in changed:
+            dropped.append(f"{key} = {fields.spelled(value)}")
+    if dropped:
+        note = f"dropped {', '.join(dropped)}, fields of {old_name} alone"
+        if kept:
+            note += f"; kept {', '.join(kept)}"
+        notes.append(f"algorithm.name = {name}: {note}")
+    return kept
+
+
+def _same_field(old: str, new: str, key: str, value: Any) -> bool:
+    """Whether two algorithms mean the same by this field, and the new one may have this value."""
+    try:
+        makers = [maker("algorithm", name) for name in (old, new)]
+        schemas = [schema(build, "algorithm") for build in makers]
+    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+        return False
+    if any(key not in schema for schema in schemas):
+        return False
+    both = zip((old, new), makers, strict=True)
+    meanings = {meaning(name, key, build) for name, build in both}
+    if len(meanings - {""}) > 1:
+        return False
+    try:
+        fields.values({key: schemas[1][key]}, {key: value}, "")
+    except ConfigError:
+        return False
+    return True

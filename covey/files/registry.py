@@ -19,7 +19,6 @@ from covey.codecs import CODECS
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.files import modules
-from covey.installed import Declared
 
 
 @dataclass(frozen=True)
@@ -77,40 +76,19 @@ _OWN = (
     "inputs, outputs, classes, shape, tokens and by_position are set by the data"
 )
 _OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
+_DATA = (
+    *("digits", "synthetic", "speakers", "text", "files", "images", "arrow", "census"),
+    *("mnist", "fashion_mnist", "emnist", "femnist", "cifar10", "cifar100"),
+)
+_MODELS = (
+    *("linear", "mlp", "cnn", "lenet", "permfl_cnn", "vgg"),
+    *("lstm", "gru", "transformer"),
+)
 REGISTRY: dict[str, dict[str, Listed]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
-    "data": _entries(
-        {
-            "digits": data.digits,
-            "synthetic": data.synthetic,
-            "speakers": data.speakers,
-            "text": data.text,
-            "files": data.files,
-            "images": data.images,
-            "arrow": data.arrow,
-            "census": data.census,
-            "mnist": data.mnist,
-            "fashion_mnist": data.fashion_mnist,
-            "emnist": data.emnist,
-            "femnist": data.femnist,
-            "cifar10": data.cifar10,
-            "cifar100": data.cifar100,
-        }
-    )
+    "data": _entries({name: getattr(data, name) for name in _DATA})
     | {modules.FUNCTION_FORM: Listed(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
-    "models": _entries(
-        {
-            "linear": models.linear,
-            "mlp": mlp,
-            "cnn": models.cnn,
-            "lenet": models.lenet,
-            "permfl_cnn": models.permfl_cnn,
-            "vgg": models.vgg,
-            "lstm": models.lstm,
-            "gru": models.gru,
-            "transformer": models.transformer,
-        }
-    )
+    "models": _entries({name: getattr(models, name) for name in _MODELS} | {"mlp": mlp})
     | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},
     "partitions": {name: Listed(name, data.deal, line) for name, line in data.PARTITIONS.items()},
     "codecs": {
@@ -124,11 +102,8 @@ REGISTRY: dict[str, dict[str, Listed]] = {
 }
 """What covey itself has."""
 
-_TABLES = {
-    "algorithms": "algorithm",
-    "data": "data",
-    "models": "model",
-}  # of a file, by kind
+_TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}
+"""The tables of a file, by kind."""
 
 
 def find(kind: str, name: str) -> Listed | None:
@@ -136,7 +111,14 @@ def find(kind: str, name: str) -> Listed | None:
     declared = installed.find(kind, name, REGISTRY[kind])
     if declared is None:
         return REGISTRY[kind].get(name)
-    return _installed(declared)
+    if kind == "codecs":
+        codec = type(codecs.declared_codec(declared))
+        return Listed(name, codec, _first(codec.__doc__), declared.package)
+    thing = declared.load()
+    if not modules.makes(thing, _TABLES[kind]):
+        wanted = modules.wanted(_TABLES[kind])
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
+    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)
 
 
 def method(name: str) -> str:
@@ -164,25 +146,7 @@ def entries(kind: str) -> list[Listed]:
         try:
             entry = find(kind, name)
         except ConfigError as error:
-            entry = Listed(name, _nothing, f"broken: {error}", packages, broken=True)
+            entry = Listed(name, lambda: None, f"broken: {error}", packages, broken=True)
         assert entry is not None
         out.append(entry)
     return out
-
-
-def _nothing() -> None:
-    """Makes nothing, in place of what cannot be loaded."""
-
-
-def _installed(declared: Declared) -> Listed:
-    """What a package declares, loaded and of the right kind."""
-    name = declared.point.name
-    if declared.kind == "codecs":
-        kind = type(codecs.declared_codec(declared))
-        return Listed(name, kind, _first(kind.__doc__), declared.package)
-    thing = declared.load()
-    table = _TABLES[declared.kind]
-    if not modules.makes(thing, table):
-        wanted = modules.wanted(table)
-        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
-    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)

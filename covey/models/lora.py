@@ -104,7 +104,8 @@ def lora(
         raise ModelError(f"lora(..., rank={shown(rank)}): give a whole number of 1 or more.")
     if not 0 < alpha < float("inf"):
         raise ModelError(f"lora(..., alpha={shown(alpha)}): give a number above 0.")
-    trained = _named(whole, _patterns(train), "train")
+    names = [name for name, each in whole.named_modules() if name and list(each.parameters())]
+    trained = _matching(names, _patterns(train), "train", "layer")
     adapted = _adaptable(whole, _patterns(layers), trained, rank)
     whole.requires_grad_(False)
     for name in trained:
@@ -146,16 +147,15 @@ def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-def _named(module: nn.Module, patterns: Sequence[str], option: str) -> list[str]:
-    """The layers with parameters whose names match one of the patterns."""
-    layers = dict(module.named_modules())
-    names = [name for name, layer in layers.items() if name and list(layer.parameters())]
+def _matching(names: Sequence[str], patterns: Sequence[str], option: str, kind: str) -> list[str]:
+    """The layers whose names match one of the patterns, each of which matches some."""
     matching = []
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]
         if not found:
             raise ModelError(
-                f"lora(..., {option}={pattern!r}) matches no layer; they are {', '.join(names)}."
+                f"lora(..., {option}={pattern!r}) matches no {kind}; "
+                f"they are {', '.join(map(repr, names))}."
             )
         matching += found
     return list(dict.fromkeys(matching))
@@ -177,15 +177,8 @@ def _adaptable(
             f"lora: {type(module).__name__} has no nn.Linear layer to adapt besides those of "
             "`train`; set requires_grad_(False) on the layers that are to stay as they are."
         )
-    out = {}
-    for pattern in patterns:
-        matching = [name for name in linear if fnmatchcase(name, pattern)]
-        if not matching:
-            raise ModelError(
-                f"lora(..., layers={pattern!r}) matches no linear layer; "
-                f"they are {', '.join(map(repr, linear))}."
-            )
-        out.update({name: linear[name] for name in matching})
+    names = _matching(list(linear), patterns, "layers", "linear layer")
+    out = {name: linear[name] for name in names}
     for name, layer in out.items():
         most = min(_weight(layer).shape)
         if rank > most:

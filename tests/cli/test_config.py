@@ -15,7 +15,7 @@ from covey import Algorithm
 from covey.algorithms import ALGORITHMS
 from covey.errors import ConfigError
 from covey.files.config import defaults, explain, load
-from covey.files.glossary import SHARED, meaning
+from covey.files.named import SHARED, meaning
 from covey.files.validate import apply
 from tests.cli.command import DEMO, EXAMPLES, exits
 from tests.cli.command import covey as command

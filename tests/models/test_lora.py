@@ -128,7 +128,7 @@ def test_a_gpt2_of_transformers() -> None:
         ({"rank": 9}, ["rank=9", "layer '1' has rank 5 at most", "smaller rank"]),
         ({"alpha": 0.0}, ["alpha=0.0", "above 0"]),
         ({"rank": 1, "layers": "conv*"}, ["layers='conv*'", "no linear layer", "'1', '3'"]),
-        ({"rank": 1, "train": "hed"}, ["train='hed'", "matches no layer", "1, 3"]),
+        ({"rank": 1, "train": "hed"}, ["train='hed'", "matches no layer", "'1', '3'"]),
         ({"rank": 1, "train": ["1", "3"]}, ["no nn.Linear layer to adapt", "requires_grad_"]),
     ],
 )

@@ -193,29 +193,24 @@ def _scaled_once(raw: Raw, normalise: Normalise) -> Tensor:
 def _load(name: str, root: Path, hub: str | None) -> Raw:
     entry = CATALOG[name]
     located = locations.find(entry, root)
-    if hub is None and not located.missing:
-        arrays = _from_files(entry, root, located)
-        source = str(located.folder)
-    else:
+    source = str(located.folder)
+    if hub is not None or located.missing:
         arrays, source = _from_hub(entry, root, located, hub)
+    elif located.way.format == "leaf":
+        # Minutes of reading text: kept as arrays, where the folder may be written to.
+        copy = root / f"{entry.name}-leaf.npz"
+        texts = repr(hubs.facts(located.files))
+        kept = formats.kept(copy, texts)
+        arrays = kept or formats.read(entry, located)
+        if kept is None:
+            with suppress(DataError):
+                formats.keep(copy, arrays, texts)
+    else:
+        arrays = formats.read(entry, located)
     writers = None if arrays.writers is None else torch.from_numpy(arrays.writers)
     x = torch.from_numpy(arrays.x)
     y = torch.from_numpy(arrays.y)
     return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
-
-
-def _from_files(entry: KnownSet, root: Path, located: Located) -> Arrays:
-    if located.way.format != "leaf":
-        return formats.read(entry, located)
-    # Minutes of reading text: kept as arrays, where the folder may be written to.
-    copy = root / f"{entry.name}-leaf.npz"
-    source = repr(hubs.facts(located.files))
-    arrays = formats.kept(copy, source)
-    if arrays is None:
-        arrays = formats.read(entry, located)
-        with suppress(DataError):
-            formats.keep(copy, arrays, source)
-    return arrays
 
 
 def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) -> tuple[Arrays, str]:

@@ -174,10 +174,9 @@ def _json(path: Path) -> dict[str, Any]:
 def _table(folder: Path, pyarrow: Any) -> Any:
     """The rows of the Arrow files of one part."""
     tables = []
-    state = folder / "state.json"
-    with reading(state, "save the data set again"):
-        files = [folder / Path(file["filename"]).name for file in _json(state)["_data_files"]]
-    for path in files:
+    with reading(folder / "state.json", "save the data set again"):
+        names = [file["filename"] for file in _json(folder / "state.json")["_data_files"]]
+    for path in [folder / Path(name).name for name in names]:
         with reading(path, "save the data set again"), path.open("rb") as file:
             tables.append(pyarrow.ipc.open_stream(file).read_all())
     if not tables:

@@ -458,11 +458,7 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
-    if scale is None:
-        return values.to(torch.float32)
-    if values.dtype == torch.uint8:
-        return scaled(values, scale)
-    return scale(values).to(torch.float32)
+    return values.to(torch.float32) if scale is None else scaled(values, scale)
 
 
 _CLASSES_HINT = "if the label column holds classes, leave out the loss or regression"
@@ -563,15 +559,16 @@ def _parts(table: Table, homes: _Homes, options: TableOptions) -> Parts:
         return partition.split(
             homes.rows, split=options.split, seed=options.seed, first=homes.first
         )
-    part = np.array(table.part)
-    train, validation, test = ([rows[part[rows] == name] for rows in homes.rows] for name in SPLITS)
-    if not any(map(len, train)):
-        names = homes.devices or tuple(map(str, range(len(train))))
+    held = Part.of(homes.rows)
+    named = np.array(table.part)[held.index]
+    train, validation, test = (held.entries(torch.from_numpy(named == name)) for name in SPLITS)
+    if not len(train.index):
+        names = homes.devices or tuple(map(str, range(held.devices)))
         raise DataError(
-            f"none of the {len(train)} devices has a row to train on ({some(names)}); "
+            f"none of the {held.devices} devices has a row to train on ({some(names)}); "
             "add some, or leave the column of parts out."
         )
-    return Part.of(train), Part.of(validation), Part.of(test)
+    return train, validation, test
 
 
 def _with_every_class(
@@ -599,15 +596,12 @@ def _with_every_class(
     labels = goal.y.numpy()[unseen]
     chosen = [unseen[labels == label] for label in np.unique(labels)]
     moved = np.concatenate([rows if len(rows) < len(SPLITS) else rows[:1] for rows in chosen])
-    train = []
-    others: tuple[list[Numbers], list[Numbers]] = ([], [])
-    for device in range(parts[0].devices):
-        train.append([parts[0].held(device).numpy()])
-        for part, kept in zip(parts[1:], others, strict=True):
-            rows = part.held(device).numpy()
-            train[-1].append(rows[np.isin(rows, moved)])
-            kept.append(rows[~np.isin(rows, moved)])
+    train = parts[0]
+    others = []
+    for part in parts[1:]:
+        goes = torch.isin(part.index, torch.from_numpy(moved))
+        train = train.followed_by(part.entries(goes))
+        others.append(part.entries(~goes))
     names = sorted({table.label[row] for row in moved.tolist()})
     note = f"classes with few rows are kept in training: {some(names)} ({len(moved)} rows)."
-    pieces = [np.concatenate(rows) for rows in train]
-    return (Part.of(pieces), Part.of(others[0]), Part.of(others[1])), (note,)
+    return (train, others[0], others[1]), (note,)

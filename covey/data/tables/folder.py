@@ -29,12 +29,11 @@ def folder_table(folder: Path, options: TableOptions, faults: Faults) -> Table:
         edge = None if path.parent == folder else [path.parent.name] * len(table)
         table = replace(table, device=[stem(path)] * len(table), edge=edge)
         tables.append(_aligned(table, path, paths[0], tables[0] if tables else table))
-    with_parts = [path for path, table in zip(paths, tables, strict=True) if table.part is not None]
-    without = [path for path in paths if path not in with_parts]
-    if with_parts and without:
+    split = [table.part is not None for table in tables]
+    if any(split) and not all(split):
         raise DataError(
-            f"{with_parts[0]} is split into parts (column {options.part!r}) and {without[0]} "
-            "is not; split all or none."
+            f"{paths[split.index(True)]} is split into parts (column {options.part!r}) and "
+            f"{paths[split.index(False)]} is not; split all or none."
         )
     return joined(tables)
 
@@ -115,7 +114,7 @@ def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
     if table.x.shape[1:] != like.x.shape[1:]:
         shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
         raise DataError(f"examples have shape {shapes}; give all files the same features.")
+    if table.features == like.features:
+        return table
     order = [table.features.index(name) for name in like.features]
-    if table.features != like.features:
-        return replace(table, x=table.x[:, order], features=like.features)
-    return table
+    return replace(table, x=table.x[:, order], features=like.features)

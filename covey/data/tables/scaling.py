@@ -166,7 +166,7 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
 
 
 def scaled(images: Tensor, how: Scaling) -> Tensor:
-    """Images of bytes as floats, block by block.
+    """Images of bytes, or other examples, as float32; block by block.
 
     >>> images = torch.tensor([[0, 255]], dtype=torch.uint8)
     >>> scaled(images, scaling("unit", images, torch.tensor([0])))
