@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.cli.report import write_after_run
+from covey import rooms
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import RUN
 from covey.deployed.node.own_models import FOLDER as MODELS
@@ -76,7 +76,7 @@ class LocalDeployment:
             write_config(folder, compared)
             resume(self.folder, [], console, sys.argv)
             folder.write("environment.json", ran_on)
-            write_after_run(self.folder, Console(quiet=True))
+            rooms.call("after_run", self.folder, Console(quiet=True))
         return self.folder
 
     def _run_tree(self, console: Console) -> None:
