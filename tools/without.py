@@ -28,6 +28,14 @@ LAWS = (
     " and not (PerFedAvg or FedAvgM)"
 )
 """The laws that run, as pytest selects them by -k."""
+ALONE = """
+import runpy, sys
+own = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
+sys.meta_path[:] = own
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module where an editable installation of covey does not stand in for what is deleted."""
 COMMANDS = {
     "mypy": ("mypy", "covey"),
     "pytest": ("pytest", "-q", "--no-header", "-k", LAWS),
@@ -96,7 +104,7 @@ def forget(room: Room, file: Path) -> None:
 
 def ran(command: str, place: Path) -> subprocess.CompletedProcess[str]:
     """One of the commands in the copy, to its end."""
-    words = [sys.executable, "-m", *COMMANDS[command]]
+    words = [sys.executable, "-c", ALONE, *COMMANDS[command]]
     return subprocess.run(
         words, cwd=place, env={**os.environ, "PYTHONPATH": str(place)},
         capture_output=True, text=True, check=False,
