@@ -319,7 +319,7 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
         print(json.dumps(rows))
         return
     console = Console()
-    width = max(len(row["name"]) for row in rows)
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", markup=True)
         for key in list(row)[2:]:
