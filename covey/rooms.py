@@ -63,6 +63,11 @@ class Room:
     adds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What it adds of every other kind: by name, as package.module:name."""
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether all of its folder is its own; else a part of it is of the core."""
+        return f"covey/{self.name}" in self.own["code"]
+
 
 def read(path: Path) -> Room:
     """The room of one file."""
@@ -113,3 +118,8 @@ def load(where: str) -> Any:
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
+
+
+def call(kind: str, *arguments: Any) -> list[Any]:
+    """What every function of a kind returns for these arguments, such as what follows a run."""
+    return [load(where)(*arguments) for where in added(kind).values()]

@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "covey"
 TESTS = ROOT / "tests"
 CEILINGS = TESTS / "weight.toml"
-ROOMS = tuple(room.name for room in rooms())
+ROOMS = tuple(room.name for room in rooms() if room.is_folder)
 """Capabilities that the core does without, by the names of their folders."""
 UNLIMITED = ("algorithms",)
 """Folders that may hold any number of files: one paper, one file."""

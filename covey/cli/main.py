@@ -21,8 +21,6 @@ from covey import native, rooms
 from covey.cli import data, export, new, results, runs
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.overview import EPILOG, LOOK, PREPARE, TRAIN, USE, Version, new_app
-from covey.cli.report import report, write_after_run
-from covey.cli.watch import watch
 from covey.data.published import inventory
 from covey.errors import (
     CheckpointError,
@@ -175,17 +173,17 @@ def run(
             raise ConfigError("--anyway is for a run that goes on; give --resume DIR too.")
         else:
             config = load_and_note(console, path, changes, demo=True)
-            for where in rooms.added("before_run").values():
-                forced |= rooms.load(where)(console, experiments.of(config, config.seed), force)
+            experiment = experiments.of(config, config.seed)
+            forced = any(rooms.call("before_run", console, experiment, force))
             folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if not ranks.leads:
         return
+    if not as_json:
+        show.table(console, summary)
+    rooms.call("after_run", folder.path, console)
     if as_json:
-        write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
-    show.table(console, summary)
-    write_after_run(folder.path, console)
     pictures = [folder.plot, folder.devices_plot]
     if summary.yardsticks:
         pictures.append(folder.compare_plot)
@@ -195,8 +193,6 @@ def run(
     console.print(f"repeat: covey run {folder.config}{again}")
 
 
-app.command(epilog=EPILOG, rich_help_panel=LOOK)(report)
-app.command(epilog=EPILOG, rich_help_panel=LOOK)(watch)
 app.command(name="show", epilog=EPILOG, rich_help_panel=LOOK)(results.show_run)
 app.command(name="runs", epilog=EPILOG, rich_help_panel=LOOK)(runs.list_runs)
 app.command(epilog=EPILOG, rich_help_panel=USE)(results.predict)
@@ -323,7 +319,7 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
         print(json.dumps(rows))
         return
     console = Console()
-    width = max(len(row["name"]) for row in rows)
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", markup=True)
         for key in list(row)[2:]:

@@ -38,8 +38,6 @@ _COMMANDS = {
         "run": "Run an experiment into a folder.",
     },
     LOOK: {
-        "report": "Write runs as one HTML page: curves, the tree, every device, bytes, settings.",
-        "watch": "Show a run while it is under way, as a page in a browser.",
         "show": "Show the results of a run, finished or not.",
         "runs": "List runs: their state, rounds, test figures, bytes and seconds.",
     },

@@ -135,12 +135,12 @@ def method(name: str) -> str:
 
 def names(kind: str) -> list[str]:
     """Every name of a kind; nothing is loaded."""
-    return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))
+    return list(dict.fromkeys([*REGISTRY.get(kind, ()), *installed.declared(kind)]))
 
 
 def entries(kind: str) -> list[Listed]:
     """Everything of a kind, what cannot be used with the reason."""
-    out = list(REGISTRY[kind].values())
+    out = list(REGISTRY.get(kind, {}).values())
     for name, declared in installed.declared(kind).items():
         packages = ", ".join(point.package for point in declared)
         try:

@@ -377,9 +377,8 @@ def _policy(radio: Radio, work: Work | None, prunes: bool) -> Policy:
     policy = radio.policy
     if policy is None:
         policy = optimal if prunes else personal_only
-    if prunes and radio.deadline is None:
-        rule = "give one, in a file such as deadline = '25 ms' in [radio]"
-        raise ConfigError(f"radio: a plan needs a deadline; {rule}.")
+    if prunes:
+        radio.planned_deadline()
     problem = ""
     if policy.prunes and not prunes:
         problem = (

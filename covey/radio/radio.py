@@ -73,19 +73,17 @@ class Radio:
 
     def scenario(self, work: Work, *, seed: int) -> Scenario:
         """The scenario that a run of this seed plans by, where all its devices are asked."""
+        deadline = self.planned_deadline()
+        return Scenario(
+            self.devices, self.cells, self.channel, work, deadline, self.rho_max, self.mask, seed
+        )
+
+    def planned_deadline(self) -> float:
+        """The deadline, which every plan needs."""
         if self.deadline is None:
             rule = "give one, in a file such as deadline = '25 ms' in [radio]"
             raise ConfigError(f"radio: a plan needs a deadline; {rule}.")
-        return Scenario(
-            self.devices,
-            self.cells,
-            self.channel,
-            work,
-            self.deadline,
-            self.rho_max,
-            self.mask,
-            seed,
-        )
+        return self.deadline
 
     def check(self, experiment: Experiment) -> None:
         """Raise an error unless a run of the experiment can take its time from this radio."""

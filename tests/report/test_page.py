@@ -5,13 +5,16 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
-from importlib import resources
+from pathlib import Path
 
 import pytest
 
+import covey
 from covey.report.page.page import SCRIPTS, build
 from tests.report.made_facts import FLAT, LOCAL, Facts, Shape, facts
 
+PACKAGE = Path(covey.__file__).parent
+ASSETS = PACKAGE / "report" / "page" / "assets"
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028'\"&"
 PLAIN = facts(("sFedHP", Shape()), ("FedAvg", FLAT), ("Local", LOCAL))
 ADDRESS = re.compile(r"""(?:src|href|action)\s*=|url\(|@import|\bimport\s*\(|fetch\(|EventSource""")
@@ -97,27 +100,30 @@ def test_a_live_page_asks_its_own_server_only() -> None:
     assert re.findall(r"(?:fetch|EventSource)\(\"([^\"]*)\"", page) == ["facts.json", "events"]
 
 
+def scripts() -> list[Path]:
+    """The scripts of the page, those of rooms too."""
+    return [*ASSETS.glob("*.js"), *PACKAGE.glob("*/panel.js")]
+
+
 def test_every_script_is_part_of_the_page() -> None:
-    files = [
-        file.name for file in resources.files("covey.report").joinpath("page", "assets").iterdir()
-    ]
-    scripts = {name.removesuffix(".js") for name in files if name.endswith(".js")}
-    assert scripts == {*SCRIPTS, "live", "theme"}
+    panels = {file.name.removesuffix(".js") for file in scripts()} - {*SCRIPTS, "live", "theme"}
+    assert panels <= {"panel"}  # those of rooms
+    page = build(PLAIN, live=True)
+    assert all(file.read_text() in page for file in scripts())
 
 
 def test_names_never_become_markup() -> None:
     """The scripts set text alone; none writes HTML."""
-    for name in (*SCRIPTS, "live", "theme"):
-        text = resources.files("covey.report").joinpath("page", "assets", f"{name}.js").read_text()
+    for file in scripts():
+        text = file.read_text()
         words = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
-        assert not [word for word in words if word in text], name
+        assert not [word for word in words if word in text], file.name
 
 
 def test_lines_of_the_page_are_short() -> None:
-    for file in resources.files("covey.report").joinpath("page", "assets").iterdir():
-        if not file.name.endswith(".html"):
-            lines = file.read_text().splitlines()
-            assert [line for line in lines if len(line) > 100] == [], file.name
+    for file in (*scripts(), ASSETS / "report.css"):
+        lines = file.read_text().splitlines()
+        assert [line for line in lines if len(line) > 100] == [], file.name
 
 
 def test_not_a_number_is_refused() -> None:

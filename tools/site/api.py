@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-import covey
-from covey import algorithms, data, models, wireless
+from covey.algorithms import ALGORITHMS
 from covey.files.config import defaults, explain
 
-MODULES: dict[str, ModuleType] = {
-    "covey": covey,
-    "covey.algorithms": algorithms,
-    "covey.data": data,
-    "covey.models": models,
-    "covey.wireless": wireless,
-}
 INTRODUCTIONS = {
     "covey": "The names of `import covey`.",
     "covey.algorithms": "One class per paper, with its fields.",
@@ -24,6 +18,10 @@ INTRODUCTIONS = {
     "covey.models": "Networks of the papers. Any other `torch.nn.Module` works too.",
     "covey.wireless": "Radio cells, plans and the virtual clock.",
 }
+MODULES: dict[str, ModuleType] = {
+    name: import_module(name) for name in INTRODUCTIONS if find_spec(name) is not None
+}
+"""The modules that are there: that of a room goes with it."""
 FIRST = (
     "Experiment", "run", "runs", "Run", "Round", "load", "Tree", "Algorithm", "Nodes", "Replies",
     "descend",
@@ -61,7 +59,7 @@ def _directive(module: str, name: str) -> str:
         f"      heading: {module}.{name}",
         f"      toc_label: {name}",
     ]
-    keys = {kind.__name__: key for key, kind in algorithms.ALGORITHMS.items()}
+    keys = {kind.__name__: key for key, kind in ALGORITHMS.items()}
     if name in keys:
         lines += ["      members: false", "      inherited_members: false", ""]
         lines += _fields(keys[name])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from covey.cli.report import write_after_run
+from covey import rooms
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import RUN
 from covey.deployed.plan import plan_files
@@ -72,7 +72,7 @@ class LocalDeployment:
             write_config(folder, compared)
             resume(self.folder, [], console, sys.argv)
             folder.write(folder.environment, ran_on)
-            write_after_run(self.folder, Console(quiet=True))
+            rooms.call("after_run", self.folder, Console(quiet=True))
         return self.folder
 
     def _run_tree(self, console: Console) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.cli.report import write_after_run
+from covey import rooms
 from covey.deployed.node.missed import Missing
 from covey.deployed.node.server_run import ending, replay_facts
 from covey.errors import CheckpointError
@@ -99,7 +99,7 @@ class ServerFolder(RunTracker):
         if run.done:
             history = [list(run.history)]
             write_outcome(self.config, self.folder, history, {}, run.engine, self.command)
-            write_after_run(self.folder.path, Console(quiet=True))
+            rooms.call("after_run", self.folder.path, Console(quiet=True))
 
 
 @dataclass(frozen=True)

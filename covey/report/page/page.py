@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from covey import rooms
+
 SCRIPTS = (
     "base",
     "facts",
@@ -30,7 +32,9 @@ SCRIPTS = (
     "settings",
     "main",
 )
-"""The parts of the page's script, in the order in which they are joined."""
+"""The parts of the page's script, in the order in which they are joined; those of rooms come before
+the last.
+"""
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -40,8 +44,11 @@ def build(facts: Mapping[str, Any], live: bool = False) -> str:
 
     A `live` page reads `facts.json` of its own server again whenever `events` says so.
     """
-    names = [*SCRIPTS, "live"] if live else SCRIPTS
-    joined = "\n".join(_file(f"{name}.js") for name in names)
+    scripts = [_file(f"{name}.js") for name in SCRIPTS]
+    scripts[-1:-1] = [_panel(where) for where in rooms.added("panels").values()]
+    if live:
+        scripts.append(_file("live.js"))
+    joined = "\n".join(scripts)
     css = _file("report.css")
     js = f'"use strict";\n(() => {{\n{joined}}})();\n'
     theme = _file("theme.js")
@@ -72,6 +79,12 @@ def _file(name: str) -> str:
     return (
         resources.files("covey.report").joinpath("page", "assets", name).read_text(encoding="utf-8")
     )
+
+
+def _panel(where: str) -> str:
+    """The script of a room, as package:file."""
+    package, _, name = where.partition(":")
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -27,6 +27,9 @@ function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** What rooms add: a part of the page, a tile of a run, and figures of every device of a seed. */
+const ROOMS = [];
+
 const EMPTY = "–";
 
 function isKnown(value) {

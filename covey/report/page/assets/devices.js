@@ -218,8 +218,8 @@ function deviceColumns(seed) {
   }
   const asked = seed.facts.asked?.[seed.leaf];
   if (asked) out.push(column("rounds asked", (device) => asked[device]));
-  for (const { key, name, text } of radioColumns(seed)) {
-    out.push(column(name.toLowerCase(), (device) => seed.facts.radio.devices[key][device], text));
+  for (const { name, text, values } of ROOMS.flatMap((room) => room.columns(seed))) {
+    out.push(column(name.toLowerCase(), (device) => values[device], text));
   }
   return out;
 }

@@ -2,7 +2,7 @@
 
 const PARTS = [
   runsPart, metricsPart, curvesPart, treePart, devicesPart, confusionPart, newcomersPart,
-  bytesPart, radioPart, layersPart, settingsPart,
+  bytesPart, ...ROOMS.map((room) => room.part), layersPart, settingsPart,
 ];
 const mainElement = document.getElementById("top");
 const runPicker = document.getElementById("run");

@@ -47,7 +47,7 @@ function nodeFacts(seed, tier, id) {
   list.append(h("div", { class: "rule" }));
   countFacts(add, seed, tier, id);
   byteFacts(add, seed, tier, id);
-  if (tier === seed.leaf) radioFacts(add, seed, id);
+  if (tier === seed.leaf) roomFacts(add, seed, id);
   return list;
 }
 
@@ -100,9 +100,9 @@ function byteFacts(add, seed, tier, id) {
   if (total) add(null, `To and from its ${below}s`, bytes(total));
 }
 
-function radioFacts(add, seed, id) {
-  for (const { key, name, text } of radioColumns(seed)) {
-    add(null, name, text(seed.facts.radio.devices[key][id]));
+function roomFacts(add, seed, id) {
+  for (const { name, text, values } of ROOMS.flatMap((room) => room.columns(seed))) {
+    add(null, name, text(values[id]));
   }
 }
 

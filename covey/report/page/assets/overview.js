@@ -132,7 +132,7 @@ function tiles(run) {
   const seed = run.first;
   const out = seed.modelNames().map((name) => modelTile(run, seed, name));
   out.push(linkTile(run));
-  if (seed.facts.radio) out.push(radioTile(run));
+  out.push(...ROOMS.map((room) => room.tile(run)));
   if (seed.facts.newcomers) out.push(newcomerTile(run));
   out.push(sparsityTile(run, seed));
   return out.filter(Boolean);
@@ -182,13 +182,6 @@ function sparsityTile(run, seed) {
   const size = `of ${whole(run.facts.parameters)} in ${kind} model`;
   const time = `${duration(run.total((each) => each.facts.seconds).mean)} of computing`;
   return tile(null, "Non-zero weights", percent(share), "%", size, time);
-}
-
-function radioTile(run) {
-  const seconds = run.total((seed) => sum(seed.facts.radio.seconds)).mean;
-  const joules = run.total((seed) => sum(seed.facts.radio.joules)).mean;
-  const [value, unit] = amountParts(seconds, SECONDS);
-  return tile(null, "Modelled time", value, unit, `${amount(joules, JOULES)} of all devices`);
 }
 
 function newcomerTile(run) {
