@@ -152,7 +152,9 @@ class ReplyCheck(ChildCheck):
         header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
         failure = _error_in(header, messages)
         if failure is not None:
-            self._check_diverged(*failure)
+            kind, text = failure
+            if self.drops_diverged and kind == DivergedError.__name__:
+                raise _Dropped(f"its training diverged: {shown(text)}")
             return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
@@ -168,11 +170,6 @@ class ReplyCheck(ChildCheck):
         self.numbers[seat] = header["number"]
         return False
 
-    def _check_diverged(self, kind: str, text: str) -> None:
-        """Refuse an answer that says that the training diverged, where that is to be dropped."""
-        if self.drops_diverged and kind == DivergedError.__name__:
-            raise _Dropped(f"its training diverged: {shown(text)}")
-
     def _check_message(
         self, seat: Seat, packed: Packed, schema: Schema, reports: Sequence[Any]
     ) -> None:
@@ -184,17 +181,16 @@ class ReplyCheck(ChildCheck):
             rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
             if rows is not None:
                 self._check_values(seat, rows, schema)
-                self._check_scores(rows, reports)
+                if self.scorer is not None:
+                    self._check_scores(self.scorer, rows, reports)
 
-    def _check_scores(self, rows: Rows, reports: Sequence[Any]) -> None:
+    def _check_scores(self, scorer: Scorer, rows: Rows, reports: Sequence[Any]) -> None:
         """Refuse sums of scores that cannot be true, or are not those that devices report."""
-        if self.scorer is None:
-            return
         figures: dict[str, list[list[float]]] = {}
         for name, _, _, values in reports:
             figures.setdefault(name, []).extend(values)
         by_name = {name: torch.tensor(own, dtype=torch.float64) for name, own in figures.items()}
-        reason = self.scorer.refusal(rows.double(), by_name)
+        reason = scorer.refusal(rows.double(), by_name)
         if reason is not None:
             raise DecodeError(reason)
 

@@ -73,7 +73,9 @@ class LocalTree:
             below = tree.below(tier)
             if transport is not None and below is not None:
                 transport.take(child, self.nodes[below, child].answer)
-        self._take_seat(tier, number)
+        above = self._above(tier, number)
+        if above is not None:
+            above.take(number, node.answer)
         return node
 
     def _transport(self, tier: str, number: int) -> LocalTransport | None:
@@ -91,12 +93,6 @@ class LocalTree:
 
         self._transports[tier, number] = LocalTransport(lost)
         return self._transports[tier, number]
-
-    def _take_seat(self, tier: str, number: int) -> None:
-        """Let the node above reach this one, where there is one already."""
-        transport = self._above(tier, number)
-        if transport is not None:
-            transport.take(number, self.nodes[tier, number].answer)
 
     def transport_above(self, tier: str, number: int) -> LocalTransport:
         """What reaches a node that is not the server."""

@@ -133,31 +133,29 @@ def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT
     >>> unpack(pack([row]))[0].row
     tensor([1., 1.])
     """
+    whole = memoryview(data)
+    out = []
     try:
-        return _unpack(memoryview(data), borrow=borrow, limit=limit)
+        (length,) = _LENGTH.unpack_from(whole)
+        check_length(length, limit)
+        position = _LENGTH.size + length
+        head = json.loads(bytes(whole[_LENGTH.size : position]))
+        for tier, number, name, label, round, form in head:
+            row = None
+            if form is not None:
+                dtype, shape, size = form
+                left = len(whole) - position
+                if type(size) is not int or not 0 <= size <= left:
+                    raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
+                row = from_bytes(whole[position : position + size], dtype, shape, borrow=borrow)
+                position += size
+            out.append(NodeRow(tier, number, name, label, round, row))
     except DecodeError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
-
-
-def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
-    (length,) = _LENGTH.unpack_from(data)
-    check_length(length, limit)
-    position = _LENGTH.size + length
-    out = []
-    for tier, number, name, label, round, form in json.loads(bytes(data[_LENGTH.size : position])):
-        row = None
-        if form is not None:
-            dtype, shape, size = form
-            left = len(data) - position
-            if type(size) is not int or not 0 <= size <= left:
-                raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
-            row = from_bytes(data[position : position + size], dtype, shape, borrow=borrow)
-            position += size
-        out.append(NodeRow(tier, number, name, label, round, row))
-    if position != len(data):
-        raise DecodeError(f"rows of nodes of {len(data)} bytes, of which {position} are used.")
+    if position != len(whole):
+        raise DecodeError(f"rows of nodes of {len(whole)} bytes, of which {position} are used.")
     return out
 
 

@@ -6,26 +6,25 @@ import json
 import os
 import platform
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.data import Shards
 from covey.deployed.node.assemble import MAX_VALUE, Told, check, check_size, node_of, told
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.faults import arm_fault
+from covey.deployed.node.mapped import mapped_parts, share
 from covey.deployed.node.memory import give_back_free
 from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import seal_order
 from covey.deployed.node.own_models import DISK
-from covey.deployed.node.parked import parked_parts, share
 from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
 from covey.deployed.operate.certificates import Identity
@@ -35,7 +34,7 @@ from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
 from covey.deployed.transport.socket_bytes import counted
-from covey.deployed.transport.transport import AskKey, Handler, Port, Seat, Transport
+from covey.deployed.transport.transport import AskKey, Handler, Seat, Transport
 from covey.errors import ConfigError, TransportError
 from covey.links.spec import wires
 from covey.runs import models
@@ -48,62 +47,9 @@ from covey.runs.saved.status import LOCK
 from covey.runs.scores.record import Round
 from covey.runtimes.alone.envelope import seal
 
-
-class Parent(Transport, Protocol):
-    """A transport that can put a child out of its seat."""
-
-    def evict(self, name: str) -> None:
-        """Close the stream of a seat, and refuse it from now on."""
-        ...
-
-    def admit(self, name: str) -> None:
-        """Let an evicted seat be taken again."""
-        ...
-
-    def evicted(self) -> frozenset[Seat]:
-        """The seats that are refused."""
-        ...
-
-    def turned_away(self) -> Mapping[Seat, str]:
-        """Why processes were refused that have a certificate of an empty seat."""
-        ...
-
-    @property
-    def knocks(self) -> Counter[str]:
-        """How many handshakes began, and how many streams were opened."""
-        ...
-
-
-class Child(Port, Protocol):
-    """A port that knows whether its parent has let it in."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether this process has its seats now."""
-        ...
-
-
-class Network(Protocol):
-    """Makes both ends of a process: the one to its children, and the one to its parent."""
-
-    @property
-    def identity(self) -> Identity | None:
-        """The certificate of the process; None: the tree has none."""
-        ...
-
-    def listen(
-        self,
-        process: Process,
-        fingerprint: str,
-        children: Mapping[str, Seat],
-        admission: DiskAdmission,
-    ) -> Parent:
-        """The way to the children of a process, which are by name."""
-        ...
-
-    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Child:
-        """The way to the parent; the disk of each seat tells its last written key."""
-        ...
+if TYPE_CHECKING:
+    from covey.deployed.transport.grpc_network import GrpcNetwork
+    from covey.deployed.transport.grpc_transport import GrpcTransport
 
 
 def parts_of(experiment: Experiment) -> Parts:
@@ -113,27 +59,12 @@ def parts_of(experiment: Experiment) -> Parts:
     links = wires(experiment.codec, tree.links)
     start = experiment.initial()[None]
     data = training_data(experiment, ())
-    return Parts(experiment, _module_of(experiment), start, tree, data, links)
-
-
-def _module_of(experiment: Experiment) -> nn.Module:
-    """The module of a process, which is its experiment's own where its types are right.
-
-    A large module is not copied: nothing else uses it, and every node has a copy of its own.
-    """
     module = experiment.model
-    tensors = [*module.parameters(), *module.buffers()]
-    if all(tensor.dtype == experiment.dtype for tensor in tensors):
-        return module
-    return module_of(experiment)
-
-
-def _check_values(run: Run, model: int) -> None:
-    """Refuse models of so many bytes that no checkpoint can have them, before anybody trains."""
-    best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
-    check_size(model, 1 + best)
-    for template in run.runtime.kept().values():
-        check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
+    if any(
+        tensor.dtype != experiment.dtype for tensor in (*module.parameters(), *module.buffers())
+    ):
+        module = module_of(experiment)  # a copy; a large module is none, as nothing else uses it
+    return Parts(experiment, module, start, tree, data, links)
 
 
 def _short(answer: Handler) -> Handler:
@@ -164,7 +95,7 @@ class Member:
 
     process: Process
     parts: Parts
-    network: Network
+    network: GrpcNetwork
     log: EventLog
     progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
@@ -178,8 +109,8 @@ class Member:
         self._stack = ExitStack()
         self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
-        self._parked = False
-        self._parents: dict[str, Parent] = {}
+        self._mapped = False
+        self._parents: dict[str, GrpcTransport] = {}
         self._disks: dict[str, Disk] = {}
 
     @contextmanager
@@ -263,17 +194,13 @@ class Member:
             jump=self.jump,
         )
         admission.node = node
-        if process.aggregates:
-            self._park(node)
+        if process.aggregates:  # it holds no model in memory
+            if not self._mapped:
+                self.parts = mapped_parts(self.parts, Path(self.process.state))
+                self._mapped = True
+            share(node, self.parts)
+            give_back_free()
         return node
-
-    def _park(self, node: Node) -> None:
-        """Let a node that only aggregates hold no model in memory."""
-        if not self._parked:
-            self.parts = parked_parts(self.parts, Path(self.process.state))
-            self._parked = True
-        share(node, self.parts)
-        give_back_free()
 
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
@@ -283,7 +210,12 @@ class Member:
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
             handlers[seat.number] = self.progress.handler(seat.name, once.then(_short(node.answer)))
-        closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
+
+        def close_when_drained() -> None:
+            self.progress.wait_for_drain()
+            port.close()
+
+        closer = threading.Thread(target=close_when_drained, daemon=True)
         closer.start()
         self.progress.dials(lambda: port.connected)
         self.progress.start()
@@ -294,14 +226,14 @@ class Member:
             self.progress.drain()
             closer.join()
 
-    def _close_when_drained(self, port: Port) -> None:
-        self.progress.wait_for_drain()
-        port.close()
-
     def run(self) -> Run:
         """The server's run; where its disk has one, the rest of it."""
         run = server_run(self.parts.experiment, _ServerRuntime(self))
-        _check_values(run, self.parts.start.nbytes)
+        # Models that no checkpoint can have are refused before anybody trains.
+        best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
+        check_size(self.parts.start.nbytes, 1 + best)
+        for template in run.runtime.kept().values():
+            check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
         self.progress.start()
         return run
 

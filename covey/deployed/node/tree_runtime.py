@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import partial
@@ -31,7 +31,6 @@ from covey.deployed.operate.certificates import read_again
 from covey.errors import TransportError
 from covey.kernel.algorithm import Program
 from covey.kernel.store.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
-from covey.links.meter import Key, Traffic
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played
@@ -119,7 +118,13 @@ class TreeRuntime(Runtime):
         if lane == "score" and len(rows):
             self._check_reports(program, played, round)
         self._missing += self.server.asks.missing
-        traffic = [self._ordered(by_link) for by_link in played.traffic]
+        # In the order of the simulator: down from the top, then up to it.
+        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
+        traffic = []
+        for by_link in played.traffic:
+            ordered = sorted(by_link.items(), key=lambda item: ways.index(item[0][:2]))
+            traffic.append(dict(ordered))
         return replace(played, traffic=traffic)
 
     def _check_reports(self, program: Program, played: Played, round: int) -> None:
@@ -130,20 +135,16 @@ class TreeRuntime(Runtime):
         expected = self.server.reports_of(self.tree.tiers[-1])
         if not expected or not expected.isdisjoint(played.reports[0]):
             return
-        if self._reached(self._scored_devices(program, round)):
+        scorer: Any = getattr(program, "__self__", None)
+        devices = list(range(self.tree.devices))
+        if isinstance(scorer, Scorer):
+            devices = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
+        if self._reached(devices):
             fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
             raise TransportError(
                 f"round {round + 1}: nobody has told the scores of any device, though these have "
                 f"answered: {some(self._answered())}; {fix}."
             )
-
-    def _scored_devices(self, program: Program, round: int) -> list[int]:
-        """The devices that a program of scores asks."""
-        scorer: Any = getattr(program, "__self__", None)
-        if not isinstance(scorer, Scorer):
-            return list(range(self.tree.devices))
-        devices: list[int] = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
-        return devices
 
     def _reached(self, devices: Sequence[int]) -> list[int]:
         """Those of some devices to which the last scores went, as nobody on the way was missing."""
@@ -166,12 +167,6 @@ class TreeRuntime(Runtime):
         missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
         seats = [seat for seat in self.server.asks.seats if seat not in missing]
         return [names.get(seat, f"{below}{seat}") for seat in seats]
-
-    def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
-        """Traffic in the order of the simulator: down from the top, then up to it."""
-        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
-        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
-        return dict(sorted(traffic.items(), key=lambda item: ways.index(item[0][:2])))
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
@@ -207,8 +202,11 @@ class TreeRuntime(Runtime):
         rows = []
         for part in self._parts(tier, _row_bytes(template)):
             rows += self._order("read", {**arguments, **part}, deepest=tier)
-        rows_of_tier = [kept for kept in rows if kept.tier == tier]
-        return _stacked(rows_of_tier, template)
+        ordered = sorted((kept for kept in rows if kept.tier == tier), key=lambda kept: kept.number)
+        ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
+        rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
+        values = [kept.row[None] for kept in ordered if kept.row is not None]
+        return ids, rounds, torch.cat([template, *values])
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that nodes keep now in these (tier, name).
@@ -228,28 +226,18 @@ class TreeRuntime(Runtime):
         """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
         templates = self.kept()
         together: list[NodeRow] | None = None
-        if self._versions_bytes() <= ROWS:
+        total = 0  # bytes of all versions of all rows of all nodes, about
+        for (tier, _), template in templates.items():
+            total += VERSIONS * self.tree.size(tier) * _row_bytes(template)
+        if total <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
-            versions = together
-            if versions is None:
-                versions = self._versions(tier, name)
+            versions = together or []
+            if together is None:
+                for part in self._parts(tier, VERSIONS * _row_bytes(templates[tier, name])):
+                    versions += self._order("freeze", {"name": name, **part}, deepest=tier)
             of_name = [kept for kept in versions if (kept.tier, kept.name) == (tier, name)]
             yield _frozen(tier, name, of_name, templates[tier, name])
-
-    def _versions_bytes(self) -> int:
-        """The bytes of all versions of all rows of all nodes, about."""
-        total = 0
-        for (tier, _), template in self.kept().items():
-            total += self.tree.size(tier) * _row_bytes(template)
-        return VERSIONS * total
-
-    def _versions(self, tier: str, name: str) -> list[NodeRow]:
-        """All versions of one name, of all nodes of a tier."""
-        versions = []
-        for part in self._parts(tier, VERSIONS * _row_bytes(self.kept()[tier, name])):
-            versions += self._order("freeze", {"name": name, **part}, deepest=tier)
-        return versions
 
     def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
         """What lets an order bring the rows of a tier in messages that are not too long.
@@ -366,15 +354,6 @@ class TreeRuntime(Runtime):
 def _row_bytes(template: Tensor) -> int:
     """The bytes of one row of this shape and type."""
     return template.itemsize * math.prod(template.shape[1:])
-
-
-def _stacked(rows: Sequence[NodeRow], template: Tensor) -> KeptRows:
-    """(ids, rounds, rows) of several nodes, in id order."""
-    ordered = sorted(rows, key=lambda kept: kept.number)
-    ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
-    rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
-    values = [kept.row[None] for kept in ordered if kept.row is not None]
-    return ids, rounds, torch.cat([template, *values])
 
 
 def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:

@@ -254,7 +254,10 @@ class Answers:
             if reason is None:
                 ask.believe(seat, await self._stored(ask, data))
                 del data
-                await self._trim(ask, size)
+                ask.untrimmed += size
+                if ask.untrimmed > _TRIM:  # what gRPC has put answers together in
+                    ask.untrimmed = 0
+                    await asyncio.to_thread(give_back_free)
             else:
                 ask.refuse(seat, reason)
                 self._drop(stream, ask, seat, reason)
@@ -283,15 +286,7 @@ class Answers:
 
     def _note_unwritten(self, error: OSError) -> None:
         text = f"answers are held in memory, since {self.folder} takes none: {error}"
-        if self._unwritten.add(text):
-            say(logging.WARNING, "answers_held", text, count=self._unwritten.count)
-
-    async def _trim(self, ask: Ask, size: int) -> None:
-        """Give back the memory in which gRPC has put answers together, after some of them."""
-        ask.untrimmed += size
-        if ask.untrimmed > _TRIM:
-            ask.untrimmed = 0
-            await asyncio.to_thread(give_back_free)
+        self._unwritten.note(logging.WARNING, "answers_held", text)
 
     def _drop(self, stream: ChildStream, ask: Ask, seat: Seat, reason: str) -> None:
         """Count a bad answer, and evict the sender of too many; a divergence is none of them."""

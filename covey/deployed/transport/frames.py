@@ -146,8 +146,19 @@ class Assembler:
             if position and self._begun is not None:
                 raise DecodeError("a frame with two pieces of one blob.")
             self._append(piece)
-        self._check_full(pieces)
-        return self._ended()
+        # A frame that could have held more is refused: many small pieces take much memory.
+        total = sum(map(len, pieces))
+        if total > CHUNK:
+            raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
+        if self._begun is not None and total < CHUNK:
+            raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
+        if self._head is None or self._missing:
+            return None
+        message = Message(self._head, tuple(self._blobs), self._keeps)
+        self._head = None
+        self._blobs = []
+        self._sink = None
+        return message
 
     def _begin(self, frame: Frame) -> None:
         """Check the head of the next message."""
@@ -197,21 +208,3 @@ class Assembler:
         if self._missing == 0:
             self._blobs.append(self._begun.getvalue())
             self._next_blob()
-
-    def _check_full(self, pieces: Sequence[bytes]) -> None:
-        """Refuse a frame that could have held more: many small pieces take much memory."""
-        total = sum(map(len, pieces))
-        if total > CHUNK:
-            raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
-        if self._begun is not None and total < CHUNK:
-            raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
-
-    def _ended(self) -> Message | None:
-        """The message, if it has all its bytes."""
-        if self._head is None or self._missing:
-            return None
-        message = Message(self._head, tuple(self._blobs), self._keeps)
-        self._head = None
-        self._blobs = []
-        self._sink = None
-        return message

@@ -213,9 +213,16 @@ class SeatTable:
             if seat not in self.streams:
                 self._empty_since.setdefault(seat, time.monotonic())
 
-    def empty_for(self, seat: Seat) -> float:
-        """How many seconds a seat has been empty since it was asked; -inf where it is not."""
-        return time.monotonic() - self._empty_since.get(seat, math.inf)
+    def empty_for(self, seconds: float, seats: Collection[Seat]) -> set[Seat]:
+        """Those of some seats that have been empty for so long, counted from their first ask."""
+        longest = time.monotonic() - seconds
+        return {seat for seat in seats if self._empty_since.get(seat, math.inf) <= longest}
+
+    def next_empty_for(self, seconds: float, seats: Collection[Seat]) -> float:
+        """Seconds until one more of some seats has been empty for so long."""
+        now = time.monotonic()
+        ends = [self._empty_since.get(seat, math.inf) + seconds for seat in seats]
+        return min((end - now for end in ends if end > now), default=math.inf)
 
     def note_waiting(self, ask: Ask, waited: float) -> None:
         """Log which seats an ask waits for."""
