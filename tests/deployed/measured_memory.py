@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from covey import models
-from covey.deployed.node.assemble import Told, node_of, told
+from covey.deployed.node.assemble import TreeMember, node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.mapped import mapped_parts, mapped_tensor, share
@@ -129,7 +129,7 @@ def test_an_edge_takes_three_models_and_the_answers_at_most(tmp_path: Path) -> N
         model=models.mlp(INPUTS, NUMBERS // (INPUTS + 1 + CLASSES), CLASSES),
     )
     parts = parts_of(one)
-    facts = told(parts.tree, parts.data)
+    facts = tree_members(parts.tree, parts.data)
     request = _request(parts, facts["server"][0], tmp_path)
     place = facts["edge"][0].place
     devices = {}
@@ -171,7 +171,7 @@ class Caught:
         pass
 
 
-def _request(parts: Parts, facts: Told, folder: Path) -> tuple[AskKey, bytes, bytes]:
+def _request(parts: Parts, facts: TreeMember, folder: Path) -> tuple[AskKey, bytes, bytes]:
     """The request of a server to train."""
     disk = Disk(folder / "server" / "node.sqlite")
     server = node_of(parts, facts, disk, transport=Caught())

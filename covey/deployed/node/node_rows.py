@@ -102,13 +102,11 @@ def from_bytes(
     return torch.frombuffer(bytearray(data), dtype=kind).view(tuple(shape))
 
 
-def pack(rows: Sequence[NodeRow]) -> bytes:
-    """Rows of several nodes as one string of bytes."""
-    return b"".join(pieces(rows))
-
-
 def pieces(rows: Sequence[NodeRow], before: int = 0) -> list[bytes | memoryview]:
-    """What `pack` joins; the numbers of rows are not copied. `before` bytes come before them."""
+    """Rows of several nodes as bytes to be joined, whose numbers are not copied.
+
+    `before` bytes come before them.
+    """
     blobs = [as_bytes(kept.row) for kept in rows if kept.row is not None]
     heads = json.dumps([described(kept) for kept in rows]).encode()
     head = aligned(heads, before + _LENGTH.size)
@@ -125,12 +123,12 @@ def described(kept: NodeRow) -> list[object]:
 
 
 def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT) -> list[NodeRow]:
-    """The inverse of `pack`; anything else, or a head above the limit, is a DecodeError.
+    """The inverse of `pieces`; anything else, or a head above the limit, is a DecodeError.
 
     With `borrow` rows may lie in the memory of the data, and must not be written.
 
     >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
-    >>> unpack(pack([row]))[0].row
+    >>> unpack(b"".join(pieces([row])))[0].row
     tensor([1., 1.])
     """
     whole = memoryview(data)

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from covey.data import Shards
-from covey.deployed.node.assemble import MAX_VALUE, Told, check, check_size, node_of, told
+from covey.deployed.node.assemble import (
+    MAX_VALUE,
+    TreeMember,
+    check,
+    check_size,
+    node_of,
+    tree_members,
+)
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.faults import arm_fault
 from covey.deployed.node.mapped import mapped_parts, share
@@ -107,7 +114,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
-        self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
+        self._members: dict[str, list[TreeMember]] = tree_members(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
         self._mapped = False
         self._parents: dict[str, GrpcTransport] = {}
@@ -141,7 +148,7 @@ class Member:
             except Exception as error:
                 self.log.error("failed", kind=type(error).__name__, text=str(error))
                 raise
-            self.progress.end()
+            self.progress.ended = True
             self.log.info("ended")
 
     def _lock_state(self) -> None:
@@ -173,7 +180,7 @@ class Member:
             disk.seat_children(self._children(seat))
         admission = DiskAdmission(disk)
         transport = self._transport(seat, admission)
-        facts = self._told[seat.tier][seat.number]
+        facts = self._members[seat.tier][seat.number]
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
@@ -204,12 +211,25 @@ class Member:
 
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
-        once = _Once(self.before_first)
+        first = threading.Lock()
+
+        def once(handle: Handler) -> Handler:
+            """A handler that waits until what is done before the first request is done."""
+
+            def handled(key: AskKey, common: bytes, own: bytes) -> bytes:
+                with first:
+                    if self.before_first is not None:
+                        self.before_first()
+                        self.before_first = None
+                return handle(key, common, own)
+
+            return handled
+
         nodes = {seat: self.node(seat) for seat in self.process.nodes}
         port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, once.then(_short(node.answer)))
+            handlers[seat.number] = self.progress.handler(seat.name, once(_short(node.answer)))
 
         def close_when_drained() -> None:
             self.progress.wait_for_drain()
@@ -217,8 +237,8 @@ class Member:
 
         closer = threading.Thread(target=close_when_drained, daemon=True)
         closer.start()
-        self.progress.dials(lambda: port.connected)
-        self.progress.start()
+        self.progress.connected = lambda: port.connected
+        self.progress.started = True
         arm_fault()
         try:
             port.serve(handlers)
@@ -228,14 +248,23 @@ class Member:
 
     def run(self) -> Run:
         """The server's run; where its disk has one, the rest of it."""
-        run = server_run(self.parts.experiment, _ServerRuntime(self))
+        run = server_run(self.parts.experiment, self)
         # Models that no checkpoint can have are refused before anybody trains.
         best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
         check_size(self.parts.start.nbytes, 1 + best)
         for template in run.runtime.kept().values():
             check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
-        self.progress.start()
+        self.progress.started = True
         return run
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Refuse what a deployed tree cannot run."""
+        check(experiments)
+
+    def make(self, parts: Parts) -> TreeRuntime:
+        """The runtime of the run, with the server's node."""
+        self.parts = parts
+        return TreeRuntime(parts.tree, self.node(self.process.nodes[0]))
 
     def rounds(self, run: Run) -> Iterator[Round]:
         """Every round that is left, or until the process is drained; the last one is good too."""
@@ -262,7 +291,7 @@ class Member:
 
     def _children(self, seat: NamedSeat) -> dict[str, Seat]:
         """The ids of the children of a seat, by name."""
-        place = self._told[seat.tier][seat.number].place
+        place = self._members[seat.tier][seat.number].place
         numbers = range(place.first_child, place.first_child + place.children)
         return dict(zip(seat.children, numbers, strict=True))
 
@@ -275,40 +304,3 @@ class Member:
         for transport in self._parents.values():
             transport.admit(name)
         self.log.info("admitted", seat=name)
-
-
-class _Once:
-    """Does something once, before the first request of any seat is handled."""
-
-    def __init__(self, work: Callable[[], None] | None) -> None:
-        self._work = work
-        self._lock = threading.Lock()
-
-    def then(self, handler: Handler) -> Handler:
-        """A handler that waits until it is done."""
-
-        def handle(key: AskKey, common: bytes, own: bytes) -> bytes:
-            with self._lock:
-                if self._work is not None:
-                    self._work()
-                    self._work = None
-            return handler(key, common, own)
-
-        return handle
-
-
-class _ServerRuntime:
-    """Makes the runtime of the server's process."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def check(self, experiments: Sequence[Experiment]) -> None:
-        """Refuse what a deployed tree cannot run."""
-        check(experiments)
-
-    def make(self, parts: Parts) -> TreeRuntime:
-        """The runtime, with the server's node."""
-        self._member.parts = parts
-        node = self._member.node(self._member.process.nodes[0])
-        return TreeRuntime(parts.tree, node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import load, save
 
@@ -15,7 +15,6 @@ from covey.deployed.node.tree_runtime import Capture, TreeRuntime
 from covey.errors import CheckpointError
 from covey.runs.build import RuntimeFactory
 from covey.runs.experiment import Experiment
-from covey.runs.parts import Parts
 from covey.runs.run import Run
 from covey.runs.saved.checkpoint import Checkpoint
 from covey.runs.scores import record
@@ -29,15 +28,7 @@ CHANGES = "tree changes"
 """The fact that lists the rounds after which the tree changed."""
 
 
-class TreeFactory(RuntimeFactory, Protocol):
-    """Makes the server's runtime of a deployed tree."""
-
-    def make(self, parts: Parts) -> TreeRuntime:
-        """The runtime of one experiment."""
-        ...
-
-
-def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
+def server_run(experiment: Experiment, tree: RuntimeFactory) -> Run:
     """The run of an experiment on a deployed tree; where the server's disk has one, its rest.
 
     A round that a crash has interrupted is run again: what children answered is in the journal.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.node.checked_orders import ENDING
+from covey.deployed.node.disk import CHILDREN
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.faults import fault
 from covey.deployed.node.missed import Missing
@@ -68,21 +69,15 @@ class TreeRuntime(Runtime):
         rollbacks = disk.fact("rollbacks") or []
         self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
         disk.note(run=run)
-        if self._choice_interrupted():
-            self.rollback()
-
-    def _choice_interrupted(self) -> bool:
-        """Whether a kill has left nodes with held rows that a repeated round may not choose.
-
-        With a quorum other nodes may answer when the round is run again. Then its models and scores
-        differ. Without one, all answer as before, and the orders to hold rows are the same.
-        """
-        noted = self.server.database.fact(_CHOICE)
-        if noted is None:
-            return False
-        round, attempt, quorum = noted
-        not_good = round >= self.epoch.before and attempt == self.epoch.attempt
-        return not_good and (quorum or self.server.asks.patience is not None)
+        choice = disk.fact(_CHOICE)
+        if choice is not None:
+            # A kill may have left nodes with held rows that a repeated round does not choose. With
+            # a quorum other nodes may answer then, so that its models and scores differ. Without
+            # one all answer as before, and the orders to hold rows are the same.
+            round, attempt, quorum = choice
+            good = round < self.epoch.before or attempt != self.epoch.attempt
+            if not good and (quorum or server.asks.patience is not None):
+                self.rollback()
 
     def _note_choice(self) -> None:
         """Let the disk know, before nodes do, that rows are held in the round under way."""
@@ -132,41 +127,29 @@ class TreeRuntime(Runtime):
 
         With a quorum all devices that were drawn may be away. Then the round has no scores.
         """
-        expected = self.server.reports_of(self.tree.tiers[-1])
+        asks = self.server.asks
+        leaf = self.tree.tiers[-1]
+        expected = {name for tier, name in self.server.rehearsed.widths if tier == leaf}
         if not expected or not expected.isdisjoint(played.reports[0]):
             return
         scorer: Any = getattr(program, "__self__", None)
         devices = list(range(self.tree.devices))
         if isinstance(scorer, Scorer):
             devices = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
-        if self._reached(devices):
-            fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
-            raise TransportError(
-                f"round {round + 1}: nobody has told the scores of any device, though these have "
-                f"answered: {some(self._answered())}; {fix}."
-            )
-
-    def _reached(self, devices: Sequence[int]) -> list[int]:
-        """Those of some devices to which the last scores went, as nobody on the way was missing."""
-        missing = {(entry.tier, entry.number) for entry in self._missing_scores()}
-        out = []
-        for device in devices:
-            route = self._route(self.tree.tiers[-1], device)
-            if missing.isdisjoint(zip(self.tree.tiers, route, strict=True)):
-                out.append(device)
-        return out
-
-    def _missing_scores(self) -> list[Missing]:
-        """Who was missing in the last play; what corrects earlier trainings is left out."""
-        return [entry for entry in self.server.asks.missing if entry.lane == "score"]
-
-    def _answered(self) -> list[str]:
-        """The names of the server's children that have answered the last play."""
+        # Who was missing in the scores; what corrects earlier trainings is left out.
+        missing = {(one.tier, one.number) for one in asks.missing if one.lane == "score"}
+        routes = [zip(self.tree.tiers, self._route(leaf, one), strict=True) for one in devices]
+        if not any(missing.isdisjoint(route) for route in routes):
+            return
         below = self.tree.tiers[1]
-        names = self.server.database.names_of_children()
-        missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
-        seats = [seat for seat in self.server.asks.seats if seat not in missing]
-        return [names.get(seat, f"{below}{seat}") for seat in seats]
+        children = self.server.database.fact(CHILDREN) or {}
+        names = {seat: name for name, seat in children.items()}
+        answered = [seat for seat in asks.seats if (below, seat) not in missing]
+        fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
+        raise TransportError(
+            f"round {round + 1}: nobody has told the scores of any device, though these have "
+            f"answered: {some([names.get(seat, f'{below}{seat}') for seat in answered])}; {fix}."
+        )
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
@@ -189,7 +172,8 @@ class TreeRuntime(Runtime):
         self._set_epoch(replace(self.epoch, rollbacks=rollbacks))
         self._played = None
         self._missing.clear()
-        self.server.undo_round()
+        self.server.database.rollback(rollbacks=list(rollbacks))
+        self.server.forget()
 
     def kept(self) -> dict[ColumnKey, Tensor]:
         """Empty rows of the shape and type of everything that nodes keep, by (tier, name)."""

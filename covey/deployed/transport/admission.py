@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -117,17 +117,6 @@ class AllowList:
             refusal = self.admission.refusal(self.seats[seat.name], seat.last_key or None)
             if refusal is not None:
                 raise Refusal("FAILED_PRECONDITION", f"{seat.name}: {refusal}")
-
-    def turn_away(self, names: Iterable[str], reason: str) -> None:
-        """Remember why a process with a certificate of these names was refused."""
-        for name in names:
-            if name in self.seats:
-                self.turned_away[name] = reason
-
-    def let_in(self, names: Iterable[str]) -> None:
-        """A process has taken these seats."""
-        for name in names:
-            self.turned_away.pop(name, None)
 
     def strike(self, names: frozenset[str]) -> bool:
         """Count a bad message; return whether it was one too many and its seats are evicted."""

@@ -124,8 +124,9 @@ class Handshakes:
         if certificate is not None:
             names = certificate.seats
         if refusal.code not in _PASSING:
-            taken = {table.names[seat] for seat in table.streams}
-            self.allowed.turn_away(set(names) - taken, str(refusal))
+            for name in names:
+                if self.allowed.seats.get(name, -1) not in (-1, *table.streams):
+                    self.allowed.turned_away[name] = str(refusal)
         await self.refuse(context, peer, refusal, self.refusals[names[:1]])
 
     async def refuse(

@@ -148,7 +148,8 @@ class SeatTable:
             self.streams[seat] = stream
             self._empty_since.pop(seat, None)
         self.members = frozenset(self.streams)
-        self.allowed.let_in(stream.seats)
+        for name in stream.seats:
+            self.allowed.turned_away.pop(name, None)
 
     def close(self, stream: ChildStream, code: str, text: str, *, evicted: bool = False) -> None:
         """End a stream with this reason; its seats are empty at once, whatever its process does."""
