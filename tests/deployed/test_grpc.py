@@ -184,13 +184,13 @@ def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> 
             slow.read()
             slow.send(frame(2, Reply(key=key_sent(key()), size=3 * CHUNK), bytes(CHUNK)))
             ask = tree.parent.asks.open[key()]
-            until(lambda: ask.held == 3 * CHUNK)
+            until(lambda: ask.in_memory == 3 * CHUNK)
             begun.set()
             answers = asked.result()
             slow.close()
         assert [answers[seat].status for seat in own] == ["late", "answered", "answered"]
         assert [answers[seat].read() for seat in (1, 2)] == [bytes(3 * CHUNK)] * 2
-        until(lambda: ask.held == 0)
+        until(lambda: ask.in_memory == 0)
 
 
 def test_a_slow_disk_does_not_stop_the_event_loop(
@@ -302,12 +302,12 @@ def test_an_answer_that_no_file_takes_counts_as_held_while_it_arrives(tmp_path: 
         peer.read()
         peer.send(frame(2, Reply(key=key_sent(key()), size=2 * CHUNK), bytes(CHUNK)))
         ask = tree.parent.asks.open[key()]
-        until(lambda: ask.held == 2 * CHUNK)
+        until(lambda: ask.in_memory == 2 * CHUNK)
         peer.close()
-        until(lambda: ask.held == 0)
+        until(lambda: ask.in_memory == 0)
         tree.dial(0, handler=lambda *_: bytes(2 * CHUNK))
         assert asked.result()[0].data == bytes(2 * CHUNK)
-        assert ask.held == 2 * CHUNK
+        assert ask.in_memory == 2 * CHUNK
 
 
 def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> None:

@@ -60,16 +60,16 @@ class _Dropped(CoveyError):
     """The training of a child diverged, and the round is to go on without it."""
 
 
+@dataclass(eq=False)
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
-    def __init__(self) -> None:
-        self.asked: int | None = None
-        """How many children are asked, where a quorum of them is enough."""
-        self.failed: set[Seat] = set()
-        """The seats whose answer is an error of their own that ends the round."""
-        self._kinds: dict[Seat, str] = {}
-        """The kinds of the errors that seats have answered."""
+    asked: int | None = field(default=None, init=False)
+    """How many children are asked, where a quorum of them is enough."""
+    failed: set[Seat] = field(default_factory=set, init=False)
+    """The seats whose answer is an error of their own that ends the round."""
+    _kinds: dict[Seat, str] = field(default_factory=dict, init=False)
+    """The kinds of the errors that seats have answered."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
         """Why the answer of a seat is refused; None: it is good.
@@ -136,10 +136,8 @@ class ReplyCheck(ChildCheck):
     scorer: Scorer | None = None
     """Whose answers these are, where they are scores."""
 
-    def __post_init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[Seat, int] = {}
-        """The numbers of the last changes of the disks of those who have answered."""
+    numbers: dict[Seat, int] = field(default_factory=dict, init=False)
+    """The numbers of the last changes of the disks of those who have answered."""
 
     @property
     def most(self) -> int:
@@ -218,9 +216,6 @@ class OrderCheck(ChildCheck):
     subtrees: Mapping[Seat, Subtree]
     templates: Mapping[ColumnKey, Tensor]
     """Empty rows of what nodes below keep, as far as it is known."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     @property
     def most(self) -> int | None:

@@ -126,10 +126,6 @@ class AllowList:
             self.evicted |= names
         return worst >= self.strikes
 
-    def evict(self, name: str) -> None:
-        """Refuse a seat from now on."""
-        self.evicted |= {name}
-
     def readmit(self, name: str) -> None:
         """Let a seat be taken again."""
         self._struck[name] = 0

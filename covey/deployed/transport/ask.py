@@ -43,7 +43,7 @@ class Ask:
     """Bytes of the longest answer that is taken; None: of any message."""
     file: AnswerFile | None = None
     """Where answers wait that are not to be held in memory; None: all are held."""
-    held: int = 0
+    in_memory: int = 0
     """Bytes of the answers that are held in memory, and of those that arrive there."""
     answers: dict[Seat, bytes | Stored] = field(default_factory=dict)
     bad: set[Seat] = field(default_factory=set)

@@ -262,7 +262,7 @@ class GrpcTransport:
         with self.handshakes.dialling(certificate):
             hello = await self.handshakes.hello(context, certificate)
             # First: the disk of a second process is always behind one that answers meanwhile.
-            self.table.held(self.allowed.check(hello, certificate), hello.instance)
+            self.table.streams_of(self.allowed.check(hello, certificate), hello.instance)
             await asyncio.to_thread(self.allowed.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.allowed.check(hello, certificate)

@@ -131,18 +131,18 @@ class SeatTable:
         """Every stream once."""
         return list(dict.fromkeys(self.streams.values()))
 
-    def held(self, seats: Mapping[str, Seat], instance: bytes) -> set[ChildStream]:
+    def streams_of(self, seats: Mapping[str, Seat], instance: bytes) -> set[ChildStream]:
         """The streams of a process that hold some seats; refused where another process has one."""
-        held = {self.streams[seat] for seat in seats.values() if seat in self.streams}
-        for other in held:
+        out = {self.streams[seat] for seat in seats.values() if seat in self.streams}
+        for other in out:
             if other.instance != instance:
                 text = f"{', '.join(set(other.seats) & set(seats))} is taken by {other.peer}"
                 raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
-        return held
+        return out
 
     def take(self, stream: ChildStream) -> None:
         """Give a process its seats, unless another process has one of them."""
-        for other in self.held(stream.seats, stream.instance):
+        for other in self.streams_of(stream.seats, stream.instance):
             self.close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self.streams[seat] = stream
@@ -168,7 +168,7 @@ class SeatTable:
 
     async def evict(self, name: str) -> None:
         """Close the stream of a seat, with all seats of its process; refuse it from now on."""
-        self.allowed.evict(name)
+        self.allowed.evicted |= {name}
         stream = self.streams.get(self.allowed.seats[name])
         if stream is not None:
             fix = f"an operator lets it in again: covey ctl admit {name}"
