@@ -24,7 +24,7 @@ import torch
 import covey
 from covey import Algorithm, Nodes, Rows, Tree
 from covey.codecs import CODECS
-from covey.deployed.node.assemble import node_of, told
+from covey.deployed.node.assemble import node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.missed import Missing
@@ -99,7 +99,7 @@ class Yard:
             workers=1,
         )
         self.parts = parts_of(self.experiment)
-        self.told = told(self.parts.tree, self.parts.data)
+        self.members = tree_members(self.parts.tree, self.parts.data)
         self.width = self.parts.start.shape[1]
         disk = Disk(":memory:")
         self.empty = disk.file.connection.serialize()
@@ -111,7 +111,7 @@ class Yard:
     ) -> Node:
         """A node from its disk."""
         out = node_of(
-            self.parts, self.told[tier][number], disk, transport=transport, patience=patience
+            self.parts, self.members[tier][number], disk, transport=transport, patience=patience
         )
         out.makers = {"Looks": lambda parameters: Looks()}
         return out

@@ -29,7 +29,7 @@ import covey
 from covey import Tree
 from covey.codecs import CODECS
 from covey.deployed.node import node_rows
-from covey.deployed.node.assemble import node_of, told
+from covey.deployed.node.assemble import node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.local_tree import LocalTree
@@ -96,7 +96,7 @@ class Siege:
         disk = Disk(":memory:")
         disk.path = folder / "device" / "node.sqlite"
         disk.path.parent.mkdir()
-        self.node: Node = node_of(parts, told(parts.tree, parts.data)["device"][0], disk)
+        self.node: Node = node_of(parts, tree_members(parts.tree, parts.data)["device"][0], disk)
         self.epochs: list[Epoch] = []
         """Those that the request under way was let to tell."""
 
@@ -294,7 +294,11 @@ def hostile(heard: Heard, draw: random.Random) -> tuple[AskKey, bytes, bytes]:
             target[place : place + draw.randrange(2)] = [other_row(target[place], draw)]
         else:
             rows = [NodeRow("device", 0, draw.choice(NAMES), draw.choice(NAMES), 0, torch.zeros(6))]
-        return key, node_rows.pack(above) if common else common, seal_order(header, rows)
+        return (
+            key,
+            b"".join(node_rows.pieces(above)) if common else common,
+            seal_order(header, rows),
+        )
     shared, down = open_sealed(common)
     personal, each = open_sealed(own)
     if kind == 4:

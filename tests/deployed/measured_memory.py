@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from covey import models
-from covey.deployed.node.assemble import Told, node_of, told
+from covey.deployed.node.assemble import TreeMember, node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.epoch import Epoch
+from covey.deployed.node.mapped import mapped_parts, mapped_tensor, share
 from covey.deployed.node.memory import give_back_free, give_back_large
 from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import NodeRow
-from covey.deployed.node.parked import parked, parked_parts, share
 from covey.deployed.node.process import parts_of
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Seat
 from covey.runs.parts import Parts
@@ -82,7 +82,7 @@ def test_a_disk_moves_long_rows_piece_by_piece(tmp_path: Path) -> None:
 def test_a_parked_row_takes_no_memory_until_it_is_read(tmp_path: Path) -> None:
     row = torch.arange(NUMBERS, dtype=torch.float32)
     before = resident()
-    moved = parked(row, tmp_path)
+    moved = mapped_tensor(row, tmp_path)
     assert resident() - before < 0.2 * BYTES
     assert moved.equal(row)
     moved[0] = 5.0  # in memory alone
@@ -129,7 +129,7 @@ def test_an_edge_takes_three_models_and_the_answers_at_most(tmp_path: Path) -> N
         model=models.mlp(INPUTS, NUMBERS // (INPUTS + 1 + CLASSES), CLASSES),
     )
     parts = parts_of(one)
-    facts = told(parts.tree, parts.data)
+    facts = tree_members(parts.tree, parts.data)
     request = _request(parts, facts["server"][0], tmp_path)
     place = facts["edge"][0].place
     devices = {}
@@ -138,7 +138,7 @@ def test_an_edge_takes_three_models_and_the_answers_at_most(tmp_path: Path) -> N
         devices[seat] = node_of(parts, facts["device"][seat], disk)
     disk = Disk(tmp_path / "edge0" / "node.sqlite")
     edge = node_of(parts, facts["edge"][0], disk, transport=Devices(devices))
-    parts = parked_parts(parts, tmp_path)
+    parts = mapped_parts(parts, tmp_path)
     share(edge, parts)
     size = parts.start.nbytes
     give_back_free()
@@ -171,7 +171,7 @@ class Caught:
         pass
 
 
-def _request(parts: Parts, facts: Told, folder: Path) -> tuple[AskKey, bytes, bytes]:
+def _request(parts: Parts, facts: TreeMember, folder: Path) -> tuple[AskKey, bytes, bytes]:
     """The request of a server to train."""
     disk = Disk(folder / "server" / "node.sqlite")
     server = node_of(parts, facts, disk, transport=Caught())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.node.assemble import Told, check, node_of, told
+from covey.deployed.node.assemble import TreeMember, check, node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.node import Node
 from covey.deployed.node.tree_runtime import TreeRuntime
@@ -63,7 +63,7 @@ class SocketTree:
 
     def make(self, parts: Parts) -> TreeRuntime:
         self.close()
-        facts = told(parts.tree, parts.data)
+        facts = tree_members(parts.tree, parts.data)
         for tier in parts.tree.tiers:
             for number in range(parts.tree.size(tier)):
                 self._node(parts, tier, number, facts[tier][number])
@@ -83,7 +83,7 @@ class SocketTree:
             self.authority.issue(name, seats=seats, holders="keep")  # a seat may dial, and listen
         return Identity(folder)
 
-    def _node(self, parts: Parts, tier: str, number: int, facts: Told) -> None:
+    def _node(self, parts: Parts, tier: str, number: int, facts: TreeMember) -> None:
         """A node with its disk and, if it has children, an address at which they dial."""
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", "process")
         below = parts.tree.below(tier)

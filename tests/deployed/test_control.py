@@ -72,7 +72,7 @@ def progress() -> Progress:
         return b"answer"
 
     watched = out.handler("edge0", handle)
-    out.start()
+    out.started = True
     for request in (key(0), key(0, "score"), key(1)):
         watched(request, b"common", b"own")
     return out

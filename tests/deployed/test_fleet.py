@@ -310,10 +310,10 @@ def test_a_process_says_whether_it_is_ready(progress: Progress, tmp_path: Path) 
     with closing(Control(progress, state=state)) as control:
         assert asked(control, "GET", "/healthz") == (200, "ok\n")
         assert asked(control, "GET", "/readyz") == (503, "no seat is taken: it is starting\n")
-        progress.start()
+        progress.started = True
         assert asked(control, "GET", "/readyz") == (200, "ok\n")
         connected = [False]
-        progress.dials(lambda: connected[0])
+        progress.connected = lambda: connected[0]
         assert asked(control, "GET", "/readyz") == (503, "no seat is taken: it is dialling\n")
         connected[0] = True
         progress.certificate_left = lambda: -1.0

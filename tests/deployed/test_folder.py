@@ -26,7 +26,7 @@ from covey.deployed.commands.replay import run_folder
 from covey.deployed.files import deploy_local, server_folder
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import ServerFolder
-from covey.deployed.node import node, own_models
+from covey.deployed.node import orders, own_models
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.faults import set_fault
 from covey.deployed.node.local_tree import LocalTree
@@ -272,7 +272,7 @@ def test_a_run_ends_without_nodes_that_are_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a quorum. The folder says what it lacks; with all nodes back, it is completed."""
-    monkeypatch.setattr(node, "END_SECONDS", 0.05)
+    monkeypatch.setattr(orders, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
     local = deploy_local.LocalDeployment(
@@ -326,7 +326,7 @@ def test_nodes_get_their_models_though_the_run_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     """Those that are there; the error is the divergence, also where a node cannot write."""
-    monkeypatch.setattr(node, "END_SECONDS", 0.5)
+    monkeypatch.setattr(orders, "END_SECONDS", 0.5)
     config = load(BASE, [*SMALL[1:], "rounds=4"])
     tree = LocalTree(tmp_path, patience={"edge": Patience(9, 1), "server": Patience(9, 2)})
     folder = opened(config, tmp_path / "run")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,12 +21,12 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from covey.deployed.operate.authority import Authority
-from covey.deployed.operate.certificates import REVOKED, Identity
+from covey.deployed.operate.certificates import REVOKED, Identity, SeatCertificate
 from covey.deployed.operate.progress import Progress
 from covey.deployed.transport import grpc_transport
 from covey.deployed.transport.frames import Assembler, Message
 from covey.deployed.transport.grpc_options import check_plain, server_credentials, waits
-from covey.deployed.transport.grpc_port import GrpcPort, _Session
+from covey.deployed.transport.grpc_port import GrpcPort, ParentStream
 from covey.deployed.transport.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport.stored import AnswerFile, Arrival, NamelessFile, Stored
 from covey.deployed.transport.transport import CHUNK, Answer, AskKey, Diverged, Patience, Seat
@@ -122,15 +122,15 @@ def test_answers_that_arrive_at_once_go_to_a_file_while_they_arrive(
     """Two of four have room in memory; of the others the first frame is there at most."""
     monkeypatch.setattr(grpc_transport, "Assembler", Counted)
     files = []
-    add = Arrival._add
+    write = Arrival.write
 
-    def added(arrival: Arrival, piece: bytes) -> None:
-        add(arrival, piece)
+    def written(arrival: Arrival, pieces: Sequence[bytes]) -> None:
+        write(arrival, pieces)
         assert arrival._file is not None
         if arrival._file.stream not in files:
             files.append(arrival._file.stream)
 
-    monkeypatch.setattr(Arrival, "_add", added)
+    monkeypatch.setattr(Arrival, "write", written)
     barrier = threading.Barrier(4)
     checked = []
 
@@ -184,13 +184,13 @@ def test_no_child_waits_for_one_that_stops_within_its_answer(tmp_path: Path) -> 
             slow.read()
             slow.send(frame(2, Reply(key=key_sent(key()), size=3 * CHUNK), bytes(CHUNK)))
             ask = tree.parent.asks.open[key()]
-            until(lambda: ask.held == 3 * CHUNK)
+            until(lambda: ask.in_memory == 3 * CHUNK)
             begun.set()
             answers = asked.result()
             slow.close()
         assert [answers[seat].status for seat in own] == ["late", "answered", "answered"]
         assert [answers[seat].read() for seat in (1, 2)] == [bytes(3 * CHUNK)] * 2
-        until(lambda: ask.held == 0)
+        until(lambda: ask.in_memory == 0)
 
 
 def test_a_slow_disk_does_not_stop_the_event_loop(
@@ -302,12 +302,12 @@ def test_an_answer_that_no_file_takes_counts_as_held_while_it_arrives(tmp_path: 
         peer.read()
         peer.send(frame(2, Reply(key=key_sent(key()), size=2 * CHUNK), bytes(CHUNK)))
         ask = tree.parent.asks.open[key()]
-        until(lambda: ask.held == 2 * CHUNK)
+        until(lambda: ask.in_memory == 2 * CHUNK)
         peer.close()
-        until(lambda: ask.held == 0)
+        until(lambda: ask.in_memory == 0)
         tree.dial(0, handler=lambda *_: bytes(2 * CHUNK))
         assert asked.result()[0].data == bytes(2 * CHUNK)
-        assert ask.held == 2 * CHUNK
+        assert ask.in_memory == 2 * CHUNK
 
 
 def test_no_answers_are_read_while_others_wait_to_be_checked(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
         stream = plain.parent.table.streams[0]
         plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
         until(lambda: served.port.joined == 2)
-        until(lambda: served.port._session is not None and bool(served.port._session.asked))
+        until(lambda: served.port.connected and bool(served.port.hosted.stream.asked))
         gate.set()
 
     thread = threading.Thread(target=cut)
@@ -505,7 +505,7 @@ def test_a_parent_that_starts_anew_gets_no_answer_that_it_has_not_asked(plain: F
     )
     until(lambda: served.port.joined == 2)
     gate.set()
-    until(lambda: served.port._busy == 0)
+    until(lambda: served.port.hosted.busy == 0)
     assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
     assert plain.parent.refused["dropped"] == 0
 
@@ -702,6 +702,13 @@ def test_a_revoked_parent_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert served.port.joined == joined
 
 
+def watched(port: GrpcPort, server: SeatCertificate) -> ParentStream:
+    """A stream to a parent with this certificate."""
+    limits = replace(FAST, check_seconds=0.001)
+    closing = asyncio.Event()
+    return ParentStream(None, "", limits, closing, port.revoked, Counter(), server)
+
+
 def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -717,19 +724,19 @@ def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
     whole = damaged.read_bytes()
 
     async def watch(enough: Callable[[], bool]) -> None:
-        watching = asyncio.create_task(port._check_parent(_Session(None, server)))
+        watching = asyncio.create_task(watched(port, server).check_parent())
         while not enough():
             assert not watching.done()
             await asyncio.sleep(0.001)
         watching.cancel()
 
     damaged.write_bytes(b"damaged")
-    asyncio.run(watch(lambda: port._unread.count >= 20))
+    asyncio.run(watch(lambda: port.revoked.unread.count >= 20))
     lines = [record.message for record in caplog.records if str(damaged) in record.message]
-    assert 1 < len(lines) < port._unread.count / 2
+    assert 1 < len(lines) < port.revoked.unread.count / 2
     assert all(line.startswith("revoked_unread: ") for line in lines)
     damaged.write_bytes(whole)
-    asyncio.run(watch(lambda: port._unread.count == 0))
+    asyncio.run(watch(lambda: port.revoked.unread.count == 0))
 
 
 def test_a_parent_whose_certificate_ends_is_left_though_the_list_is_damaged(
@@ -743,7 +750,7 @@ def test_a_parent_whose_certificate_ends_is_left_though_the_list_is_damaged(
         "127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity, limits=limits
     )
     (identity.folder / REVOKED).write_bytes(b"damaged")
-    watching = asyncio.wait_for(port._check_parent(_Session(None, server)), 5)
+    watching = asyncio.wait_for(watched(port, server).check_parent(), 5)
     with pytest.raises(CoveyError, match="its certificate ended at"):
         asyncio.run(watching)
 

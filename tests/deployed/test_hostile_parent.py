@@ -200,7 +200,7 @@ def test_an_order_is_refused(besieged: Besieged, case: str, tier: str) -> None:
     own = seal_order({**header, "epoch": asdict(besieged.epoch)}, rows if name == "thaw" else [])
     common = b""
     if name != "thaw" and rows:
-        common = node_rows.pack(rows)
+        common = b"".join(node_rows.pieces(rows))
     assert text in besieged.refuses(besieged.key("order", name), common, own, tier)
 
 

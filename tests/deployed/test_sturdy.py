@@ -26,11 +26,11 @@ from covey.deployed.plan.plan import DeploySettings
 from covey.deployed.transport import grpc_options
 from covey.deployed.transport.frames import Message
 from covey.deployed.transport.grpc_options import Failures, Limits, outcome
-from covey.deployed.transport.grpc_port import GrpcPort
+from covey.deployed.transport.grpc_port import GrpcPort, ParentStream
 from covey.deployed.transport.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport.local_transport import LocalTransport
 from covey.deployed.transport.transport import Answer, AskKey, Patience
-from covey.deployed.transport.wire import Hello, Reply
+from covey.deployed.transport.wire import Reply
 from covey.errors import TransportError
 from covey.files.config import load
 from tests.cli.command import BASE, SMALL
@@ -70,25 +70,22 @@ def occupied() -> Iterator[int]:
 # Dialling
 
 
-class SlowPort(GrpcPort):
-    """Says hello so late that the call may be over."""
-
-    async def _greet(self, session: Any, hello: Hello) -> None:
-        await asyncio.sleep(0.1)
-        await super()._greet(session, hello)
-
-
-def slow_port(address: str) -> GrpcPort:
-    seats = {"device0": 0}
-    return SlowPort(
-        address, "server", seats, fingerprint=FINGERPRINT, identity=None, limits=FAST
-    )  # fmt: skip
-
-
-def test_a_child_that_dials_too_early_dials_again(plain: Family, events: Any) -> None:
+def test_a_child_that_dials_too_early_dials_again(
+    plain: Family, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gRPC refuses to write to a call that is over; a busy machine is enough for that."""
+    greet = ParentStream.greet
+
+    async def late(stream: ParentStream, *facts: Any) -> None:
+        await asyncio.sleep(0.1)
+        await greet(stream, *facts)
+
+    monkeypatch.setattr(ParentStream, "greet", late)
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    served = plain.serve(slow_port(address), {0: echo})
+    port = GrpcPort(
+        address, "server", {"device0": 0}, fingerprint=FINGERPRINT, identity=None, limits=FAST
+    )
+    served = plain.serve(port, {0: echo})
     until(lambda: bool(events("dial_again")))
     assert "Connection refused" in events("dial_again")[0]["text"]
     parent = GrpcTransport(
@@ -134,20 +131,20 @@ def test_failures_are_logged_ever_more_rarely() -> None:
     assert failures.add("something else")
 
 
-class MutePort(GrpcPort):
-    """Cannot send replies until it is mended."""
+def test_a_reply_that_cannot_be_sent_is_counted_and_not_hurried(
+    plain: Family, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = ParentStream.send
+    mended = threading.Event()
 
-    mended = False
-
-    async def _send(self, session: Any, message: Message) -> None:
-        if isinstance(message.head, Reply) and not self.mended:
+    async def mute(stream: ParentStream, message: Message) -> None:
+        if isinstance(message.head, Reply) and not mended.is_set():
             raise asyncio.InvalidStateError("no reply leaves this process")
-        await super()._send(session, message)
+        await send(stream, message)
 
-
-def test_a_reply_that_cannot_be_sent_is_counted_and_not_hurried(plain: Family, events: Any) -> None:
+    monkeypatch.setattr(ParentStream, "send", mute)
     address = plain.parent.address
-    port = MutePort(
+    port = GrpcPort(
         address, "server", {"device0": 0}, fingerprint=FINGERPRINT, identity=None, limits=FAST
     )
     served = plain.serve(port, {0: echo})
@@ -155,13 +152,13 @@ def test_a_reply_that_cannot_be_sent_is_counted_and_not_hurried(plain: Family, e
     asking = threading.Thread(target=lambda: answers.update(plain.parent.ask(key(), b"", {0: b""})))
     asking.start()
     began = time.monotonic()
-    until(lambda: port.send_errors >= 3)
+    until(lambda: port.counts["send_errors"] >= 3)
     time.sleep(max(0.0, 1 - (time.monotonic() - began)))
-    assert port.send_errors < 12  # pauses grow though each stream is let in
+    assert port.counts["send_errors"] < 12  # pauses grow though each stream is let in
     errors = events("send_error")
     assert [event["count"] for event in errors[:3]] == [1, 2, 3]
     assert "no reply leaves this process" in errors[0]["text"]
-    port.mended = True
+    mended.set()
     asking.join(10)
     assert answers == {0: Answer("answered", b"0:+")}
     assert not served.errors

@@ -69,7 +69,7 @@ def test_a_round_without_the_drawn_devices_has_no_scores(name: str, tmp_path: Pa
 def test_a_reached_device_must_tell_its_scores(tmp_path: Path) -> None:
     """Though another edge is away."""
     described = experiment(CASES["HierFAVG"], rounds=3, score_every=1, score_sample=SAMPLE)
-    local = LocalTree(tmp_path, patience={"server": Patience(0.05, 1)})
+    local = LocalTree(tmp_path, patience={"server": Patience(0.5, 1)})
     run = covey.run(described, runtime=local)
     edge = edge_of_the_drawn(local, 0)
     _, liar = lying(local, "edge", edge, 99)

@@ -235,7 +235,15 @@ def _ports(node: list[str] | None, plan: Path | None, certs: Path | None) -> lis
     if node and plan:
         raise ConfigError("--node and --plan are both given; keep one of them.")
     if plan is None:
-        return [_port(text, certs) for text in node or [f"{LOOPBACK}:{PORT}"]]
+        ports = []
+        for text in node or [f"{LOOPBACK}:{PORT}"]:
+            seat, at, place = text.rpartition("@")
+            if at:
+                check_name(seat)
+            seats = (seat,) if at else ()  # that its certificate must show
+            dialled = split_address(place, PORT, "--node")
+            ports.append(_Port(text, dialled, certs, seats=seats))
+        return ports
     out = []
     for file in plan.glob(f"*/{NODE}"):
         planned = Process.load(file)
@@ -249,16 +257,6 @@ def _ports(node: list[str] | None, plan: Path | None, certs: Path | None) -> lis
     if not out:
         raise ConfigError(f"{plan} has no NAME/{NODE}; give the folder of covey deploy plan.")
     return [port for _, port in sorted(out, key=lambda entry: entry[0])]
-
-
-def _port(text: str, certs: Path | None) -> _Port:
-    """The control port that --node names, with the seat that it must show."""
-    seat, at, address = text.rpartition("@")
-    seats: tuple[str, ...] = ()
-    if at:
-        check_name(seat)
-        seats = (seat,)
-    return _Port(text, split_address(address, PORT, "--node"), certs, seats=seats)
 
 
 def _statuses(ports: Sequence[_Port], *, tolerant: bool) -> list[dict[str, Any]]:

@@ -163,9 +163,9 @@ def _authority(server: Path, out: Path) -> Path:
 
     The new plan is copied to the operator's machine. So the script names it from there.
     """
-    beside = server.absolute().parent
-    if (beside / AUTHORITY_KEY).exists():
-        return beside
+    planned = server.absolute().parent
+    if (planned / AUTHORITY_KEY).exists():
+        return planned
     return Path(os.path.relpath(out.absolute().parent / AUTHORITY))
 
 

@@ -35,16 +35,16 @@ It checks the same again with the models that nodes keep, which it knows from it
 
 
 @dataclass(frozen=True, eq=False)
-class Told(Membership):
+class TreeMember(Membership):
     """What a node is told when it joins a deployed tree."""
 
     subtrees: Mapping[Seat, Subtree] = field(default_factory=dict)
     """The ids of every child and of the nodes below it."""
 
 
-def told(tree: Tree, shards: Shards) -> dict[str, list[Told]]:
+def tree_members(tree: Tree, shards: Shards) -> dict[str, list[TreeMember]]:
     """What every node of a tree is told, by tier, from the examples of all devices."""
-    out: dict[str, list[Told]] = {}
+    out: dict[str, list[TreeMember]] = {}
     for tier, of_tier in members(tree, shards).items():
         below = tree.below(tier)
         parts: list[Subtree] = []
@@ -55,13 +55,13 @@ def told(tree: Tree, shards: Shards) -> dict[str, list[Told]]:
             first = member.place.first_child
             seats = range(first, first + member.place.children)
             own = {seat: parts[seat] for seat in seats}
-            out[tier].append(Told(**vars(member), subtrees=own))
+            out[tier].append(TreeMember(**vars(member), subtrees=own))
     return out
 
 
 def node_of(
     parts: Parts,
-    facts: Told,
+    facts: TreeMember,
     disk: Disk,
     *,
     transport: Transport | None = None,

@@ -60,16 +60,16 @@ class _Dropped(CoveyError):
     """The training of a child diverged, and the round is to go on without it."""
 
 
+@dataclass(eq=False)
 class ChildCheck(ABC):
     """Calls `_check`, and turns what it raises into a reason."""
 
-    def __init__(self) -> None:
-        self.asked: int | None = None
-        """How many children are asked, where a quorum of them is enough."""
-        self.failed: set[Seat] = set()
-        """The seats whose answer is an error of their own that ends the round."""
-        self._kinds: dict[Seat, str] = {}
-        """The kinds of the errors that seats have answered."""
+    asked: int | None = field(default=None, init=False)
+    """How many children are asked, where a quorum of them is enough."""
+    failed: set[Seat] = field(default_factory=set, init=False)
+    """The seats whose answer is an error of their own that ends the round."""
+    _kinds: dict[Seat, str] = field(default_factory=dict, init=False)
+    """The kinds of the errors that seats have answered."""
 
     def __call__(self, seat: Seat, data: bytes) -> str | None:
         """Why the answer of a seat is refused; None: it is good.
@@ -136,10 +136,8 @@ class ReplyCheck(ChildCheck):
     scorer: Scorer | None = None
     """Whose answers these are, where they are scores."""
 
-    def __post_init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[Seat, int] = {}
-        """The numbers of the last changes of the disks of those who have answered."""
+    numbers: dict[Seat, int] = field(default_factory=dict, init=False)
+    """The numbers of the last changes of the disks of those who have answered."""
 
     @property
     def most(self) -> int:
@@ -152,7 +150,9 @@ class ReplyCheck(ChildCheck):
         header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
         failure = _error_in(header, messages)
         if failure is not None:
-            self._check_diverged(*failure)
+            kind, text = failure
+            if self.drops_diverged and kind == DivergedError.__name__:
+                raise _Dropped(f"its training diverged: {shown(text)}")
             return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
@@ -168,11 +168,6 @@ class ReplyCheck(ChildCheck):
         self.numbers[seat] = header["number"]
         return False
 
-    def _check_diverged(self, kind: str, text: str) -> None:
-        """Refuse an answer that says that the training diverged, where that is to be dropped."""
-        if self.drops_diverged and kind == DivergedError.__name__:
-            raise _Dropped(f"its training diverged: {shown(text)}")
-
     def _check_message(
         self, seat: Seat, packed: Packed, schema: Schema, reports: Sequence[Any]
     ) -> None:
@@ -184,17 +179,16 @@ class ReplyCheck(ChildCheck):
             rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
             if rows is not None:
                 self._check_values(seat, rows, schema)
-                self._check_scores(rows, reports)
+                if self.scorer is not None:
+                    self._check_scores(self.scorer, rows, reports)
 
-    def _check_scores(self, rows: Rows, reports: Sequence[Any]) -> None:
+    def _check_scores(self, scorer: Scorer, rows: Rows, reports: Sequence[Any]) -> None:
         """Refuse sums of scores that cannot be true, or are not those that devices report."""
-        if self.scorer is None:
-            return
         figures: dict[str, list[list[float]]] = {}
         for name, _, _, values in reports:
             figures.setdefault(name, []).extend(values)
         by_name = {name: torch.tensor(own, dtype=torch.float64) for name, own in figures.items()}
-        reason = self.scorer.refusal(rows.double(), by_name)
+        reason = scorer.refusal(rows.double(), by_name)
         if reason is not None:
             raise DecodeError(reason)
 
@@ -222,9 +216,6 @@ class OrderCheck(ChildCheck):
     subtrees: Mapping[Seat, Subtree]
     templates: Mapping[ColumnKey, Tensor]
     """Empty rows of what nodes below keep, as far as it is known."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     @property
     def most(self) -> int | None:

@@ -246,8 +246,13 @@ def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse facts that cannot be added up (covey/runtimes/facts.py)."""
     most = _BYTES * nodes_of(subtree)
     traffic = list_of(facts, "traffic")
+    kinds = [is_name, is_name, is_name, *[is_count] * 5]
     for entry in traffic:
-        _check_traffic(entry, rehearsed, most)
+        link, direction, lane, *counts = parts_of(entry, *kinds, what="traffic")
+        if max(counts) > most:
+            raise DecodeError(f"traffic of {max(counts)}, more than {most}.")
+        if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
+            raise DecodeError(f"traffic of {shown(entry[:3])}.")
     check_once([entry[:3] for entry in traffic], "traffic")
     counted = list_of(facts, "node_bytes")
     for entry in counted:
@@ -324,11 +329,6 @@ def _is_number(value: Any) -> bool:
     return type(value) is float and math.isfinite(value)
 
 
-def _is_figure(value: Any) -> bool:
-    """Whether a value is a number; a figure that is unknown is not one, but a float."""
-    return type(value) is float or _is_number(value)
-
-
 def is_round(value: Any) -> bool:
     """Whether a value can be the number of a round; -1 is before the first."""
     return type(value) is int and -1 <= value < _ROUNDS
@@ -349,15 +349,6 @@ def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
     for number in ids:
         if type(number) is not int or number not in subtree[tier]:
             raise DecodeError(f"a fact of node {shown(number)}, which is not in this subtree.")
-
-
-def _check_traffic(entry: Any, rehearsed: Rehearsed, most: int) -> None:
-    kinds = [is_name, is_name, is_name, *[is_count] * 5]
-    link, direction, lane, *counts = parts_of(entry, *kinds, what="traffic")
-    if max(counts) > most:
-        raise DecodeError(f"traffic of {max(counts)}, more than {most}.")
-    if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
-        raise DecodeError(f"traffic of {shown(entry[:3])}.")
 
 
 def _check_bytes(entry: Any, subtree: Subtree) -> None:
@@ -385,27 +376,23 @@ def _check_note(entry: Any, subtree: Subtree) -> None:
 def _check_reports(entries: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
     """Refuse reports that no rehearsal has, and two of one node."""
     reported: set[tuple[str, int]] = set()
+    kinds = (is_name, is_name, is_list, is_list)
     for entry in entries:
-        _check_report(entry, subtree, rehearsed)
-        name, _, ids, _ = entry
+        name, tier, ids, figures = parts_of(entry, *kinds, what="a report")
+        _ids_of(tier, ids, subtree)
+        width = rehearsed.widths.get((tier, name))
+        if width is None or not ids or len(figures) != len(ids):
+            raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
+        for values in figures:
+            if not isinstance(values, list) or len(values) != width:
+                raise DecodeError(f"a report {name!r} without {width} figures of a node.")
+            # A figure that is unknown is no number, but a float.
+            if not all(type(value) is float or _is_number(value) for value in values):
+                raise DecodeError(f"a report {name!r} with figures that are no numbers.")
         for number in ids:
             if (name, number) in reported:
                 raise DecodeError(f"two reports {name!r} of node {number}.")
             reported.add((name, number))
-
-
-def _check_report(entry: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
-    kinds = (is_name, is_name, is_list, is_list)
-    name, tier, ids, figures = parts_of(entry, *kinds, what="a report")
-    _ids_of(tier, ids, subtree)
-    width = rehearsed.widths.get((tier, name))
-    if width is None or not ids or len(figures) != len(ids):
-        raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
-    for values in figures:
-        if not isinstance(values, list) or len(values) != width:
-            raise DecodeError(f"a report {name!r} without {width} figures of a node.")
-        if not all(_is_figure(value) for value in values):
-            raise DecodeError(f"a report {name!r} with figures that are no numbers.")
 
 
 def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
@@ -431,13 +418,9 @@ def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
     if len(entries) > most:
         raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
     below = dict(list(subtree.items())[1:])
-    for entry in entries:
-        _check_missing(entry, below)
-
-
-def _check_missing(entry: Any, subtree: Subtree) -> None:
     kinds = (is_count, is_name, is_path, is_name, is_count, is_name)
-    _, lane, _, tier, number, status = parts_of(entry, *kinds, what="a missing node")
-    check_place(tier, number, subtree)
-    if lane not in LANES or status not in _STATUSES:
-        raise DecodeError(f"a missing node {shown(entry)}.")
+    for entry in entries:
+        _, lane, _, tier, number, status = parts_of(entry, *kinds, what="a missing node")
+        check_place(tier, number, below)
+        if lane not in LANES or status not in _STATUSES:
+            raise DecodeError(f"a missing node {shown(entry)}.")

@@ -37,7 +37,8 @@ from covey.errors import CheckpointError
 
 FORMAT = "covey-node-3"
 _DIGITS = 18  # of the number of a change, which sqlite holds in 64 bits
-_CHILDREN = "children"
+CHILDREN = "children"
+"""The fact that tells the seats of the children, by name."""
 _EVICTED = "evicted"
 MISSED = "owed"
 """The fact that lists (key, who was missing) of asks that a child has not answered."""
@@ -309,11 +310,6 @@ class Disk:
             f"its change {received}; restore its disk, or start a new run."
         )
 
-    def names_of_children(self) -> dict[Seat, str]:
-        """The names that `seat_children` was told; none before it was told any."""
-        names: dict[str, Seat] = self.fact(_CHILDREN) or {}
-        return {seat: name for name, seat in names.items()}
-
     def seat_children(self, children: Mapping[str, Seat]) -> None:
         """These are the children from now on, by name.
 
@@ -321,14 +317,14 @@ class Disk:
         an ask that the change has interrupted are forgotten.
         """
         new = dict(children)
-        old = self.fact(_CHILDREN)
+        old = self.fact(CHILDREN)
         if old == new:
             return
         with self.file.transaction() as connection:
             if old is not None:
                 moved = {old[name]: number for name, number in new.items() if name in old}
                 _move_children(connection, moved)
-            _note(connection, {_CHILDREN: new})
+            _note(connection, {CHILDREN: new})
 
     # The server's rounds
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from covey.deployed.node.assemble import Told, check, node_of, told
+from covey.deployed.node.assemble import TreeMember, check, node_of, tree_members
 from covey.deployed.node.database import Durability
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.node import Node
@@ -38,7 +38,7 @@ class LocalTree:
         self.patience = dict(patience or {})
         self.nodes: dict[tuple[str, int], Node] = {}
         self._transports: dict[tuple[str, int], LocalTransport] = {}
-        self._told: dict[str, list[Told]] = {}
+        self._members: dict[str, list[TreeMember]] = {}
         self._parts: Parts | None = None
 
     def check(self, experiments: Sequence[Experiment]) -> None:
@@ -49,7 +49,7 @@ class LocalTree:
         """The runtime, with a new object for every node."""
         self.close()
         self._parts = parts
-        self._told = told(parts.tree, parts.data)
+        self._members = tree_members(parts.tree, parts.data)
         for tier in reversed(parts.tree.tiers):
             for number in range(parts.tree.size(tier)):
                 self.restart(tier, number)
@@ -63,7 +63,7 @@ class LocalTree:
         before = self.nodes.pop((tier, number), None)
         if before is not None:
             before.database.close()
-        facts = self._told[tier][number]
+        facts = self._members[tier][number]
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
         transport = self._transport(tier, number)
         patience = self.patience.get(tier)
@@ -73,7 +73,9 @@ class LocalTree:
             below = tree.below(tier)
             if transport is not None and below is not None:
                 transport.take(child, self.nodes[below, child].answer)
-        self._take_seat(tier, number)
+        above = self._above(tier, number)
+        if above is not None:
+            above.take(number, node.answer)
         return node
 
     def _transport(self, tier: str, number: int) -> LocalTransport | None:
@@ -91,12 +93,6 @@ class LocalTree:
 
         self._transports[tier, number] = LocalTransport(lost)
         return self._transports[tier, number]
-
-    def _take_seat(self, tier: str, number: int) -> None:
-        """Let the node above reach this one, where there is one already."""
-        transport = self._above(tier, number)
-        if transport is not None:
-            transport.take(number, self.nodes[tier, number].answer)
 
     def transport_above(self, tier: str, number: int) -> LocalTransport:
         """What reaches a node that is not the server."""

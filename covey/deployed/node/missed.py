@@ -95,8 +95,14 @@ class MissedAsks:
         answered badly, or was taken to be absent from.
         """
         missing_by_key = dict(ended)
+        missed = self._by_child.get(child, [])
+        if len(ended) >= ENDED:  # those before the first that it remembers were answered
+            oldest, _ = ended[0]
+            keys = [key for key, _ in missed]
+            if oldest in keys:
+                missed = missed[keys.index(oldest) :]
         out: list[Missing] = []
-        for key, entry in self._known(child, ended):
+        for key, entry in missed:
             below = [Missing(*values) for values in missing_by_key.get(key, [])]
             if entry.lane != "train":  # an answer with scores may correct earlier trainings
                 out += below
@@ -107,17 +113,6 @@ class MissedAsks:
             elif entry.status == "late":
                 out.append(replace(entry, status="absent"))
         return out
-
-    def _known(self, child: Seat, ended: Sequence[Any]) -> list[tuple[str, Missing]]:
-        """The missed asks of a child without those before the first that it remembers."""
-        entries = self._by_child.get(child, [])
-        if len(ended) < ENDED:
-            return entries  # it remembers all
-        oldest, _ = ended[0]
-        keys = [key for key, _ in entries]
-        if oldest not in keys:
-            return entries  # it was answered, before all of these
-        return entries[keys.index(oldest) :]
 
 
 def remembered(ended: Sequence[Any], nodes: int) -> list[Any]:

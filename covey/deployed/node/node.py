@@ -132,10 +132,6 @@ class Node(Station):
             self._templates.setdefault(key, template)
         return dict(self._templates)
 
-    def reports_of(self, tier: str) -> set[str]:
-        """The names of what nodes of a tier report, from a rehearsal."""
-        return {name for reporting, name in self.rehearsed.widths if reporting == tier}
-
     def learn(self, tier: str, name: str, template: Tensor) -> None:
         """Rows like this one are kept somewhere below."""
         self._templates.setdefault((tier, name), template)
@@ -437,11 +433,6 @@ class Node(Station):
             self.own.changed(), facts, state, records, entries, self.asks.heard, played=played
         )
         self.own.written()
-
-    def undo_round(self) -> None:
-        """The server goes back to the last good round."""
-        self.database.rollback(rollbacks=list(self.epoch.rollbacks))
-        self.forget()
 
     # Orders
 

@@ -102,13 +102,11 @@ def from_bytes(
     return torch.frombuffer(bytearray(data), dtype=kind).view(tuple(shape))
 
 
-def pack(rows: Sequence[NodeRow]) -> bytes:
-    """Rows of several nodes as one string of bytes."""
-    return b"".join(pieces(rows))
-
-
 def pieces(rows: Sequence[NodeRow], before: int = 0) -> list[bytes | memoryview]:
-    """What `pack` joins; the numbers of rows are not copied. `before` bytes come before them."""
+    """Rows of several nodes as bytes to be joined, whose numbers are not copied.
+
+    `before` bytes come before them.
+    """
     blobs = [as_bytes(kept.row) for kept in rows if kept.row is not None]
     heads = json.dumps([described(kept) for kept in rows]).encode()
     head = aligned(heads, before + _LENGTH.size)
@@ -125,39 +123,37 @@ def described(kept: NodeRow) -> list[object]:
 
 
 def unpack(data: bytes | memoryview, *, borrow: bool = False, limit: int = LIMIT) -> list[NodeRow]:
-    """The inverse of `pack`; anything else, or a head above the limit, is a DecodeError.
+    """The inverse of `pieces`; anything else, or a head above the limit, is a DecodeError.
 
     With `borrow` rows may lie in the memory of the data, and must not be written.
 
     >>> row = NodeRow("device", 3, "personal", "present", 0, torch.ones(2))
-    >>> unpack(pack([row]))[0].row
+    >>> unpack(b"".join(pieces([row])))[0].row
     tensor([1., 1.])
     """
+    whole = memoryview(data)
+    out = []
     try:
-        return _unpack(memoryview(data), borrow=borrow, limit=limit)
+        (length,) = _LENGTH.unpack_from(whole)
+        check_length(length, limit)
+        position = _LENGTH.size + length
+        head = json.loads(bytes(whole[_LENGTH.size : position]))
+        for tier, number, name, label, round, form in head:
+            row = None
+            if form is not None:
+                dtype, shape, size = form
+                left = len(whole) - position
+                if type(size) is not int or not 0 <= size <= left:
+                    raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
+                row = from_bytes(whole[position : position + size], dtype, shape, borrow=borrow)
+                position += size
+            out.append(NodeRow(tier, number, name, label, round, row))
     except DecodeError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise DecodeError(f"rows of nodes that cannot be read: {error!r}.") from None
-
-
-def _unpack(data: memoryview, *, borrow: bool, limit: int) -> list[NodeRow]:
-    (length,) = _LENGTH.unpack_from(data)
-    check_length(length, limit)
-    position = _LENGTH.size + length
-    out = []
-    for tier, number, name, label, round, form in json.loads(bytes(data[_LENGTH.size : position])):
-        row = None
-        if form is not None:
-            dtype, shape, size = form
-            left = len(data) - position
-            if type(size) is not int or not 0 <= size <= left:
-                raise DecodeError(f"a row of {shown(size)} bytes where {left} are left.")
-            row = from_bytes(data[position : position + size], dtype, shape, borrow=borrow)
-            position += size
-        out.append(NodeRow(tier, number, name, label, round, row))
-    if position != len(data):
-        raise DecodeError(f"rows of nodes of {len(data)} bytes, of which {position} are used.")
+    if position != len(whole):
+        raise DecodeError(f"rows of nodes of {len(whole)} bytes, of which {position} are used.")
     return out
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from covey.deployed.node.node_rows import NodeRow
-from covey.kernel.algorithm import Algorithm
 from covey.runs.models import GLOBAL, PERSONAL
 from covey.runs.saved import snapshot
 from covey.runs.saved.run_folder import RunFolder
@@ -139,30 +137,15 @@ def _completed(node: Node, model: ChosenModel, taken: Snapshot) -> Snapshot:
     for name in model.beside:
         for kept in node.own.rows(name, model.label):
             assert kept.row is not None
-            key, part = _beside(node.algorithm, name, number, kept.row, node.task.space.shared)
-            beside[key] = part
+            if name == PERSONAL and node.algorithm.splits:
+                shared = node.task.space.shared
+                beside[PRIVATE] = Beside(number, kept.row[None, shared:], shared)
+            else:
+                beside[name] = Beside(number, kept.row[None])
     row = taken.fallback
     if len(taken.rows):
         row = taken.rows[0]
     statistics = None
     if node.task.space.norms and row is not None:
         statistics = Beside(number, node.task.statistics(row[None], number))
-    return Snapshot(
-        taken.model,
-        taken.tier,
-        taken.round,
-        taken.ids,
-        taken.rows,
-        taken.fallback,
-        beside,
-        statistics,
-    )
-
-
-def _beside(
-    algorithm: Algorithm, name: str, ids: Tensor, row: Tensor, shared: int
-) -> tuple[str, Beside]:
-    """Other rows of a device, under the name that they have in the file."""
-    if name == PERSONAL and algorithm.splits:
-        return PRIVATE, Beside(ids, row[None, shared:], shared)
-    return name, Beside(ids, row[None])
+    return replace(taken, beside=beside, statistics=statistics)

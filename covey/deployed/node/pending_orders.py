@@ -52,8 +52,16 @@ class PendingOrders:
         """
         if not requests:
             return
-        for seat in requests:
-            self._replace(label, seat, before)
+        for seat in requests:  # of its earlier ones the last of a good round stays
+            earlier = []
+            for other, owing in self._requests.items():
+                if self._labels[other] == label and seat in owing:
+                    earlier.append(other)
+            good = [other for other in earlier if other.round < before]
+            last_good = max(good, key=_time, default=None)
+            for other in earlier:
+                if other != last_good:
+                    self._drop(other, [seat])
         self._put(key, label, requests)
         self.disk.note(**self.facts())
 
@@ -73,18 +81,6 @@ class PendingOrders:
                 text = b64encode(request).decode()
                 entries.append([key.as_dict(), self._labels[key], text, owing])
         return {PENDING_ORDERS: entries}
-
-    def _replace(self, label: str, seat: Seat, before: int) -> None:
-        """Drop what a child owes of a label, but for the last order of a good round."""
-        owed = []
-        for key, requests in self._requests.items():
-            if self._labels[key] == label and seat in requests:
-                owed.append(key)
-        good = [key for key in owed if key.round < before]
-        last_good = max(good, key=_time, default=None)
-        for key in owed:
-            if key != last_good:
-                self._drop(key, [seat])
 
     def _put(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
         self._labels[key] = label

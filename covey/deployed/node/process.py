@@ -6,26 +6,32 @@ import json
 import os
 import platform
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.data import Shards
-from covey.deployed.node.assemble import MAX_VALUE, Told, check, check_size, node_of, told
+from covey.deployed.node.assemble import (
+    MAX_VALUE,
+    TreeMember,
+    check,
+    check_size,
+    node_of,
+    tree_members,
+)
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.faults import arm_fault
+from covey.deployed.node.mapped import mapped_parts, share
 from covey.deployed.node.memory import give_back_free
 from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import seal_order
 from covey.deployed.node.own_models import DISK
-from covey.deployed.node.parked import parked_parts, share
 from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
 from covey.deployed.operate.certificates import Identity
@@ -35,7 +41,7 @@ from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
 from covey.deployed.transport.socket_bytes import counted
-from covey.deployed.transport.transport import AskKey, Handler, Port, Seat, Transport
+from covey.deployed.transport.transport import AskKey, Handler, Seat, Transport
 from covey.errors import ConfigError, TransportError
 from covey.links.spec import wires
 from covey.runs import models
@@ -48,62 +54,9 @@ from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.record import Round
 from covey.runtimes.alone.envelope import seal
 
-
-class Parent(Transport, Protocol):
-    """A transport that can put a child out of its seat."""
-
-    def evict(self, name: str) -> None:
-        """Close the stream of a seat, and refuse it from now on."""
-        ...
-
-    def admit(self, name: str) -> None:
-        """Let an evicted seat be taken again."""
-        ...
-
-    def evicted(self) -> frozenset[Seat]:
-        """The seats that are refused."""
-        ...
-
-    def turned_away(self) -> Mapping[Seat, str]:
-        """Why processes were refused that have a certificate of an empty seat."""
-        ...
-
-    @property
-    def knocks(self) -> Counter[str]:
-        """How many handshakes began, and how many streams were opened."""
-        ...
-
-
-class Child(Port, Protocol):
-    """A port that knows whether its parent has let it in."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether this process has its seats now."""
-        ...
-
-
-class Network(Protocol):
-    """Makes both ends of a process: the one to its children, and the one to its parent."""
-
-    @property
-    def identity(self) -> Identity | None:
-        """The certificate of the process; None: the tree has none."""
-        ...
-
-    def listen(
-        self,
-        process: Process,
-        fingerprint: str,
-        children: Mapping[str, Seat],
-        admission: DiskAdmission,
-    ) -> Parent:
-        """The way to the children of a process, which are by name."""
-        ...
-
-    def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> Child:
-        """The way to the parent; the disk of each seat tells its last written key."""
-        ...
+if TYPE_CHECKING:
+    from covey.deployed.transport.grpc_network import GrpcNetwork
+    from covey.deployed.transport.grpc_transport import GrpcTransport
 
 
 def parts_of(experiment: Experiment) -> Parts:
@@ -113,27 +66,12 @@ def parts_of(experiment: Experiment) -> Parts:
     links = wires(experiment.codec, tree.links)
     start = experiment.initial()[None]
     data = training_data(experiment, ())
-    return Parts(experiment, _module_of(experiment), start, tree, data, links)
-
-
-def _module_of(experiment: Experiment) -> nn.Module:
-    """The module of a process, which is its experiment's own where its types are right.
-
-    A large module is not copied: nothing else uses it, and every node has a copy of its own.
-    """
     module = experiment.model
-    tensors = [*module.parameters(), *module.buffers()]
-    if all(tensor.dtype == experiment.dtype for tensor in tensors):
-        return module
-    return module_of(experiment)
-
-
-def _check_values(run: Run, model: int) -> None:
-    """Refuse models of so many bytes that no checkpoint can have them, before anybody trains."""
-    best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
-    check_size(model, 1 + best)
-    for template in run.runtime.kept().values():
-        check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
+    if any(
+        tensor.dtype != experiment.dtype for tensor in (*module.parameters(), *module.buffers())
+    ):
+        module = module_of(experiment)  # a copy; a large module is none, as nothing else uses it
+    return Parts(experiment, module, start, tree, data, links)
 
 
 def _short(answer: Handler) -> Handler:
@@ -164,7 +102,7 @@ class Member:
 
     process: Process
     parts: Parts
-    network: Network
+    network: GrpcNetwork
     log: EventLog
     progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
@@ -176,10 +114,10 @@ class Member:
 
     def __post_init__(self) -> None:
         self._stack = ExitStack()
-        self._told: dict[str, list[Told]] = told(self.parts.tree, self.parts.data)
+        self._members: dict[str, list[TreeMember]] = tree_members(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
-        self._parked = False
-        self._parents: dict[str, Parent] = {}
+        self._mapped = False
+        self._parents: dict[str, GrpcTransport] = {}
         self._disks: dict[str, Disk] = {}
 
     @contextmanager
@@ -210,7 +148,7 @@ class Member:
             except Exception as error:
                 self.log.error("failed", kind=type(error).__name__, text=str(error))
                 raise
-            self.progress.end()
+            self.progress.ended = True
             self.log.info("ended")
 
     def _lock_state(self) -> None:
@@ -242,7 +180,7 @@ class Member:
             disk.seat_children(self._children(seat))
         admission = DiskAdmission(disk)
         transport = self._transport(seat, admission)
-        facts = self._told[seat.tier][seat.number]
+        facts = self._members[seat.tier][seat.number]
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
@@ -263,30 +201,44 @@ class Member:
             jump=self.jump,
         )
         admission.node = node
-        if process.aggregates:
-            self._park(node)
+        if process.aggregates:  # it holds no model in memory
+            if not self._mapped:
+                self.parts = mapped_parts(self.parts, Path(self.process.state))
+                self._mapped = True
+            share(node, self.parts)
+            give_back_free()
         return node
-
-    def _park(self, node: Node) -> None:
-        """Let a node that only aggregates hold no model in memory."""
-        if not self._parked:
-            self.parts = parked_parts(self.parts, Path(self.process.state))
-            self._parked = True
-        share(node, self.parts)
-        give_back_free()
 
     def serve(self) -> None:
         """Answer the parent until the process is drained."""
-        once = _Once(self.before_first)
+        first = threading.Lock()
+
+        def once(handle: Handler) -> Handler:
+            """A handler that waits until what is done before the first request is done."""
+
+            def handled(key: AskKey, common: bytes, own: bytes) -> bytes:
+                with first:
+                    if self.before_first is not None:
+                        self.before_first()
+                        self.before_first = None
+                return handle(key, common, own)
+
+            return handled
+
         nodes = {seat: self.node(seat) for seat in self.process.nodes}
         port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
         for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, once.then(_short(node.answer)))
-        closer = threading.Thread(target=self._close_when_drained, args=(port,), daemon=True)
+            handlers[seat.number] = self.progress.handler(seat.name, once(_short(node.answer)))
+
+        def close_when_drained() -> None:
+            self.progress.wait_for_drain()
+            port.close()
+
+        closer = threading.Thread(target=close_when_drained, daemon=True)
         closer.start()
-        self.progress.dials(lambda: port.connected)
-        self.progress.start()
+        self.progress.connected = lambda: port.connected
+        self.progress.started = True
         arm_fault()
         try:
             port.serve(handlers)
@@ -294,16 +246,25 @@ class Member:
             self.progress.drain()
             closer.join()
 
-    def _close_when_drained(self, port: Port) -> None:
-        self.progress.wait_for_drain()
-        port.close()
-
     def run(self) -> Run:
         """The server's run; where its disk has one, the rest of it."""
-        run = server_run(self.parts.experiment, _ServerRuntime(self))
-        _check_values(run, self.parts.start.nbytes)
-        self.progress.start()
+        run = server_run(self.parts.experiment, self)
+        # Models that no checkpoint can have are refused before anybody trains.
+        best = 2 * len(models.names(run.runtime))  # rounds of each: a regular one, a final one
+        check_size(self.parts.start.nbytes, 1 + best)
+        for template in run.runtime.kept().values():
+            check_size(template.itemsize * template.shape[1:].numel(), VERSIONS)
+        self.progress.started = True
         return run
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Refuse what a deployed tree cannot run."""
+        check(experiments)
+
+    def make(self, parts: Parts) -> TreeRuntime:
+        """The runtime of the run, with the server's node."""
+        self.parts = parts
+        return TreeRuntime(parts.tree, self.node(self.process.nodes[0]))
 
     def rounds(self, run: Run) -> Iterator[Round]:
         """Every round that is left, or until the process is drained; the last one is good too."""
@@ -330,7 +291,7 @@ class Member:
 
     def _children(self, seat: NamedSeat) -> dict[str, Seat]:
         """The ids of the children of a seat, by name."""
-        place = self._told[seat.tier][seat.number].place
+        place = self._members[seat.tier][seat.number].place
         numbers = range(place.first_child, place.first_child + place.children)
         return dict(zip(seat.children, numbers, strict=True))
 
@@ -343,40 +304,3 @@ class Member:
         for transport in self._parents.values():
             transport.admit(name)
         self.log.info("admitted", seat=name)
-
-
-class _Once:
-    """Does something once, before the first request of any seat is handled."""
-
-    def __init__(self, work: Callable[[], None] | None) -> None:
-        self._work = work
-        self._lock = threading.Lock()
-
-    def then(self, handler: Handler) -> Handler:
-        """A handler that waits until it is done."""
-
-        def handle(key: AskKey, common: bytes, own: bytes) -> bytes:
-            with self._lock:
-                if self._work is not None:
-                    self._work()
-                    self._work = None
-            return handler(key, common, own)
-
-        return handle
-
-
-class _ServerRuntime:
-    """Makes the runtime of the server's process."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def check(self, experiments: Sequence[Experiment]) -> None:
-        """Refuse what a deployed tree cannot run."""
-        check(experiments)
-
-    def make(self, parts: Parts) -> TreeRuntime:
-        """The runtime, with the server's node."""
-        self._member.parts = parts
-        node = self._member.node(self._member.process.nodes[0])
-        return TreeRuntime(parts.tree, node)

@@ -73,7 +73,8 @@ class ReplaySimulator(Simulator):
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """As in the simulator, without those who were absent; late answers do not count."""
-        missing = self.missing.get(self._place_of(question), {})
+        place = (question.round, self._play.lane, question.path, question.tier)
+        missing = self.missing.get(place, {})
         status = [missing.get(number) for number in question.ids.tolist()]
         there = torch.tensor([entry in (None, "late") for entry in status], dtype=torch.bool)
         in_time = torch.tensor([entry is None for entry in status], dtype=torch.bool)
@@ -91,9 +92,6 @@ class ReplaySimulator(Simulator):
         present = there[question.answers]
         counted = in_time[question.answers][present]
         return Answers(answers.parts, counted, present)
-
-    def _place_of(self, question: Question) -> AskPlace:
-        return question.round, self._play.lane, question.path, question.tier
 
     def _unheard_children(self, me: Nodes, question: Question) -> Ids:
         """Those who run for an asker that is not heard."""

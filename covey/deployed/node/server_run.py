@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import load, save
 
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.missed import Missing
 from covey.deployed.node.own_models import chosen_models
-from covey.deployed.node.tree_runtime import TreeRuntime
+from covey.deployed.node.tree_runtime import Capture, TreeRuntime
 from covey.errors import CheckpointError
 from covey.runs.build import RuntimeFactory
 from covey.runs.experiment import Experiment
-from covey.runs.parts import Parts
 from covey.runs.run import Run
 from covey.runs.saved.checkpoint import Checkpoint
 from covey.runs.scores import record
@@ -29,15 +28,7 @@ CHANGES = "tree changes"
 """The fact that lists the rounds after which the tree changed."""
 
 
-class TreeFactory(RuntimeFactory, Protocol):
-    """Makes the server's runtime of a deployed tree."""
-
-    def make(self, parts: Parts) -> TreeRuntime:
-        """The runtime of one experiment."""
-        ...
-
-
-def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
+def server_run(experiment: Experiment, tree: RuntimeFactory) -> Run:
     """The run of an experiment on a deployed tree; where the server's disk has one, its rest.
 
     A round that a crash has interrupted is run again: what children answered is in the journal.
@@ -53,7 +44,7 @@ def server_run(experiment: Experiment, tree: TreeFactory) -> Run:
     ends = disk.fact("ends") or []
     if changed and len(written) not in ends:
         disk.note(ends=[*ends, len(written)])
-    runtime.capture = _Capture(run, disk, len(written) - changed)
+    runtime.capture = _capture(run, disk, len(written) - changed)
     return run
 
 
@@ -93,40 +84,33 @@ def replay_facts(run: Run) -> dict[str, Any]:
 
 def captured_in(disk: Disk) -> Checkpoint | None:
     """Where the run of a server's disk stands; None before its first round is good."""
-    if disk.state is None:
+    state = disk.state
+    if state is None:
         return None
-    return _read(disk.state)
+    length = int.from_bytes(state[:8], "little")
+    header = json.loads(state[8 : 8 + length])
+    return Checkpoint(load(state), json.loads(header["__metadata__"][FACTS]))
 
 
-class _Capture:
+def _capture(run: Run, disk: Disk, written: int) -> Capture:
     """Says where a run stands, and which records are not on the disk yet; it holds no others."""
 
-    def __init__(self, run: Run, disk: Disk, written: int) -> None:
-        self._run = run
-        self._disk = disk
-        self._written = written
+    def read(round: int) -> Round:
+        (text,) = disk.records(round, 1)
+        return record.read(json.loads(text))
 
-    def __call__(self) -> tuple[bytes, list[tuple[int, str]]]:
-        captured = self._run.captured()
+    def capture() -> tuple[bytes, list[tuple[int, str]]]:
+        nonlocal written
+        captured = run.captured()
         tensors = {}
         for name, tensor in captured.tensors.items():
             tensors[name] = tensor.detach().cpu().contiguous()
         state = save(tensors, {FACTS: json.dumps(captured.facts)})
-        new = self._run.hold_records(self._written, self._record)
-        self._written += len(new)
+        new = run.hold_records(written, read)
+        written += len(new)
         return state, [(one.round, json.dumps(one.as_dict())) for one in new]
 
-    def _record(self, round: int) -> Round:
-        (text,) = self._disk.records(round, 1)
-        return record.read(json.loads(text))
-
-
-def _read(state: bytes) -> Checkpoint:
-    """The inverse of what a capture gives."""
-    length = int.from_bytes(state[:8], "little")
-    header = json.loads(state[8 : 8 + length])
-    facts = json.loads(header["__metadata__"][FACTS])
-    return Checkpoint(load(state), facts)
+    return capture
 
 
 def _tree_of(run: Run) -> TreeRuntime:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import partial
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.node.checked_orders import ENDING
+from covey.deployed.node.disk import CHILDREN
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.faults import fault
 from covey.deployed.node.missed import Missing
@@ -31,7 +32,6 @@ from covey.deployed.operate.certificates import read_again
 from covey.errors import TransportError
 from covey.kernel.algorithm import Program
 from covey.kernel.store.store import PRESENT, ColumnKey, Entry, Frozen, KeptRows, Store
-from covey.links.meter import Key, Traffic
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Played
@@ -69,21 +69,15 @@ class TreeRuntime(Runtime):
         rollbacks = disk.fact("rollbacks") or []
         self._set_epoch(Epoch(run, disk.fact("before") or 0, tuple(rollbacks)))
         disk.note(run=run)
-        if self._choice_interrupted():
-            self.rollback()
-
-    def _choice_interrupted(self) -> bool:
-        """Whether a kill has left nodes with held rows that a repeated round may not choose.
-
-        With a quorum other nodes may answer when the round is run again. Then its models and scores
-        differ. Without one, all answer as before, and the orders to hold rows are the same.
-        """
-        noted = self.server.database.fact(_CHOICE)
-        if noted is None:
-            return False
-        round, attempt, quorum = noted
-        not_good = round >= self.epoch.before and attempt == self.epoch.attempt
-        return not_good and (quorum or self.server.asks.patience is not None)
+        choice = disk.fact(_CHOICE)
+        if choice is not None:
+            # A kill may have left nodes with held rows that a repeated round does not choose. With
+            # a quorum other nodes may answer then, so that its models and scores differ. Without
+            # one all answer as before, and the orders to hold rows are the same.
+            round, attempt, quorum = choice
+            good = round < self.epoch.before or attempt != self.epoch.attempt
+            if not good and (quorum or server.asks.patience is not None):
+                self.rollback()
 
     def _note_choice(self) -> None:
         """Let the disk know, before nodes do, that rows are held in the round under way."""
@@ -119,7 +113,13 @@ class TreeRuntime(Runtime):
         if lane == "score" and len(rows):
             self._check_reports(program, played, round)
         self._missing += self.server.asks.missing
-        traffic = [self._ordered(by_link) for by_link in played.traffic]
+        # In the order of the simulator: down from the top, then up to it.
+        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
+        traffic = []
+        for by_link in played.traffic:
+            ordered = sorted(by_link.items(), key=lambda item: ways.index(item[0][:2]))
+            traffic.append(dict(ordered))
         return replace(played, traffic=traffic)
 
     def _check_reports(self, program: Program, played: Played, round: int) -> None:
@@ -127,51 +127,29 @@ class TreeRuntime(Runtime):
 
         With a quorum all devices that were drawn may be away. Then the round has no scores.
         """
-        expected = self.server.reports_of(self.tree.tiers[-1])
+        asks = self.server.asks
+        leaf = self.tree.tiers[-1]
+        expected = {name for tier, name in self.server.rehearsed.widths if tier == leaf}
         if not expected or not expected.isdisjoint(played.reports[0]):
             return
-        if self._reached(self._scored_devices(program, round)):
-            fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
-            raise TransportError(
-                f"round {round + 1}: nobody has told the scores of any device, though these have "
-                f"answered: {some(self._answered())}; {fix}."
-            )
-
-    def _scored_devices(self, program: Program, round: int) -> list[int]:
-        """The devices that a program of scores asks."""
         scorer: Any = getattr(program, "__self__", None)
-        if not isinstance(scorer, Scorer):
-            return list(range(self.tree.devices))
-        devices: list[int] = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
-        return devices
-
-    def _reached(self, devices: Sequence[int]) -> list[int]:
-        """Those of some devices to which the last scores went, as nobody on the way was missing."""
-        missing = {(entry.tier, entry.number) for entry in self._missing_scores()}
-        out = []
-        for device in devices:
-            route = self._route(self.tree.tiers[-1], device)
-            if missing.isdisjoint(zip(self.tree.tiers, route, strict=True)):
-                out.append(device)
-        return out
-
-    def _missing_scores(self) -> list[Missing]:
-        """Who was missing in the last play; what corrects earlier trainings is left out."""
-        return [entry for entry in self.server.asks.missing if entry.lane == "score"]
-
-    def _answered(self) -> list[str]:
-        """The names of the server's children that have answered the last play."""
+        devices = list(range(self.tree.devices))
+        if isinstance(scorer, Scorer):
+            devices = scorer.scored_devices(self.tree, self.server.seeds, round).tolist()
+        # Who was missing in the scores; what corrects earlier trainings is left out.
+        missing = {(one.tier, one.number) for one in asks.missing if one.lane == "score"}
+        routes = [zip(self.tree.tiers, self._route(leaf, one), strict=True) for one in devices]
+        if not any(missing.isdisjoint(route) for route in routes):
+            return
         below = self.tree.tiers[1]
-        names = self.server.database.names_of_children()
-        missing = {entry.number for entry in self._missing_scores() if entry.tier == below}
-        seats = [seat for seat in self.server.asks.seats if seat not in missing]
-        return [names.get(seat, f"{below}{seat}") for seat in seats]
-
-    def _ordered(self, traffic: Mapping[Key, Traffic]) -> dict[Key, Traffic]:
-        """Traffic in the order of the simulator: down from the top, then up to it."""
-        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
-        ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
-        return dict(sorted(traffic.items(), key=lambda item: ways.index(item[0][:2])))
+        children = self.server.database.fact(CHILDREN) or {}
+        names = {seat: name for name, seat in children.items()}
+        answered = [seat for seat in asks.seats if (below, seat) not in missing]
+        fix = "look at their logs, and put out a broken or hostile one: covey ctl evict NAME"
+        raise TransportError(
+            f"round {round + 1}: nobody has told the scores of any device, though these have "
+            f"answered: {some([names.get(seat, f'{below}{seat}') for seat in answered])}; {fix}."
+        )
 
     def commit(self) -> None:
         """What all nodes keep and hold is good."""
@@ -194,7 +172,8 @@ class TreeRuntime(Runtime):
         self._set_epoch(replace(self.epoch, rollbacks=rollbacks))
         self._played = None
         self._missing.clear()
-        self.server.undo_round()
+        self.server.database.rollback(rollbacks=list(rollbacks))
+        self.server.forget()
 
     def kept(self) -> dict[ColumnKey, Tensor]:
         """Empty rows of the shape and type of everything that nodes keep, by (tier, name)."""
@@ -207,8 +186,11 @@ class TreeRuntime(Runtime):
         rows = []
         for part in self._parts(tier, _row_bytes(template)):
             rows += self._order("read", {**arguments, **part}, deepest=tier)
-        rows_of_tier = [kept for kept in rows if kept.tier == tier]
-        return _stacked(rows_of_tier, template)
+        ordered = sorted((kept for kept in rows if kept.tier == tier), key=lambda kept: kept.number)
+        ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
+        rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
+        values = [kept.row[None] for kept in ordered if kept.row is not None]
+        return ids, rounds, torch.cat([template, *values])
 
     def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that nodes keep now in these (tier, name).
@@ -228,28 +210,18 @@ class TreeRuntime(Runtime):
         """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
         templates = self.kept()
         together: list[NodeRow] | None = None
-        if self._versions_bytes() <= ROWS:
+        total = 0  # bytes of all versions of all rows of all nodes, about
+        for (tier, _), template in templates.items():
+            total += VERSIONS * self.tree.size(tier) * _row_bytes(template)
+        if total <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
-            versions = together
-            if versions is None:
-                versions = self._versions(tier, name)
+            versions = together or []
+            if together is None:
+                for part in self._parts(tier, VERSIONS * _row_bytes(templates[tier, name])):
+                    versions += self._order("freeze", {"name": name, **part}, deepest=tier)
             of_name = [kept for kept in versions if (kept.tier, kept.name) == (tier, name)]
             yield _frozen(tier, name, of_name, templates[tier, name])
-
-    def _versions_bytes(self) -> int:
-        """The bytes of all versions of all rows of all nodes, about."""
-        total = 0
-        for (tier, _), template in self.kept().items():
-            total += self.tree.size(tier) * _row_bytes(template)
-        return VERSIONS * total
-
-    def _versions(self, tier: str, name: str) -> list[NodeRow]:
-        """All versions of one name, of all nodes of a tier."""
-        versions = []
-        for part in self._parts(tier, VERSIONS * _row_bytes(self.kept()[tier, name])):
-            versions += self._order("freeze", {"name": name, **part}, deepest=tier)
-        return versions
 
     def _parts(self, tier: str, size: int) -> list[dict[str, Any]]:
         """What lets an order bring the rows of a tier in messages that are not too long.
@@ -366,15 +338,6 @@ class TreeRuntime(Runtime):
 def _row_bytes(template: Tensor) -> int:
     """The bytes of one row of this shape and type."""
     return template.itemsize * math.prod(template.shape[1:])
-
-
-def _stacked(rows: Sequence[NodeRow], template: Tensor) -> KeptRows:
-    """(ids, rounds, rows) of several nodes, in id order."""
-    ordered = sorted(rows, key=lambda kept: kept.number)
-    ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
-    rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
-    values = [kept.row[None] for kept in ordered if kept.row is not None]
-    return ids, rounds, torch.cat([template, *values])
 
 
 def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:

@@ -120,7 +120,13 @@ class Control:
             ) from error
         if state is not None:
             with suppress(OSError):  # the node says next that its state takes nothing
-                _write_token(state, self.port)
+                state.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (state / _TOKEN).unlink(missing_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                descriptor = os.open(state / _TOKEN, flags, 0o600)
+                with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                    # A new token of this port: whoever can read it may give orders.
+                    file.write(f"{self.port} {secrets.token_hex()}")
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -386,15 +392,6 @@ def call(
     if response.status != 200:
         raise ConfigError(f"{place}: {text}")
     return text
-
-
-def _write_token(state: Path, port: int) -> None:
-    """Write a new token of a port: whoever can read it may give orders."""
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (state / _TOKEN).unlink(missing_ok=True)
-    descriptor = os.open(state / _TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{port} {secrets.token_hex()}")
 
 
 def _token(path: Path, port: int) -> str:

@@ -33,7 +33,7 @@ class EventLog:
     def __init__(self, process: str, stream: TextIO | None = None, now: Any = None) -> None:
         self.process = process
         self._stream = stream
-        self._now = now or _now
+        self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
         self._lock = threading.Lock()
 
     def info(self, event: str, **facts: Any) -> None:
@@ -110,7 +110,3 @@ def _plain(name: str, fact: Any) -> Any:
     if len(text) > _LONGEST:
         return f"{text[:_LONGEST]}..."
     return text
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -156,27 +156,18 @@ class Progress:
         self._go = threading.Event()
         self._go.set()
         self._stopping = threading.Event()
-        self._started = False
-        self._ended = False
-        self._connected: Callable[[], bool] = lambda: True
+        self.started = False
+        """Whether the process is ready."""
+        self.ended = False
+        """Whether it has done its work."""
+        self.connected: Callable[[], bool] = lambda: True
+        """Whether it has its seats at its parent now, where it has one."""
         self._transports: list[WatchedTransport] = []
         self._round: int | None = None
         self._round_times: deque[float] = deque([self._began], maxlen=_RECENT)
         self._scores: dict[tuple[str, str], dict[str, float | None]] = {}
 
     # Orders
-
-    def start(self) -> None:
-        """The process is ready."""
-        self._started = True
-
-    def dials(self, connected: Callable[[], bool]) -> None:
-        """The process has a parent; `connected` says whether it has its seats there now."""
-        self._connected = connected
-
-    def end(self) -> None:
-        """The process has done its work."""
-        self._ended = True
 
     def pause(self) -> None:
         """Begin nothing new until `resume`; a process that is about to end is not paused."""
@@ -255,15 +246,15 @@ class Progress:
     @property
     def state(self) -> State:
         """What the process does now."""
-        if self._ended:
+        if self.ended:
             return "ended"
         if self.draining:
             return "draining"
         if not self._go.is_set():
             return "paused"
-        if not self._started:
+        if not self.started:
             return "starting"
-        if not self._connected():
+        if not self.connected():
             return "dialling"
         if any(seat.working for seat in list(self.seats.values())):
             return "working"

@@ -126,7 +126,9 @@ def processes_of(tree: Tree, settings: DeploySettings) -> list[Process]:
                 host = LOOPBACK
         if first.children:
             host, port = addresses[first.name]
-            listen = _listen(host, port)
+            everywhere = ANY_IPV6 if ":" in host else ANY_ADDRESS
+            # Who dials loopback is on the same machine: nobody else has to reach the port.
+            listen = join_address(host if is_loopback(host) else everywhere, port)
         ends = {"parent": parent, "listen": listen, "machine": machines.get(name)}
         control_port = _free_port(host, settings.control_port, taken)
         out.append(plan.process(name, group, control_port=control_port, **ends))
@@ -151,18 +153,6 @@ def _free_port(host: str, first: int, taken: set[tuple[str, int]]) -> int:
         raise ConfigError(f"{text}; give a smaller one.")
     taken.add((machine_of(host), port))
     return port
-
-
-def _listen(host: str, port: int) -> str:
-    """Where a node listens that is dialled at a host: on all addresses of its machine.
-
-    Who dials loopback is on the same machine, so that nobody else has to reach the port.
-    """
-    if is_loopback(host):
-        return join_address(host, port)
-    if ":" in host:
-        return join_address(ANY_IPV6, port)
-    return join_address(ANY_ADDRESS, port)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -118,17 +118,6 @@ class AllowList:
             if refusal is not None:
                 raise Refusal("FAILED_PRECONDITION", f"{seat.name}: {refusal}")
 
-    def turn_away(self, names: Iterable[str], reason: str) -> None:
-        """Remember why a process with a certificate of these names was refused."""
-        for name in names:
-            if name in self.seats:
-                self.turned_away[name] = reason
-
-    def let_in(self, names: Iterable[str]) -> None:
-        """A process has taken these seats."""
-        for name in names:
-            self.turned_away.pop(name, None)
-
     def strike(self, names: frozenset[str]) -> bool:
         """Count a bad message; return whether it was one too many and its seats are evicted."""
         self._struck.update(names)
@@ -136,10 +125,6 @@ class AllowList:
         if worst >= self.strikes:
             self.evicted |= names
         return worst >= self.strikes
-
-    def evict(self, name: str) -> None:
-        """Refuse a seat from now on."""
-        self.evicted |= {name}
 
     def readmit(self, name: str) -> None:
         """Let a seat be taken again."""

@@ -48,12 +48,12 @@ class Incoming:
         """Keep as much of its ask's memory free as it takes."""
         if self.ask is not None and not self.reserved:
             self.reserved = self.size
-            self.ask.held += self.size
+            self.ask.in_memory += self.size
 
     def release(self) -> None:
         """Give its ask that memory back."""
         if self.ask is not None:
-            self.ask.held -= self.reserved
+            self.ask.in_memory -= self.reserved
             self.reserved = 0
 
     def add(self, piece: bytes) -> None:
@@ -167,7 +167,7 @@ class Answers:
             return
         incoming.ask = ask
         (incoming.size,) = assembler.sizes
-        if self.folder is not None and ask.held + incoming.size > self._room(ask):
+        if self.folder is not None and ask.in_memory + incoming.size > self._room(ask):
             incoming.arrival = Arrival(self.folder)
             assembler.divert(incoming.add)
         else:
@@ -250,11 +250,14 @@ class Answers:
                 elif ask.check is not None:
                     reason = ask.check(seat, data)
             finally:
-                ask.held -= reserved
+                ask.in_memory -= reserved
             if reason is None:
                 ask.believe(seat, await self._stored(ask, data))
                 del data
-                await self._trim(ask, size)
+                ask.untrimmed += size
+                if ask.untrimmed > _TRIM:  # what gRPC has put answers together in
+                    ask.untrimmed = 0
+                    await asyncio.to_thread(give_back_free)
             else:
                 ask.refuse(seat, reason)
                 self._drop(stream, ask, seat, reason)
@@ -269,12 +272,12 @@ class Answers:
 
     async def _stored(self, ask: Ask, data: bytes) -> bytes | Stored:
         """An answer; it goes to a file where others fill the memory that answers may take."""
-        if ask.file is not None and ask.held + len(data) > self._room(ask):
+        if ask.file is not None and ask.in_memory + len(data) > self._room(ask):
             try:
                 return await asyncio.to_thread(ask.file.add, data)
             except OSError as error:  # such as of a full disk
                 self._note_unwritten(error)
-        ask.held += len(data)
+        ask.in_memory += len(data)
         return data
 
     def _room(self, ask: Ask) -> int:
@@ -283,15 +286,7 @@ class Answers:
 
     def _note_unwritten(self, error: OSError) -> None:
         text = f"answers are held in memory, since {self.folder} takes none: {error}"
-        if self._unwritten.add(text):
-            say(logging.WARNING, "answers_held", text, count=self._unwritten.count)
-
-    async def _trim(self, ask: Ask, size: int) -> None:
-        """Give back the memory in which gRPC has put answers together, after some of them."""
-        ask.untrimmed += size
-        if ask.untrimmed > _TRIM:
-            ask.untrimmed = 0
-            await asyncio.to_thread(give_back_free)
+        self._unwritten.note(logging.WARNING, "answers_held", text)
 
     def _drop(self, stream: ChildStream, ask: Ask, seat: Seat, reason: str) -> None:
         """Count a bad answer, and evict the sender of too many; a divergence is none of them."""

@@ -21,7 +21,7 @@ from covey.deployed.transport.transport import (
     has_failed,
 )
 from covey.deployed.transport.wire import Head, Reply, Request, SeatShare, key_asked, key_sent
-from covey.errors import DecodeError, TransportError
+from covey.errors import DecodeError, DivergedError, TransportError
 from covey.runtimes.alone.envelope import Pieces
 
 REMEMBERED = 64
@@ -43,7 +43,7 @@ class Ask:
     """Bytes of the longest answer that is taken; None: of any message."""
     file: AnswerFile | None = None
     """Where answers wait that are not to be held in memory; None: all are held."""
-    held: int = 0
+    in_memory: int = 0
     """Bytes of the answers that are held in memory, and of those that arrive there."""
     answers: dict[Seat, bytes | Stored] = field(default_factory=dict)
     bad: set[Seat] = field(default_factory=set)
@@ -142,6 +142,13 @@ class Ask:
         if patience is None:
             return len(self.own)
         return patience.quorum
+
+    def check_diverged(self, patience: Patience | None, names: Mapping[Seat, str]) -> None:
+        """Raise what a seat says of its training where the others are too few for a quorum."""
+        if self.diverged and len(self.own) - len(self.diverged) < self.quorum(patience):
+            seat = min(self.diverged)
+            fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
+            raise DivergedError(f"{names[seat]}: {self.diverged[seat]}; {fix}.")
 
     def believe(self, seat: Seat, data: bytes | Stored) -> None:
         """A seat has given a good answer."""

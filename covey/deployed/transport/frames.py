@@ -78,8 +78,10 @@ class Assembler:
     limit: int = MAX_MESSAGE
     """Bytes of all blobs of a message."""
     _number: int = 0
-    _head: Head | None = None
-    _sizes: list[int] = field(default_factory=list)
+    head: Head | None = None
+    """That of the message that has begun and not ended."""
+    sizes: list[int] = field(default_factory=list)
+    """How many bytes each blob of that message has."""
     _blobs: list[bytes] = field(default_factory=list)
     _begun: BytesIO | None = None
     """The bytes of a blob that has begun and not ended; it hands them over without a copy."""
@@ -87,16 +89,6 @@ class Assembler:
     _keeps: bool = True
     _sink: Callable[[bytes], None] | None = None
     """Who gets the bytes that are not kept."""
-
-    @property
-    def head(self) -> Head | None:
-        """The head of the message that has begun and not ended."""
-        return self._head
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many bytes each blob of that message has."""
-        return self._sizes
 
     def skip_to(self, number: int) -> None:
         """Expect the message of this number next."""
@@ -122,7 +114,7 @@ class Assembler:
     @property
     def within(self) -> bool:
         """Whether a message has begun and not ended."""
-        return self._head is not None
+        return self.head is not None
 
     @property
     def kept(self) -> int:
@@ -136,7 +128,7 @@ class Assembler:
         pieces = list(frame.pieces)  # each look at them is a copy
         if frame.head:
             self._begin(frame)
-        elif self._head is None:
+        elif self.head is None:
             raise DecodeError("a frame without a head where a message should begin.")
         elif frame.number != self._number:
             raise DecodeError(f"a frame of message {frame.number} within message {self._number}.")
@@ -146,12 +138,23 @@ class Assembler:
             if position and self._begun is not None:
                 raise DecodeError("a frame with two pieces of one blob.")
             self._append(piece)
-        self._check_full(pieces)
-        return self._ended()
+        # A frame that could have held more is refused: many small pieces take much memory.
+        total = sum(map(len, pieces))
+        if total > CHUNK:
+            raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
+        if self._begun is not None and total < CHUNK:
+            raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
+        if self.head is None or self._missing:
+            return None
+        message = Message(self.head, tuple(self._blobs), self._keeps)
+        self.head = None
+        self._blobs = []
+        self._sink = None
+        return message
 
     def _begin(self, frame: Frame) -> None:
         """Check the head of the next message."""
-        if self._head is not None:
+        if self.head is not None:
             raise DecodeError(f"a message that begins within message {self._number}.")
         if frame.number != self._number + 1:
             raise DecodeError(f"message {frame.number} after message {self._number}.")
@@ -162,8 +165,8 @@ class Assembler:
         if sum(sizes) > self.limit:
             raise DecodeError(f"a message of {sum(sizes)} bytes, more than {self.limit}.")
         self._number = frame.number
-        self._head = head
-        self._sizes = sizes
+        self.head = head
+        self.sizes = sizes
         self._blobs = []
         self._keeps = True
         self._next_blob()
@@ -172,8 +175,8 @@ class Assembler:
         """Go on to the next blob that has bytes."""
         self._begun = None
         self._missing = 0
-        while len(self._blobs) < len(self._sizes):
-            self._missing = self._sizes[len(self._blobs)]
+        while len(self._blobs) < len(self.sizes):
+            self._missing = self.sizes[len(self._blobs)]
             if self._missing:
                 return
             self._blobs.append(b"")
@@ -197,21 +200,3 @@ class Assembler:
         if self._missing == 0:
             self._blobs.append(self._begun.getvalue())
             self._next_blob()
-
-    def _check_full(self, pieces: Sequence[bytes]) -> None:
-        """Refuse a frame that could have held more: many small pieces take much memory."""
-        total = sum(map(len, pieces))
-        if total > CHUNK:
-            raise DecodeError(f"a frame with {total} bytes of blobs, more than {CHUNK}.")
-        if self._begun is not None and total < CHUNK:
-            raise DecodeError(f"a frame with {total} bytes, expected {CHUNK}.")
-
-    def _ended(self) -> Message | None:
-        """The message, if it has all its bytes."""
-        if self._head is None or self._missing:
-            return None
-        message = Message(self._head, tuple(self._blobs), self._keeps)
-        self._head = None
-        self._blobs = []
-        self._sink = None
-        return message

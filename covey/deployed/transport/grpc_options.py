@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from covey.deployed.operate.certificates import Identity
+from covey.deployed.operate.certificates import FileMark, Identity
 from covey.deployed.plan.process import is_loopback
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.transport import MAX_FRAME, MAX_MESSAGE
@@ -129,8 +129,7 @@ def server_credentials(identity: Identity, begun: Callable[[], None]) -> Any:
             now = (identity.key(), identity.certificate(), identity.authority())
         except CoveyError as error:
             text = f"the certificate is not renewed: {error}"
-            if unread.add(text):
-                say(logging.ERROR, "certificate_unread", text, count=unread.count)
+            unread.note(logging.ERROR, "certificate_unread", text)
             return None
         unread.clear()
         if now == shown[0]:
@@ -184,10 +183,45 @@ class Failures:
         self._text = text
         return new or self.count & (self.count - 1) == 0 or self.count % 128 == 0
 
+    def note(self, level: int, event: str, text: str) -> None:
+        """Count a failure, and log it as an event where that is worth a line."""
+        if self.add(text):
+            say(level, event, text, count=self.count)
+
     def clear(self) -> None:
         """It went well."""
         self.count = 0
         self._text = ""
+
+
+@dataclass
+class Revoked:
+    """The numbers of revoked certificates, as they were read last; there may be none to read."""
+
+    identity: Identity | None
+    numbers: frozenset[int] = frozenset()
+    unread: Failures = field(default_factory=Failures)
+    _files: tuple[FileMark, ...] | None = None
+    """The files that say what is revoked, as they were when they were last read."""
+
+    def read(self, *, anew: bool = False) -> frozenset[int]:
+        """What is revoked, read if its files are other ones than before, or `anew`.
+
+        Where that fails, what was revoked before stays so.
+        """
+        if self.identity is None:
+            return self.numbers
+        try:
+            files = self.identity.revoked_files()
+            if anew or files != self._files:
+                self.numbers |= self.identity.revoked()
+                self._files = files
+                self.unread.clear()
+        except (CoveyError, OSError, ValueError) as error:
+            self._files = None
+            text = f"the revoked certificates are not read anew: {error}"
+            self.unread.note(logging.ERROR, "revoked_unread", text)
+        return self.numbers
 
 
 def say(level: int, event: str, text: str, **facts: Any) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from covey.deployed.transport.grpc_options import (
     SERVICE,
     Failures,
     Limits,
+    Revoked,
     broken,
     channel_credentials,
     channel_options,
@@ -61,34 +63,206 @@ class _Ended(CoveyError):
 
 
 @dataclass(eq=False)
-class _Work:
-    """The requests of one seat, handled one after the other."""
+class HostedSeats:
+    """The seats of this process: their requests wait in order, and run in threads of a pool."""
 
-    seat: Seat
-    handler: Handler
-    requests: asyncio.Queue[tuple[AskKey, bytes, bytes]] = field(
-        default_factory=lambda: asyncio.Queue(_QUEUED)
-    )
-    known: set[AskKey] = field(default_factory=set)
-    """The keys that wait or are being handled."""
+    handlers: Mapping[Seat, Handler]
+    pool: ThreadPoolExecutor
+    limits: Limits
+    closing: asyncio.Event
+    stream: ParentStream | None = None
+    """On which answers go; None: there is no stream now."""
+    busy: int = 0
+    """Requests that are being handled."""
+
+    def __post_init__(self) -> None:
+        self._requests: dict[Seat, asyncio.Queue[tuple[AskKey, bytes, bytes]]] = {}
+        self._known: dict[Seat, set[AskKey]] = {}
+        """The keys that wait or are being handled."""
+        for seat in self.handlers:
+            self._requests[seat] = asyncio.Queue(_QUEUED)
+            self._known[seat] = set()
+
+    async def put(self, stream: ParentStream, message: Message) -> None:
+        """Let the seats of a request handle it, unless they do so already."""
+        head = message.head
+        if not isinstance(head, Request):
+            raise DecodeError(f"a {type(head).__name__} where a Request should come.")
+        key = key_asked(head.key)
+        common, *own = message.blobs
+        for part, data in zip(head.parts, own, strict=True):
+            known = self._known.get(part.seat)
+            if known is None:
+                raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
+            stream.asked.add((part.seat, key))
+            if key not in known:
+                await self._requests[part.seat].put((key, common, data))
+                known.add(key)  # only now: a stream may end while its queue is full
+
+    async def handle(self, seat: Seat) -> None:
+        """Handle the requests of one seat, in order."""
+        loop = asyncio.get_running_loop()
+        while True:
+            key, whole, own = await self._requests[seat].get()
+            common = cast(bytes, memoryview(whole))
+            del whole
+            if self.closing.is_set():
+                continue  # the parent asks again, whoever holds the seat then
+            self.busy += 1
+            try:
+                handler = self.handlers[seat]
+                data = await loop.run_in_executor(
+                    self.pool, _handled, seat, handler, key, common, own
+                )
+            finally:
+                self.busy -= 1
+            self._known[seat].discard(key)
+            if len(data) > self.limits.message:
+                limit = self.limits.message
+                text = f"the seat {seat} answers {key} with {len(data)} bytes"
+                raise TransportError(f"{text}, more than {limit}.")
+            if self.stream is not None:
+                self.stream.reply(seat, key, data)
+            del common, own, data
 
 
 @dataclass(eq=False)
-class _Session:
-    """One stream to the parent."""
+class ParentStream:
+    """One stream to the parent: requests come, and replies go as they are ready."""
 
     call: Any
-    parent: SeatCertificate | None = None
+    parent: str
+    """The parent's name and address, for the log."""
+    limits: Limits
+    closing: asyncio.Event
+    revoked: Revoked
+    counts: Counter[str]
+    certificate: SeatCertificate | None = None
+    """That of the parent, once it is checked; None: the tree has none."""
     number: int = 0
+    """Of the last message that was sent."""
     replies: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     sent: int = 0
     """Replies that were sent."""
     asked: set[tuple[Seat, AskKey]] = field(default_factory=set)
     """What was asked in this stream: a parent that has started anew has not asked the rest yet."""
 
+    async def greet(self, hello: Hello, identity: Identity | None, name: str) -> None:
+        """Say hello, and check the welcome of the parent of this name."""
+        try:
+            async with asyncio.timeout(self.limits.hello_seconds):
+                await self.send(Message(hello))
+                data = await self.call.read()
+        except TimeoutError:
+            raise _Ended(f"no welcome in {self.limits.hello_seconds:g} s") from None
+        if data is grpc().aio.EOF:
+            raise _Ended("the stream ends before its welcome")
+        message = Assembler(limit=0).take(data)
+        if message is None or not isinstance(message.head, Welcome):
+            raise _Ended("its first message is no welcome")
+        welcome = message.head
+        if (welcome.protocol, welcome.fingerprint) != (PROTOCOL, hello.fingerprint):
+            raise _Ended("its program is another one")
+        if identity is not None:
+            self.certificate = identity.verify(
+                welcome.certificate, welcome.signature, signed_text(hello), name
+            )
+
+    async def converse(self, hosted: HostedSeats) -> None:
+        """Take requests and send replies until the stream or this port ends."""
+        tasks = [
+            asyncio.ensure_future(self.read(hosted)),
+            asyncio.ensure_future(self.write()),
+            asyncio.ensure_future(self.check_parent()),
+            asyncio.ensure_future(self.drain(hosted)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # the reader's reason comes first: it is the parent's
+                if task.cancelled():
+                    raise _Ended("the stream was cancelled")
+                if task.done():
+                    task.result()
+        finally:
+            await _cancelled(tasks)
+
+    async def read(self, hosted: HostedSeats) -> None:
+        """Take requests until the parent closes its side."""
+        end = grpc().aio.EOF
+        assembler = Assembler(limit=self.limits.message)
+        assembler.skip_to(2)  # the welcome was the first message
+        while True:
+            limit = self.limits.stall_seconds if assembler.within else None
+            try:
+                async with asyncio.timeout(limit):
+                    data = await self.call.read()
+            except TimeoutError:
+                raise _Ended("a message stalls") from None
+            if data is end and self.closing.is_set():
+                return
+            if data is end:
+                raise _Ended("the parent closes the stream")
+            message = assembler.take(data)
+            if message is not None and not self.closing.is_set():
+                await hosted.put(self, message)
+            del data, message  # a handler lets go of a large request when it has read it
+
+    def reply(self, seat: Seat, key: AskKey, data: bytes) -> None:
+        """Let an answer be sent, if it was asked for on this stream."""
+        if (seat, key) in self.asked:
+            self.asked.discard((seat, key))
+            head = Reply(key=key_sent(key), seat=seat, size=len(data))
+            self.replies.put_nowait(Message(head, (data,)))
+
+    async def write(self) -> None:
+        """Send replies as they come."""
+        while True:
+            message = await self.replies.get()
+            try:
+                await self.send(message)
+            except broken() as error:
+                self.counts["send_errors"] += 1
+                text = f"a reply to {self.parent}: {_reason(error)}"
+                say(logging.WARNING, "send_error", text, count=self.counts["send_errors"])
+                raise
+            self.sent += 1
+            fault("answer-sent")
+            self.replies.task_done()
+            del message
+
+    async def send(self, message: Message) -> None:
+        """Send the frames of a message; gRPC's flow control holds the next one back."""
+        self.number += 1
+        for frame in cut(self.number, message):
+            await self.call.write(frame)
+
+    async def check_parent(self) -> None:
+        """End the stream if the parent's certificate is revoked meanwhile, or ends."""
+        while True:
+            await asyncio.sleep(self.limits.check_seconds)
+            if self.certificate is not None:
+                revoked = self.revoked.read(anew=True)
+                refusal = self.certificate.refusal(revoked, datetime.now(UTC))
+                if refusal is not None:
+                    raise _Ended(refusal)
+
+    async def drain(self, hosted: HostedSeats) -> None:
+        """Once the port closes, wait for the requests being handled and send their replies.
+
+        The parent ends the stream when it has read them.
+        """
+        await self.closing.wait()
+        while hosted.busy:
+            await asyncio.sleep(0.01)
+        await self.replies.join()
+        await self.call.done_writing()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.stall_seconds):
+                await self.call.code()
+
 
 class GrpcPort:
-    """A `Port`: the seats of this process, held by one stream to the parent."""
+    """The seats of this process, held by one stream to the parent, which it dials."""
 
     def __init__(
         self,
@@ -110,41 +284,46 @@ class GrpcPort:
         if identity is None:
             check_plain(address)
         else:
-            _check_held(identity.check(), seats)
+            certified = identity.check().seats
+            lacking = sorted(set(seats) - set(certified))
+            if lacking:
+                fix = f"covey certs issue with --seat {lacking[0]}"
+                raise ConfigError(
+                    f"the certificate is of {', '.join(certified)}, not of {lacking[0]}; {fix}."
+                )
         self.address = address
         self.parent = parent
         self.seats = dict(seats)
         self.joined = 0
         """How many times the parent has let this process take its seats."""
+        self.counts: Counter[str] = Counter(send_errors=0)
+        """Replies that could not be sent."""
+        self.hosted: HostedSeats | None = None
+        """The seats while they are served."""
+        self.revoked = Revoked(identity)
         self._fingerprint = fingerprint
         self._identity = identity
         self._last_key = last_key
         self._limits = limits or Limits()
         self._workers = workers or min(len(seats), os.cpu_count() or 1)
         self._instance = os.urandom(16)
-        self._session: _Session | None = None
-        self._busy = 0
-        self.send_errors = 0
-        """Replies that could not be sent."""
         self._pauses = waits()
         self._failures = Failures()
-        self._unread = Failures()
         self._loop = shared_loop()
         self._closing = asyncio.Event()
-        self._served: Future[None] | None = None
-
-    # The protocol
 
     def serve(self, handlers: Mapping[Seat, Handler]) -> None:
         """Take the seats and answer requests until it is closed.
 
-        A TransportError says why the parent refuses, where dialling again would not help.
+        Each handler is called by one thread at a time; those of different seats may overlap. A
+        TransportError says why the parent refuses, where dialling again would not help.
         """
         if set(handlers) != set(self.seats.values()):
             raise ConfigError(f"handlers for {sorted(handlers)}, seats {sorted(self.seats)}.")
         pool = ThreadPoolExecutor(self._workers, "covey-seat")
-        future = asyncio.run_coroutine_threadsafe(self._serve(handlers, pool), self._loop)
-        self._served = future
+        hosted = HostedSeats(handlers, pool, self._limits, self._closing)
+        self.hosted = hosted
+        future = asyncio.run_coroutine_threadsafe(self._serve(hosted), self._loop)
         try:
             outcome(future)
         except BaseException:
@@ -157,33 +336,28 @@ class GrpcPort:
     @property
     def connected(self) -> bool:
         """Whether this process has its seats now."""
-        return self._session is not None
+        return self.hosted is not None and self.hosted.stream is not None
 
     def close(self) -> None:
         """Leave the seats, after the requests that are being handled."""
         self._loop.call_soon_threadsafe(self._closing.set)
 
-    # Dialling
-
-    async def _serve(self, handlers: Mapping[Seat, Handler], pool: ThreadPoolExecutor) -> None:
-        works = {seat: _Work(seat, handler) for seat, handler in handlers.items()}
-        tasks = [asyncio.ensure_future(self._handle(work, pool)) for work in works.values()]
-        dialling = asyncio.ensure_future(self._dial(works))
+    async def _serve(self, hosted: HostedSeats) -> None:
+        tasks = [asyncio.ensure_future(self._dial(hosted))]
+        tasks += [asyncio.ensure_future(hosted.handle(seat)) for seat in hosted.handlers]
         try:
-            done, _ = await asyncio.wait([dialling, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (dialling, *tasks):
-                task.cancel()
-            await asyncio.gather(dialling, *tasks, return_exceptions=True)
+            await _cancelled(tasks)
 
-    async def _dial(self, works: Mapping[Seat, _Work]) -> None:
+    async def _dial(self, hosted: HostedSeats) -> None:
         """Hold a stream to the parent; dial again, ever more slowly, when it ends."""
         ends: tuple[type[Exception], ...] = (CoveyError, *broken())
         while not self._closing.is_set():
             try:
-                await self._stream(works)
+                await self._stream(hosted)
             except ends as error:
                 self._judge(error)
             with suppress(TimeoutError):
@@ -203,47 +377,52 @@ class GrpcPort:
             if EVICTED in (error.trailing_metadata() or ()):
                 raise EvictedError(text)
             raise TransportError(text)
-        if self._failures.add(text):
-            say(logging.WARNING, "dial_again", text, count=self._failures.count)
+        self._failures.note(logging.WARNING, "dial_again", text)
 
-    def _channel(self) -> Any:
-        """A channel with the certificate that lies in the folder now."""
-        library = grpc()
-        if self._identity is None:
-            plain = channel_options(self._limits, None)
-            return library.aio.insecure_channel(self.address, options=plain)
-        credentials = channel_credentials(self._identity)
-        secure = channel_options(self._limits, self.parent)
-        return library.aio.secure_channel(self.address, credentials, options=secure)
-
-    async def _stream(self, works: Mapping[Seat, _Work]) -> None:
+    async def _stream(self, hosted: HostedSeats) -> None:
         """One stream, from the hello to its end."""
         hello = await asyncio.to_thread(self._hello)
-        async with self._channel() as channel:
+        library = grpc().aio
+        if self._identity is None:
+            plain = channel_options(self._limits, None)
+            opened = library.insecure_channel(self.address, options=plain)
+        else:  # with the certificate that lies in the folder now
+            credentials = channel_credentials(self._identity)
+            secure = channel_options(self._limits, self.parent)
+            opened = library.secure_channel(self.address, credentials, options=secure)
+        async with opened as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            session = _Session(call)
+            parent = f"{self.parent} at {self.address}"
+            stream = ParentStream(
+                call, parent, self._limits, self._closing, self.revoked, self.counts
+            )
             try:
-                if await self._before_closing(self._greet(session, hello)):
-                    await self._hold(session, works)
-            except asyncio.InvalidStateError as error:
-                raise await _end_of(call, error) from None
+                greeting = stream.greet(hello, self._identity, self.parent)
+                if await self._before_closing(greeting):
+                    await self._hold(stream, hosted)
+            except asyncio.InvalidStateError as error:  # writing says only that the call is over
+                if not call.done():
+                    raise
+                code, trailing = await call.code(), await call.trailing_metadata()
+                details = await call.details()
+                raise library.AioRpcError(code, library.Metadata(), trailing, details) from error
             finally:
                 call.cancel()
 
-    async def _hold(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
+    async def _hold(self, stream: ParentStream, hosted: HostedSeats) -> None:
         """Have the seats until the stream ends.
 
         After a stream that was of use, the next attempt is a first one again.
         """
         self.joined += 1
-        self._session = session
-        LOG.info("joined %s at %s", self.parent, self.address)
+        hosted.stream = stream
+        LOG.info("joined %s", stream.parent)
         began = time.monotonic()
         try:
-            await self._converse(session, works)
+            await stream.converse(hosted)
         finally:
-            self._session = None
-            if session.sent or time.monotonic() - began >= self._limits.settled_seconds:
+            hosted.stream = None
+            if stream.sent or time.monotonic() - began >= self._limits.settled_seconds:
                 self._pauses = waits()
                 self._failures.clear()
 
@@ -257,31 +436,7 @@ class GrpcPort:
                 working.result()
             return working.done()
         finally:
-            for task in (working, closing):
-                task.cancel()
-            await asyncio.gather(working, closing, return_exceptions=True)
-
-    async def _greet(self, session: _Session, hello: Hello) -> None:
-        """Say hello, and check the parent's welcome."""
-        try:
-            async with asyncio.timeout(self._limits.hello_seconds):
-                await self._send(session, Message(hello))
-                data = await session.call.read()
-        except TimeoutError:
-            raise _Ended(f"no welcome in {self._limits.hello_seconds:g} s") from None
-        if data is grpc().aio.EOF:
-            raise _Ended("the stream ends before its welcome")
-        message = Assembler(limit=0).take(data)
-        if message is None or not isinstance(message.head, Welcome):
-            raise _Ended("its first message is no welcome")
-        welcome = message.head
-        if (welcome.protocol, welcome.fingerprint) != (PROTOCOL, self._fingerprint):
-            raise _Ended("its program is another one")
-        if self._identity is not None:
-            signed = signed_text(hello)
-            session.parent = self._identity.verify(
-                welcome.certificate, welcome.signature, signed, self.parent
-            )
+            await _cancelled([working, closing])
 
     def _hello(self) -> Hello:
         taken = []
@@ -298,173 +453,24 @@ class GrpcPort:
             covey=covey.__version__,
         )
 
-    # A stream
 
-    async def _converse(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
-        """Take requests and send replies until the stream or this port ends."""
-        tasks = [
-            asyncio.ensure_future(self._read(session, works)),
-            asyncio.ensure_future(self._write(session)),
-            asyncio.ensure_future(self._check_parent(session)),
-            asyncio.ensure_future(self._drain(session)),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # the reader's reason comes first: it is the parent's
-                if task.cancelled():
-                    raise _Ended("the stream was cancelled")
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read(self, session: _Session, works: Mapping[Seat, _Work]) -> None:
-        """Take requests until the parent closes its side."""
-        end = grpc().aio.EOF
-        assembler = Assembler(limit=self._limits.message)
-        assembler.skip_to(2)  # the welcome was the first message
-        while True:
-            limit = self._limits.stall_seconds if assembler.within else None
-            try:
-                async with asyncio.timeout(limit):
-                    data = await session.call.read()
-            except TimeoutError:
-                raise _Ended("a message stalls") from None
-            if data is end and self._closing.is_set():
-                return
-            if data is end:
-                raise _Ended("the parent closes the stream")
-            message = assembler.take(data)
-            if message is not None and not self._closing.is_set():
-                await self._queue(session, message, works)
-            del data, message  # a handler lets go of a large request when it has read it
-
-    async def _queue(
-        self, session: _Session, message: Message, works: Mapping[Seat, _Work]
-    ) -> None:
-        """Let the seats of a request handle it, unless they do so already."""
-        head = message.head
-        if not isinstance(head, Request):
-            raise DecodeError(f"a {type(head).__name__} where a Request should come.")
-        key = key_asked(head.key)
-        common, *own = message.blobs
-        for part, data in zip(head.parts, own, strict=True):
-            work = works.get(part.seat)
-            if work is None:
-                raise DecodeError(f"a request for the seat {part.seat}, which is not held here.")
-            session.asked.add((part.seat, key))
-            if key not in work.known:
-                await work.requests.put((key, common, data))
-                work.known.add(key)  # only now: a stream may end while its queue is full
-
-    async def _handle(self, work: _Work, pool: ThreadPoolExecutor) -> None:
-        """Handle the requests of one seat, in order."""
-        while True:
-            key, whole, own = await work.requests.get()
-            common = cast(bytes, memoryview(whole))
-            del whole
-            if self._closing.is_set():
-                continue  # the parent asks again, whoever holds the seat then
-            self._busy += 1
-            try:
-                data = await self._loop.run_in_executor(pool, _handled, work, key, common, own)
-            finally:
-                self._busy -= 1
-            work.known.discard(key)
-            if len(data) > self._limits.message:
-                limit = self._limits.message
-                text = f"the seat {work.seat} answers {key} with {len(data)} bytes"
-                raise TransportError(f"{text}, more than {limit}.")
-            session = self._session
-            if session is not None and (work.seat, key) in session.asked:
-                session.asked.discard((work.seat, key))
-                head = Reply(key=key_sent(key), seat=work.seat, size=len(data))
-                session.replies.put_nowait(Message(head, (data,)))
-            del common, own, data
-
-    async def _write(self, session: _Session) -> None:
-        """Send replies as they come."""
-        while True:
-            message = await session.replies.get()
-            try:
-                await self._send(session, message)
-            except broken() as error:
-                self.send_errors += 1
-                text = f"a reply to {self.parent} at {self.address}: {_reason(error)}"
-                say(logging.WARNING, "send_error", text, count=self.send_errors)
-                raise
-            session.sent += 1
-            fault("answer-sent")
-            session.replies.task_done()
-            del message
-
-    async def _send(self, session: _Session, message: Message) -> None:
-        """Send the frames of a message; gRPC's flow control holds the next one back."""
-        session.number += 1
-        for frame in cut(session.number, message):
-            await session.call.write(frame)
-
-    async def _check_parent(self, session: _Session) -> None:
-        """End the stream if the parent's certificate is revoked meanwhile, or ends.
-
-        While what is revoked cannot be read, what was read before counts.
-        """
-        revoked: frozenset[int] = frozenset()
-        while True:
-            await asyncio.sleep(self._limits.check_seconds)
-            if self._identity is None or session.parent is None:
-                continue
-            try:
-                revoked = self._identity.revoked()
-            except (CoveyError, OSError, ValueError) as error:
-                text = f"the revoked certificates are not read anew: {error}"
-                if self._unread.add(text):
-                    say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
-            else:
-                self._unread.clear()
-            refusal = session.parent.refusal(revoked, datetime.now(UTC))
-            if refusal is not None:
-                raise _Ended(refusal)
-
-    async def _drain(self, session: _Session) -> None:
-        """Once this port closes, wait for the requests being handled and send their replies.
-
-        The parent ends the stream when it has read them.
-        """
-        await self._closing.wait()
-        while self._busy:
-            await asyncio.sleep(0.01)
-        await session.replies.join()
-        await session.call.done_writing()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.stall_seconds):
-                await session.call.code()
+async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what has not ended, and wait for its end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _handled(work: _Work, key: AskKey, common: bytes, own: bytes) -> bytes:
+def _handled(seat: Seat, handler: Handler, key: AskKey, common: bytes, own: bytes) -> bytes:
     """What a handler answers; its errors are logged, and none of them can end the event loop."""
     try:
-        return work.handler(key, common, own)
+        return handler(key, common, own)
     except BaseException as error:
-        text = f"the handler of the seat {work.seat} failed: {type(error).__name__}: {error}"
-        say(logging.ERROR, "handler_failed", text, seat=work.seat, asked=str(key))
+        text = f"the handler of the seat {seat} failed: {type(error).__name__}: {error}"
+        say(logging.ERROR, "handler_failed", text, seat=seat, asked=str(key))
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise
         raise TransportError(f"{text}.") from error
-
-
-async def _end_of(call: Any, error: Exception) -> Exception:
-    """Why a call is over; writing to it says only that it is."""
-    if not call.done():
-        return error
-    library = grpc().aio
-    code = await call.code()
-    trailing = await call.trailing_metadata()
-    details = await call.details()
-    out: Exception = library.AioRpcError(code, library.Metadata(), trailing, details)
-    return out
 
 
 def _reason(error: Exception) -> str:
@@ -474,12 +480,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, grpc().aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return f"{type(error).__name__}: {error}"
-
-
-def _check_held(certificate: SeatCertificate, seats: Mapping[str, Seat]) -> None:
-    """Refuse seats that the certificate does not name, before dialling."""
-    lacking = sorted(set(seats) - set(certificate.seats))
-    if lacking:
-        held = ", ".join(certificate.seats)
-        fix = f"covey certs issue with --seat {lacking[0]}"
-        raise ConfigError(f"the certificate is of {held}, not of {lacking[0]}; {fix}.")

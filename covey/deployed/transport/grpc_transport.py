@@ -6,7 +6,6 @@ All state is touched by one event loop alone; `ask` waits for it in the caller's
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 from collections import Counter
@@ -48,7 +47,7 @@ from covey.deployed.transport.transport import (
     Seat,
 )
 from covey.deployed.transport.wire import key_sent
-from covey.errors import DivergedError, TransportError
+from covey.errors import TransportError
 
 _T = TypeVar("_T")
 
@@ -199,7 +198,7 @@ class GrpcTransport:
         """Close streams whose certificate is revoked, or has ended."""
         while self.handshakes.identity is not None:
             await asyncio.sleep(self._limits.check_seconds)
-            self.handshakes.read_revoked(anew=True)
+            self.handshakes.revoked.read(anew=True)
             for stream in self.table.open_streams():
                 try:
                     refusal = self.handshakes.refusal(stream.certificate)
@@ -263,7 +262,7 @@ class GrpcTransport:
         with self.handshakes.dialling(certificate):
             hello = await self.handshakes.hello(context, certificate)
             # First: the disk of a second process is always behind one that answers meanwhile.
-            self.table.held(self.allowed.check(hello, certificate), hello.instance)
+            self.table.streams_of(self.allowed.check(hello, certificate), hello.instance)
             await asyncio.to_thread(self.allowed.check_disks, hello)
             # Again: a seat may have been evicted meanwhile. Nothing is awaited before it is taken.
             seats = self.allowed.check(hello, certificate)
@@ -395,12 +394,17 @@ class _Wait:
         patience = self.patience
         began = time.monotonic()
         note = self.note_seconds
-        while not ask.ended(patience, time.monotonic() - began, self._gone()):
+        while True:
+            gone: set[Seat] = set()
+            if patience is not None:
+                gone = self.table.empty_for(patience.seconds, ask.missing())
+            if ask.ended(patience, time.monotonic() - began, gone):
+                return
             if asks.closed:
                 raise TransportError(f"{ask.key}: the transport is closed.")
             if ask.error is not None:
                 raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
-            self._check_diverged()
+            ask.check_diverged(patience, self.table.names)
             waited = time.monotonic() - began
             for seat in ask.wanted_again(patience, waited):
                 ask.bad.discard(seat)
@@ -412,31 +416,11 @@ class _Wait:
             ask.changed.clear()
             left = note - waited
             if patience is not None and waited < patience.seconds:
-                left = min(left, patience.seconds - waited, self._next_gone(patience))
+                next_gone = self.table.next_empty_for(patience.seconds, ask.missing())
+                left = min(left, patience.seconds - waited, next_gone)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await ask.changed.wait()
-
-    def _check_diverged(self) -> None:
-        """Raise what a seat says of its training where the others are too few for a quorum."""
-        ask = self.ask
-        if not ask.diverged or len(ask.own) - len(ask.diverged) >= ask.quorum(self.patience):
-            return
-        seat = min(ask.diverged)
-        fix = "the others are no quorum; lower the step sizes, the penalties or the quorum"
-        raise DivergedError(f"{self.table.names[seat]}: {ask.diverged[seat]}; {fix}.")
-
-    def _gone(self) -> set[Seat]:
-        """The seats that have been empty for as long as patience lasts."""
-        if self.patience is None:
-            return set()
-        seconds = self.patience.seconds
-        return {seat for seat in self.ask.missing() if self.table.empty_for(seat) >= seconds}
-
-    def _next_gone(self, patience: Patience) -> float:
-        """The seconds until one more seat has been empty for so long."""
-        left = [patience.seconds - self.table.empty_for(seat) for seat in self.ask.missing()]
-        return min((seconds for seconds in left if seconds > 0), default=math.inf)
 
 
 def _not_listening(address: str, error: str) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from covey.deployed.operate.certificates import FileMark, Identity, SeatCertificate
+from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport.admission import EVICTED, AllowList, Refusal, signed_text
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler
-from covey.deployed.transport.grpc_options import LOG, Failures, Limits, broken, say
+from covey.deployed.transport.grpc_options import LOG, Failures, Limits, Revoked, broken
 from covey.deployed.transport.seat_table import SeatTable
 from covey.deployed.transport.wire import PROTOCOL, Hello, Welcome
-from covey.errors import CoveyError, DecodeError
+from covey.errors import DecodeError
 
 _HARMLESS = ("UNAVAILABLE", "ABORTED")  # a connection that broke, or an end that closes
 _PASSING = ("ALREADY_EXISTS", "UNAVAILABLE", "RESOURCE_EXHAUSTED")  # what passes by itself
@@ -35,53 +35,27 @@ class Handshakes:
     limits: Limits
     refused: Counter[str]
     """Refused processes by the reason's status."""
-    revoked: frozenset[int] = frozenset()
     refusals: dict[tuple[str, ...], Failures] = field(default_factory=lambda: defaultdict(Failures))
     """Why processes were refused, by the first seat of their certificate, where it is known."""
-    _revoked_files: tuple[FileMark, ...] | None = None
-    """The files that say what is revoked, as they were when they were last read."""
-    _unread: Failures = field(default_factory=Failures)
     _dialling: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.revoked = Revoked(self.identity)
         if self.identity is not None:
             self.identity.check()
-            self.revoked = self.identity.revoked()
-
-    def read_revoked(self, *, anew: bool = False) -> None:
-        """Read what is revoked, if its files are other ones than before, or `anew`.
-
-        Where that fails, what was revoked before stays so.
-        """
-        if self.identity is None:
-            return
-        if anew:
-            self._revoked_files = None
-        try:
-            files = self.identity.revoked_files()
-            if files == self._revoked_files:
-                return
-            self.revoked |= self.identity.revoked()
-            self._revoked_files = files
-        except (CoveyError, OSError, ValueError) as error:
-            text = f"the revoked certificates are not read anew: {error}"
-            if self._unread.add(text):
-                say(logging.ERROR, "revoked_unread", text, count=self._unread.count)
-        else:
-            self._unread.clear()
+            self.revoked.numbers = self.identity.revoked()
 
     def certificate(self, context: Any) -> SeatCertificate | None:
         """The certificate of a peer; None where the tree has none."""
         if self.identity is None:
             return None
-        self.read_revoked()
-        return self.allowed.certificate(context.auth_context(), self.revoked)
+        return self.allowed.certificate(context.auth_context(), self.revoked.read())
 
     def refusal(self, certificate: SeatCertificate | None) -> str | None:
         """Why the certificate of an open stream does not count any more; None: it does."""
         if certificate is None:
             return None
-        return certificate.refusal(self.revoked, datetime.now(UTC))
+        return certificate.refusal(self.revoked.numbers, datetime.now(UTC))
 
     @contextmanager
     def dialling(self, certificate: SeatCertificate | None) -> Iterator[None]:
@@ -150,8 +124,9 @@ class Handshakes:
         if certificate is not None:
             names = certificate.seats
         if refusal.code not in _PASSING:
-            taken = {table.names[seat] for seat in table.streams}
-            self.allowed.turn_away(set(names) - taken, str(refusal))
+            for name in names:
+                if self.allowed.seats.get(name, -1) not in (-1, *table.streams):
+                    self.allowed.turned_away[name] = str(refusal)
         await self.refuse(context, peer, refusal, self.refusals[names[:1]])
 
     async def refuse(

@@ -42,11 +42,6 @@ class _Job:
     begun: bool = False
 
     @property
-    def dropped(self) -> bool:
-        """Whether nobody waits for it, and its seat has never had it; orders are always owed."""
-        return self.ask.closed and not self.begun and self.key.lane != "order"
-
-    @property
     def settled(self) -> bool:
         """Whether its answer is not needed any more."""
         return self.ask.closed or self.seat in self.ask.answers
@@ -102,10 +97,8 @@ class _LocalAsk:
     @property
     def enough_others(self) -> bool:
         """Whether there can be a quorum without one more seat."""
-        if self.patience is None:
-            return False
         bad = len(self.answers) - self.good
-        return self.count - bad > self.patience.quorum
+        return self.patience is not None and self.count - bad > self.patience.quorum
 
 
 class _Worker:
@@ -156,8 +149,8 @@ class _Worker:
             if handler is None:
                 continue
             with job.ask.changed:
-                if job.dropped:
-                    return
+                if job.ask.closed and not job.begun and job.key.lane != "order":
+                    return  # nobody waits for it, and its seat has never had it
                 job.begun = True
             failed = f"the seat {job.seat}"
             try:
@@ -172,11 +165,11 @@ class _Worker:
                 job.ask.fail(failed, error)
                 return
             if reason is not None:
-                self._refused(reason)
+                self._refuse(reason)
             if reason is None or isinstance(reason, Diverged) or job.settled:
                 return
 
-    def _refused(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         """Count a bad answer; the seat is empty after too many, until another takes it."""
         self.bad.append(reason)
         lies = [text for text in self.bad if not isinstance(text, Diverged)]
@@ -191,7 +184,7 @@ class LocalTransport:
     """
 
     def __init__(self, lost: Callable[[Seat], None] | None = None) -> None:
-        self._lost = lost
+        self._lost = lost or (lambda _: None)
         self._workers: dict[Seat, _Worker] = {}
         self._asks: set[_LocalAsk] = set()
         self._closed = False
@@ -280,9 +273,5 @@ class LocalTransport:
 
     def _worker(self, seat: Seat) -> _Worker:
         if seat not in self._workers:
-            self._workers[seat] = _Worker(lambda: self._was_lost(seat))
+            self._workers[seat] = _Worker(lambda: self._lost(seat))
         return self._workers[seat]
-
-    def _was_lost(self, seat: Seat) -> None:
-        if self._lost is not None:
-            self._lost(seat)

@@ -131,24 +131,25 @@ class SeatTable:
         """Every stream once."""
         return list(dict.fromkeys(self.streams.values()))
 
-    def held(self, seats: Mapping[str, Seat], instance: bytes) -> set[ChildStream]:
+    def streams_of(self, seats: Mapping[str, Seat], instance: bytes) -> set[ChildStream]:
         """The streams of a process that hold some seats; refused where another process has one."""
-        held = {self.streams[seat] for seat in seats.values() if seat in self.streams}
-        for other in held:
+        out = {self.streams[seat] for seat in seats.values() if seat in self.streams}
+        for other in out:
             if other.instance != instance:
                 text = f"{', '.join(set(other.seats) & set(seats))} is taken by {other.peer}"
                 raise Refusal("ALREADY_EXISTS", f"{text}; one process may hold a seat")
-        return held
+        return out
 
     def take(self, stream: ChildStream) -> None:
         """Give a process its seats, unless another process has one of them."""
-        for other in self.held(stream.seats, stream.instance):
+        for other in self.streams_of(stream.seats, stream.instance):
             self.close(other, "ABORTED", "its process has dialled again")
         for seat in stream.seats.values():
             self.streams[seat] = stream
             self._empty_since.pop(seat, None)
         self.members = frozenset(self.streams)
-        self.allowed.let_in(stream.seats)
+        for name in stream.seats:
+            self.allowed.turned_away.pop(name, None)
 
     def close(self, stream: ChildStream, code: str, text: str, *, evicted: bool = False) -> None:
         """End a stream with this reason; its seats are empty at once, whatever its process does."""
@@ -167,7 +168,7 @@ class SeatTable:
 
     async def evict(self, name: str) -> None:
         """Close the stream of a seat, with all seats of its process; refuse it from now on."""
-        self.allowed.evict(name)
+        self.allowed.evicted |= {name}
         stream = self.streams.get(self.allowed.seats[name])
         if stream is not None:
             fix = f"an operator lets it in again: covey ctl admit {name}"
@@ -213,9 +214,16 @@ class SeatTable:
             if seat not in self.streams:
                 self._empty_since.setdefault(seat, time.monotonic())
 
-    def empty_for(self, seat: Seat) -> float:
-        """How many seconds a seat has been empty since it was asked; -inf where it is not."""
-        return time.monotonic() - self._empty_since.get(seat, math.inf)
+    def empty_for(self, seconds: float, seats: Collection[Seat]) -> set[Seat]:
+        """Those of some seats that have been empty for so long, counted from their first ask."""
+        longest = time.monotonic() - seconds
+        return {seat for seat in seats if self._empty_since.get(seat, math.inf) <= longest}
+
+    def next_empty_for(self, seconds: float, seats: Collection[Seat]) -> float:
+        """Seconds until one more of some seats has been empty for so long."""
+        now = time.monotonic()
+        ends = [self._empty_since.get(seat, math.inf) + seconds for seat in seats]
+        return min((end - now for end in ends if end > now), default=math.inf)
 
     def note_waiting(self, ask: Ask, waited: float) -> None:
         """Log which seats an ask waits for."""

@@ -119,23 +119,22 @@ class Arrival:
         """Add bytes; those of an answer that has ended are dropped."""
         with self._alone:
             for piece in pieces:
-                if not self._ended:
-                    self._add(piece)
-
-    def _add(self, piece: bytes) -> None:
-        if self._held is None:
-            try:
-                if self._file is None:
-                    self._file = NamelessFile(self._folder)
-                self._file.write(self._written, piece)
-                self._written += len(piece)
-                return
-            except OSError as error:
-                self.error = error
-                self._held = BytesIO()
-                self._held.write(self._stored())
-                self._close()
-        self._held.write(piece)
+                if self._ended:
+                    return
+                if self._held is not None:
+                    self._held.write(piece)
+                    continue
+                try:
+                    if self._file is None:
+                        self._file = NamelessFile(self._folder)
+                    self._file.write(self._written, piece)
+                    self._written += len(piece)
+                except OSError as error:
+                    self.error = error
+                    self._held = BytesIO()
+                    self._held.write(self._stored())
+                    self._held.write(piece)
+                    self._close()
 
     def take(self) -> bytes:
         """All bytes; nothing keeps them any more."""

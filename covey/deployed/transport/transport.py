@@ -1,6 +1,6 @@
 """What carries asks between the nodes of a deployed tree, and the key of an ask.
 
-A parent has a `Transport`, which reaches the seats below it. A child process has a `Port`, which
+A parent has a `Transport`, which reaches the seats below it. A child process has a port, which
 takes the requests for the seats that the process hosts. A request is two strings of bytes: `common`
 is the same for all seats of an ask, so it is sent once to a process with several seats; `own` is
 for one seat alone. Both are opaque to a transport. So is an answer.
@@ -218,21 +218,6 @@ Handler = Callable[[AskKey, bytes, bytes], bytes]
 
 `common` may be a memoryview, which the handler may release when it has read it.
 """
-
-
-class Port(Protocol):
-    """The child's end: it takes the requests for the seats of this process."""
-
-    def serve(self, handlers: Mapping[Seat, Handler]) -> None:
-        """Take these seats and answer requests, until it is closed.
-
-        Each handler is called by one thread at a time; those of different seats may overlap.
-        """
-        ...
-
-    def close(self) -> None:
-        """Leave the seats, after the request that is being handled."""
-        ...
 
 
 class Admission(Protocol):

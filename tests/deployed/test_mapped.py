@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.deployed.node.disk_store import LARGE
-from covey.deployed.node.parked import parked
+from covey.deployed.node.mapped import mapped_tensor
 from covey.deployed.transport.stored import AnswerFile
 
 ROW = torch.arange(LARGE, dtype=torch.float32)
@@ -27,7 +27,7 @@ def as_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("as_on_windows")
 def test_a_row_is_parked_without_calls_of_posix(tmp_path: Path) -> None:
-    moved = parked(ROW.view(2, -1), tmp_path)
+    moved = mapped_tensor(ROW.view(2, -1), tmp_path)
     assert moved.data_ptr() != ROW.data_ptr()
     assert torch.equal(moved, ROW.view(2, -1))
     moved += 1  # writing changes memory alone
@@ -84,6 +84,6 @@ def test_a_full_disk_leaves_a_row_in_memory(
         "map": (mmap, "mmap", full),
     }
     monkeypatch.setattr(*patched[fails])
-    assert parked(ROW, tmp_path) is ROW
+    assert mapped_tensor(ROW, tmp_path) is ROW
     assert f"stays in memory, since {tmp_path} takes no file" in caplog.text
     assert "No space left" in caplog.text

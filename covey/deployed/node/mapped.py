@@ -22,15 +22,15 @@ from covey.deployed.transport.grpc_options import say
 from covey.runs.parts import Parts
 
 
-def parked_parts(parts: Parts, folder: Path) -> Parts:
+def mapped_parts(parts: Parts, folder: Path) -> Parts:
     """The parts of nodes, with large parameters that train and the initial row in files.
 
     The files have no names: they are gone when the process ends.
     """
     for parameter in parts.module.parameters():
         if parameter.requires_grad:
-            parameter.data = parked(parameter.data, folder)
-    return replace(parts, start=parked(parts.start, folder))
+            parameter.data = mapped_tensor(parameter.data, folder)
+    return replace(parts, start=mapped_tensor(parts.start, folder))
 
 
 def share(node: Node, parts: Parts) -> None:
@@ -44,12 +44,12 @@ def share(node: Node, parts: Parts) -> None:
         node.start = parts.start
 
 
-def parked(tensor: Tensor, folder: Path) -> Tensor:
+def mapped_tensor(tensor: Tensor, folder: Path) -> Tensor:
     """A large tensor's numbers in a file of a folder; writing to them changes memory alone.
 
     Where the folder takes no file, as on a full disk, the tensor stays in memory, which is logged.
 
-    >>> parked(torch.ones(2), Path())
+    >>> mapped_tensor(torch.ones(2), Path())
     tensor([1., 1.])
     """
     if tensor.nbytes <= LARGE or tensor.device.type != "cpu":
@@ -58,9 +58,9 @@ def parked(tensor: Tensor, folder: Path) -> Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(as_bytes(tensor))
             file.flush()
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
         text = f"a part of the model stays in memory, since {folder} takes no file: {error}"
         say(logging.WARNING, "model_held", text)
         return tensor
-    return torch.frombuffer(mapped, dtype=tensor.dtype).view(tensor.shape)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
