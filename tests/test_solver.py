@@ -99,7 +99,10 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     [
         ({"method": "adam"}, "the method is adam"),
         ({"tol": 0.1}, "tol is set"),
-        ({"lr": torch.full((1, 3), 0.1)}, "step sizes differ from row to row or from column"),
+        (
+            {"lr": torch.full((1, 3), 0.1)},
+            "step sizes differ from row to row or from column to column",
+        ),
         ({"steps": torch.tensor([1, 2])}, "steps differ from row to row"),
         ({"mask": torch.ones(2, 3)}, "a mask is set"),
         ({"part": slice(0, 2)}, "only a part of the columns moves"),
@@ -264,10 +267,16 @@ class Twice(Mean):
     ("algorithm", "words"),
     [
         (Careful, "fused layers in torch, because tol is set"),
-        (AllExamples, "fused layers in torch, because each step takes the gradient"),
+        (
+            AllExamples,
+            "fused layers in torch, because each step takes the gradient of all examples",
+        ),
         (ByHand, "fused layers in torch, because the algorithm takes its steps itself"),
         (OwnLoss, "fused layers in torch, because the algorithm has a loss of its own"),
-        (Twice, r"fused layers, native [\w -]+ kernel; some steps in torch"),
+        (
+            Twice,
+            r"fused layers, native [\w -]+ kernel; some steps in torch, because the method is adam",
+        ),
     ],
 )
 def test_an_algorithm_may_be_the_reason(algorithm: type[Mean], words: str) -> None:
