@@ -237,20 +237,11 @@ def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
 
 
 ROUNDS = [
-    PFedMe(
-        lam=3,
-        lr=0.2,
-        personal_lr=0.15,
-        beta=1.7,
-        steps=2,
-        local_rounds=3,
-        weight_decay=0.1,
-        batch=None,
-    ),
+    PFedMe(lam=3, lr=0.2, personal_lr=0.15, beta=1.7, steps=2, local_rounds=3, weight_decay=0.1, batch=None),
     FedMac(lam=0.4, lr=2.5, personal_lr=0.15, beta=0.8, steps=2, local_rounds=3, batch=None),
     SFedHP(lam1=3, lam2=2, lr1=0.5, lr2=0.15, beta=1.3, steps=2, edge_rounds=3, batch=None),
     PerMFL(lam=1.3, gamma=2.1, beta=0.7, lr=0.1, edge_lr=0.2, steps=3, edge_rounds=2, batch=None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("curvature", [0.3, 2.0, 20.0])

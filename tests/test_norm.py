@@ -294,11 +294,7 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         "InstanceNorm1d with track_running_stats=True.*set it to False",
     ),
     "a layer used twice": (lambda: experiment(Twice()), ModelError, "'norm'.*twice in one pass"),
-    "a function of torch": (
-        lambda: experiment(Functional()),
-        ModelError,
-        "calls F.batch_norm itself.*use a layer",
-    ),
+    "a function of torch": (lambda: experiment(Functional()), ModelError, "calls F.batch_norm itself.*use a layer"),
     "batches of one": (
         lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=1)),
         ConfigError,
@@ -320,18 +316,15 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         "last batch of 5 holds one.*'norm' needs two",
     ),
     "all examples in blocks of which the last holds one": (
-        lambda: experiment(
-            NormedMlp(), algorithm=FedAvg(batch=None), data=single(257), tree=Tree.flat(2)
-        ),
+        lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=None), data=single(257), tree=Tree.flat(2)),
         ConfigError,
         "device 1 has 257 training examples, so that the last batch of 256 holds one",
     ),
     "a mode nobody knows": (
-        lambda: experiment(NormedMlp(), norm="batch"),
-        ConfigError,
+        lambda: experiment(NormedMlp(), norm="batch"), ConfigError,
         'norm = .batch. must be "device" or "frozen" or "group"',
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

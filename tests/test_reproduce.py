@@ -1365,13 +1365,9 @@ UNFINISHED = {name: value for name, value in SEARCHED.items() if name != "chosen
         ({"search": SEARCHED}, {"search": UNFINISHED}, "ours"),
         ({"search": UNFINISHED}, {"search": SEARCHED}, "theirs"),
         ({"search": SEARCHED}, {"search": {**SEARCHED, "chosen": {"lr": 1.0}}}, "ours"),
-        (
-            {"search": SEARCHED},
-            {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}},
-            "theirs",
-        ),
+        ({"search": SEARCHED}, {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}}, "theirs"),
     ],
-)
+)  # fmt: skip
 def test_merging_keeps_the_present_settings_and_the_finished_search(
     tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], stays: str
 ) -> None:

@@ -174,11 +174,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm": ({"algorithm": FedAvg(), "codec": "bitmap"}, r"FedAvg\(sample=None"),
     "a field of it": (
-        {
-            "algorithm": SFedHP(
-                lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5
-            )
-        },
+        {"algorithm": SFedHP(lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5)},
         r"lam1=24\.0",
     ),
     "seed": ({"seed": 1}, "its seed is 0, this one's is 1"),
@@ -194,7 +190,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "protocol": ({"protocol": "paper"}, "its protocol is honest"),
     "batches": ({"batches": "uniform"}, "its batches is cyclic"),
     "l2": ({"l2": 0.1}, r"its l2 is 0\.0, this one's is 0\.1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHER)

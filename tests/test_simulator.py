@@ -251,16 +251,10 @@ class Wrong(Base):
 @pytest.mark.parametrize(
     ("sample", "error"),
     [
-        (
-            torch.ones(2, dtype=torch.bool),
-            "sample= holds 2 values for the 0 children of 0 server nodes",
-        ),
-        (
-            torch.ones(0),
-            r"server: sample= is torch.float32; give a number, or a bool for each child",
-        ),
+        (torch.ones(2, dtype=torch.bool), "sample= holds 2 values for the 0 children of 0 server nodes"),
+        (torch.ones(0), r"server: sample= is torch.float32; give a number, or a bool for each child"),
     ],
-)
+)  # fmt: skip
 def test_a_sample_that_says_which_has_a_bool_for_every_child(sample: Tensor, error: str) -> None:
     with pytest.raises(ProgramError, match=error):
         start(Wrong(sample), Tree.flat(3))

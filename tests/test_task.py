@@ -297,26 +297,14 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
     ("module", "shards", "loss", "error", "words"),
     [
         (mlp(5, 3), labelled(), "cross_entropy", ModelError, "does not take examples"),
-        (
-            mlp(4, 2),
-            labelled(),
-            "cross_entropy",
-            ModelError,
-            "has 2 outputs, but the labels need 3",
-        ),
-        (
-            mlp(4, 3),
-            labelled(),
-            "hinge",
-            ConfigError,
-            "loss = 'hinge': choose one of cross_entropy, squared_error",
-        ),
+        (mlp(4, 2), labelled(), "cross_entropy", ModelError, "has 2 outputs, but the labels need 3"),
+        (mlp(4, 3), labelled(), "hinge", ConfigError, "loss = 'hinge': choose one of cross_entropy, squared_error"),
         (mlp(4, 3), labelled(), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), targets(2), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), labelled(), lambda out, y: out, ConfigError, "loss"),
     ],
     ids=["inputs", "outputs", "unknown", "labels as targets", "targets", "a loss with two axes"],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_said_at_once(
     module: nn.Module, shards: Shards, loss: Any, error: type[Exception], words: str
 ) -> None:

@@ -29,12 +29,9 @@ ROUGH: dict[str, Any] = {
     "f16 down, bf16 up": {"down": "dense_f16", "up": "dense_bf16"},
     "stochastic": {"name": "int8", "rounding": "stochastic"},
     "int4 of updates, fed back": {"down": "dense", "up": HALF},
-    "largest tenth": {
-        "down": "int8",
-        "up": {"name": "auto", "keep": 0.1, "update": True, "feedback": True},
-    },
+    "largest tenth": {"down": "int8", "up": {"name": "auto", "keep": 0.1, "update": True, "feedback": True}},
     "fed back both ways": {"name": "int4", "feedback": True},
-}
+}  # fmt: skip
 every_rough = pytest.mark.parametrize("spec", ROUGH.values(), ids=ROUGH.keys())
 
 

@@ -130,10 +130,7 @@ def test_a_new_device_has_the_same_columns(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one name": ({"label": ["hot"]}, ["list two columns or more", "one name"]),
     "a name twice": ({"label": ["hot", "hot"]}, ["each once"]),
-    "both kinds": (
-        {"label": ["hot", "heat"]},
-        ["hot holds 0 and 1", "heat other numbers", "squared_error"],
-    ),
+    "both kinds": ({"label": ["hot", "heat"]}, ["hot holds 0 and 1", "heat other numbers", "squared_error"]),
     "words": ({"label": ["hot", "device"], "device": "x"}, ["'device' holds words", "one column"]),
     "a feature": ({"label": ["hot", "x"]}, ["'x' is named for something else too"]),
     "classes": ({"label": ["hot", "wet"], "classes": ["0", "1"]}, ["leave classes out"]),
@@ -142,7 +139,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"label": ["hot", "wet"], "exclude": ["device"], "partition": "labels", "devices": 2},
         ["one axis of integers"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -460,10 +460,7 @@ def test_refuses_labels_that_are_not_what_they_are_said_to_be(tmp_path: Path) ->
     [
         (
             {"label": "labl"},
-            [
-                "no column 'labl' (did you mean 'label'?)",
-                "columns are device, edge, heat, flow, label",
-            ],
+            ["no column 'labl' (did you mean 'label'?)", "columns are device, edge, heat, flow, label"],
         ),
         ({"device": "machine"}, ["no column 'machine'", "columns are device, edge"]),
         ({"edge": "edges"}, ["no column 'edges' (did you mean 'edge'?)"]),
@@ -477,7 +474,7 @@ def test_refuses_labels_that_are_not_what_they_are_said_to_be(tmp_path: Path) ->
         ({"normalise": "max"}, ["normalise = 'max'", "'standard'"]),
         ({"split": (0.5, 0.5, 0.5)}, ["split=(0.5, 0.5, 0.5)", "sum to 1"]),
     ],
-)
+)  # fmt: skip
 def test_refuses_options(tmp_path: Path, options: dict[str, Any], words: list[str]) -> None:
     with refused(*words):
         files(table(tmp_path, *ROWS), **options)

@@ -79,13 +79,10 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 ODD: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "skip": (Skip(), (2, 6, 6)),
     "in place": (stack(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), inputs=32), (1, 6, 6)),
-    "circular": (
-        stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50),
-        (1, 5, 5),
-    ),
+    "circular": (stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50), (1, 5, 5)),
     "transposed": (stack(nn.ConvTranspose2d(1, 2, 2), inputs=72), (1, 5, 5)),
     "one convolution twice": (stack(*[nn.Conv2d(1, 1, 3, padding=1)] * 2, inputs=25), (1, 5, 5)),
-}
+}  # fmt: skip
 
 
 def frozen() -> nn.Module:
