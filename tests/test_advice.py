@@ -265,13 +265,8 @@ def test_what_is_said_of_an_exact_l_is_what_a_run_does_there(
     lam: float, speed: float, pull: float, rounds: int, h: float
 ) -> None:
     algorithm = PFedMe(
-        lam=lam,
-        lr=pull / lam,
-        personal_lr=speed / (lam + h),
-        steps=2,
-        local_rounds=rounds,
-        batch=None,
-    )
+        lam=lam, lr=pull / lam, personal_lr=speed / (lam + h), steps=2, local_rounds=rounds, batch=None,
+    )  # fmt: skip
     said = told("one round", algorithm, smoothness=h, exact=True)
     factor = abs(float(play(algorithm, h).w))
     if abs(factor - 1) > 1e-9:
@@ -420,14 +415,8 @@ def _any_setting(
         )
     if kind == 2:
         return PerMFL(
-            lam=tie,
-            lr=speed / tie,
-            gamma=1.5,
-            edge_lr=pull / 1.5,
-            beta=0.5,
-            steps=steps,
-            edge_rounds=rounds,
-        )
+            lam=tie, lr=speed / tie, gamma=1.5, edge_lr=pull / 1.5, beta=0.5, steps=steps, edge_rounds=rounds,
+        )  # fmt: skip
     return SFedHP(
         lam1=tie, lam2=tie, lr2=speed / tie, lr1=2 * pull / tie, steps=steps, edge_rounds=rounds
     )
@@ -715,12 +704,9 @@ def test_smoothness_of_a_network_is_that_of_its_hessian(bend: nn.Module) -> None
 
 def test_smoothness_does_not_see_relus_switch() -> None:
     built = Experiment(
-        algorithm=FedAvg(),
-        data=covey.data.digits(devices=4),
-        model=covey.models.mlp(64, 100, 10),
-        tree=Tree.flat(4),
-        rounds=1,
-    )
+        algorithm=FedAvg(), data=covey.data.digits(devices=4), model=covey.models.mlp(64, 100, 10),
+        tree=Tree.flat(4), rounds=1,
+    )  # fmt: skip
     assert 1 < smoothness(built) < 4
 
 

@@ -96,14 +96,9 @@ def test_every_call_of_u_gives_other_numbers_below_one() -> None:
 def experiment(augment: Any = (), **changes: Any) -> covey.Experiment:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     plain: dict[str, Any] = {
-        "algorithm": FedAvg(steps=3, lr=0.2, batch=4),
-        "data": examples((1, 6, 6)),
-        "model": model,
-        "tree": FLAT,
-        "rounds": 2,
-        "augment": augment,
-        "workers": 1,
-    }
+        "algorithm": FedAvg(steps=3, lr=0.2, batch=4), "data": examples((1, 6, 6)), "model": model,
+        "tree": FLAT, "rounds": 2, "augment": augment, "workers": 1,
+    }  # fmt: skip
     return covey.Experiment(**{**plain, **changes})
 
 

@@ -25,12 +25,8 @@ SIZES = (9, 14, 30)
 
 def normed_images() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.BatchNorm2d(4, affine=False),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64, 3),
-    )
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3),
+    )  # fmt: skip
 
 
 def normed_points() -> nn.Module:
@@ -185,12 +181,9 @@ def test_a_layer_that_is_not_used_keeps_0_and_1() -> None:
 
 def experiment(model: nn.Module, **changes: Any) -> Experiment:
     plain: dict[str, Any] = {
-        "algorithm": FedAvg(steps=2, lr=0.1, batch=4),
-        "data": shards((6,)),
-        "tree": Tree.flat(3),
-        "rounds": 1,
-        "workers": 1,
-    }
+        "algorithm": FedAvg(steps=2, lr=0.1, batch=4), "data": shards((6,)), "tree": Tree.flat(3),
+        "rounds": 1, "workers": 1,
+    }  # fmt: skip
     return Experiment(model=model, **{**plain, **changes})
 
 

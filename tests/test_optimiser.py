@@ -98,7 +98,6 @@ def clip_to(module: nn.Module, limit: float) -> None:
     gradients = [parameter.grad for parameter in module.parameters()]
     norm = torch.cat([g.flatten() for g in gradients if g is not None]).norm()
     for gradient in gradients:
-        assert gradient is not None
         gradient.mul_(min(1.0, limit / float(norm)))
 
 

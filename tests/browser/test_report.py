@@ -79,13 +79,9 @@ def test_arrow_keys_walk_the_tree(visitor: Visitor) -> None:
     page = visitor.open(PLAIN)
     page.click('[data-node="edge:1"]')
     walk = {
-        "ArrowDown": "Device 10",
-        "ArrowRight": "Device 11",
-        "End": "Device 59",
-        "Home": "Device 0",
-        "ArrowLeft": "Device 0",
-        "ArrowUp": "Edge 0",
-    }
+        "ArrowDown": "Device 10", "ArrowRight": "Device 11", "End": "Device 59", "Home": "Device 0",
+        "ArrowLeft": "Device 0", "ArrowUp": "Edge 0",
+    }  # fmt: skip
     for key, name in walk.items():
         page.keyboard.press(key)
         assert shown(page) == name, key

@@ -105,7 +105,6 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ctrl_c_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
-    assert process.stdout is not None
     seen = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()

@@ -96,7 +96,6 @@ def test_a_run_under_way(folder: Path, tmp_path: Path) -> None:
     with place.lock(), place.status():
         recorder.begin()
         with ended(spawn("watch", place.path, "--json")) as server:
-            assert server.stdout is not None
             browser = Browser(json.loads(server.stdout.readline())["address"])
             first = browser.facts()
             assert first["live"] == {"running": True}
@@ -123,7 +122,6 @@ def test_two_processes(tmp_path: Path) -> None:
     with ended(spawn("run", *words, "--out", folder)) as run:
         until(lambda: (folder / "config.toml").exists())
         with ended(spawn("watch", folder, "--json")) as server:
-            assert server.stdout is not None
             browser = Browser(json.loads(server.stdout.readline())["address"])
             first = browser.facts()
             assert first["live"] == {"running": True}

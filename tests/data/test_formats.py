@@ -315,7 +315,6 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     for one in (arrays(), arrays()._replace(writers=None, writer_names=())):
         formats.keep(path, one, "here")
         back = formats.kept(path, "here")
-        assert back is not None
         assert np.array_equal(back.x, one.x)
         assert np.array_equal(back.y, one.y)
         assert (back.train, back.writers is None) == (one.train, one.writers is None)

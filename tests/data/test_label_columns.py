@@ -116,13 +116,9 @@ def test_a_new_device_has_the_same_columns(tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("x,hot,wet\n1,1,1\n2,1,1\n", encoding="utf-8")
     shards = device_file(
-        new,
-        features=form.names.features,
-        classes=None,
-        scaling=form.scaling,
-        label=["hot", "wet"],
+        new, features=form.names.features, classes=None, scaling=form.scaling, label=["hot", "wet"],
         yes_no=form.yes_no,
-    )
+    )  # fmt: skip
     assert shards.yes_no
     assert shards.y.tolist() == [[1, 1], [1, 1]]
 

@@ -16,13 +16,10 @@ def shards(**changes: Any) -> Shards:
     one.
     """
     fields: dict[str, Any] = {
-        "x": torch.arange(12.0).reshape(6, 2),
-        "y": torch.tensor([0, 1, 2, 0, 1, 2]),
-        "train": Part.of([[0], [3]]),
-        "validation": Part.of([[1], [4]]),
-        "test": Part.of([[2], [5]]),
+        "x": torch.arange(12.0).reshape(6, 2), "y": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "train": Part.of([[0], [3]]), "validation": Part.of([[1], [4]]), "test": Part.of([[2], [5]]),
         "classes": 3,
-    }
+    }  # fmt: skip
     return Shards(**{**fields, **changes})
 
 

@@ -117,7 +117,6 @@ class Siege:
 
     def end(self) -> None:
         """End the round; it must be that of the undisturbed run."""
-        assert self._round is not None
         self.go.set()
         self._round.join(30)
         assert not self._round.is_alive(), "the round does not end"
@@ -258,7 +257,6 @@ def other_authority(siege: Siege) -> Identity:
 
 
 def revoked(siege: Siege) -> Identity:
-    assert siege.tree.authority is not None
     out = siege.certificate(NAME)
     siege.tree.authority.revoke(out.folder.name)
     return out

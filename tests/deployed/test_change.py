@@ -526,8 +526,6 @@ def test_a_change_keeps_the_scaling_of_the_run(
     assert new["devices"] != old["devices"]
     (pumps.folder / "census.json").write_text(json.dumps(new), encoding="utf-8")
     read_again = census(str(pumps.folder / "census.json"), classes=("hot", "ok"))
-    assert read_again.scaling is not None
-    assert seen[0].old.experiment.data.scaling is not None
     assert read_again.scaling.factor.equal(seen[0].old.experiment.data.scaling.factor)
 
 

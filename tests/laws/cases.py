@@ -52,13 +52,9 @@ def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level,
     between = [Level(tier, tier, lam=2.0, steps=2, lr=0.2) for tier in middle]
     tie: dict[str, Any] = {"lam": 0.05, "coupling": "correlation"} if correlation else {"lam": 2.0}
     mine = Level(
-        "device",
-        "local",
-        lam=2.0,
-        steps=2,
-        lr=4.0 if correlation else 0.2,
+        "device", "local", lam=2.0, steps=2, lr=4.0 if correlation else 0.2,
         ridge=0.05 if correlation else 0.0,
-    )
+    )  # fmt: skip
     personal = {"steps": 3, "lr": 0.2, "warm": True, "batch": 6, **tie, **last}
     return (Level("server", lr=0.5), *between, mine, Level("device", "personal", **personal))
 
@@ -322,13 +318,9 @@ SHARDS = shards()
 def experiment(case: Case, **changes: Any) -> Experiment:
     tree = TREES[len(case.algorithm.tiers())]
     plain = {
-        "data": SHARDS,
-        "model": models.mlp(INPUTS, 7, CLASSES),
-        "tree": tree,
-        "rounds": 3,
-        "score_every": 3,
+        "data": SHARDS, "model": models.mlp(INPUTS, 7, CLASSES), "tree": tree, "rounds": 3, "score_every": 3,
         "workers": 1,
-    }
+    }  # fmt: skip
     return Experiment(**{"algorithm": case.algorithm, **plain, **case.settings, **changes})
 
 

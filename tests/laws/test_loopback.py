@@ -73,7 +73,6 @@ def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
 
 def nodes(run: covey.Run) -> dict[str, Any]:
     """The bytes of every node in all rounds, and its share of non-zeros in the last."""
-    assert run.observed is not None
     totals = {f"{tier} {name}": values for (tier, name), values in run.totals.items()}
     shares = run.observed.nonzeros
     return totals | {model: figures.dense() for model, figures in shares.items()}

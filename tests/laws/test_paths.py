@@ -182,11 +182,8 @@ def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -
     for path, other in zip(paths(space, x.shape[2:]), paths(moved, x.shape[2:]), strict=True):
         assert path.path == other.path
         torch.testing.assert_close(
-            outcome(path, space, rows, x)[0],
-            outcome(other, moved, there, x)[0],
-            rtol=1e-12,
-            atol=1e-12,
-        )
+            outcome(path, space, rows, x)[0], outcome(other, moved, there, x)[0], rtol=1e-12, atol=1e-12,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

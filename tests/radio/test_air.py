@@ -64,12 +64,8 @@ def experiment(
 ) -> Experiment:
     tree = tree or Tree.flat(len(radio.devices) if radio else 2)
     plain: dict[str, Any] = {
-        "data": shards(tree.devices),
-        "model": models.linear(2, 2),
-        "tree": tree,
-        "rounds": 1,
-        "radio": radio,
-    }
+        "data": shards(tree.devices), "model": models.linear(2, 2), "tree": tree, "rounds": 1, "radio": radio,
+    }  # fmt: skip
     return Experiment(algorithm, **{**plain, **changes})
 
 
@@ -115,7 +111,6 @@ def test_a_straggler_is_dropped_at_the_deadline() -> None:
     waited = on_air(algorithm, radio)
     dropped = covey.run(experiment(algorithm, replace(radio, late="drop")))
     aired = next(dropped).radio
-    assert aired is not None
     assert (waited.seconds, waited.late) == (near(SLOW), [1])
     assert (aired.seconds, aired.late, aired.joules) == (near(deadline), [1], near(waited.joules))
     alone = covey.run(experiment(algorithm, None, Tree.flat(1), data=shards().chosen([0])))
@@ -128,7 +123,6 @@ def test_when_all_are_late_the_first_counts() -> None:
         experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop"))
     )
     aired = next(run).radio
-    assert aired is not None
     assert (aired.seconds, aired.late) == (near(FAST), [0, 1])
     alone = covey.run(
         experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0]))
@@ -180,12 +174,8 @@ def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
 
 
 WIDE = Devices.of(
-    [0] * 4 + [1] * 4,
-    distance=[50.0, 80.0, 120.0, 900.0] * 2,
-    cpu=1e9,
-    cycles=[20.0, 30.0] * 4,
-    power=0.6,
-)
+    [0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 900.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6,
+)  # fmt: skip
 CELLS = Cells.of([2e6, 1e6], wire_rate=1e8, wire_delay=0.001)
 GROUPS = Tree.grouped([4, 4])
 FADING = Channel(Noise(1e-14), shadowing=4.0)
@@ -266,7 +256,6 @@ def test_dense_links_are_warned_of() -> None:
     )
     assert any("edge-device sends dense rows up" in note for note in run.notes)
     record = next(run)
-    assert record.radio is not None
     assert record.radio.late
 
 
@@ -296,14 +285,12 @@ def test_the_number_of_examples_is_planned_for(late: Any) -> None:
     """With weight = "samples" a device sends one number more, which must not make it late."""
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0015, late=late)
     record = first(replace(PLANNED, weight="samples"), radio, GROUPS, seed=7, **SPARSE)
-    assert record.radio is not None
     assert record.notes["device"]["kept"].least < 1
     assert record.radio.late == []
 
 
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     record = next(planned(mask=False))
-    assert record.radio is not None
     assert len(record.radio.late) == 8 - len(record.radio.left_out)
 
 
@@ -330,7 +317,6 @@ def test_who_gets_no_band_is_left_out() -> None:
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
     record = first(PLANNED, radio, GROUPS, holdout_devices=(0, 5), **SPARSE)
-    assert record.radio is not None
     assert len(record.cohorts["device"]) + len(record.radio.left_out) == 6
     assert record.accuracy("new_personal") is not None
 

@@ -58,7 +58,6 @@ def test_two_seeds() -> None:
         (model.worst_decile, 0.3, 0.4),
         (model.nonzeros, 0.5, 0.75),
     ):
-        assert figure is not None
         assert figure.mean == pytest.approx((a + b) / 2)
         assert figure.deviation == pytest.approx(abs(a - b) / 2**0.5)
 
@@ -163,7 +162,6 @@ def test_the_virtual_clock_of_two_seeds() -> None:
         for one in first
     ]
     radio = summarise([first, second]).radio
-    assert radio is not None
     assert (
         radio.seconds.mean,
         radio.joules.mean,
@@ -171,7 +169,6 @@ def test_the_virtual_clock_of_two_seeds() -> None:
         radio.upload_bytes.mean,
     ) == (3.0, 10.0, 8.0, 400.0)
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
-    assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
     plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
     figures: Any = summarise([first]).radio
