@@ -29,6 +29,7 @@ def test_long_values_are_read_as_they_were_written(
     disk = Disk(tmp_path / "node.sqlite", durability)
     disk.journal(KEY, {3: Answer("answered", data)}, {3: 1})
     answers = disk.journalled(KEY)
+    assert answers is not None
     assert [(seat, answer.read()) for seat, answer in answers.items()] == [(3, data)]
     for _ in range(2):  # the second replaces the first
         disk.keep([NodeRow("device", 1, "model", "present", 0, row)], round=0, attempt=0)
@@ -37,6 +38,7 @@ def test_long_values_are_read_as_they_were_written(
     again = Disk(tmp_path / "node.sqlite", durability)
     assert again.state == data
     (kept,) = again.rows("device", 1)
+    assert kept.row is not None
     assert kept.row.equal(row)
     again.close()
 
@@ -49,6 +51,7 @@ def test_a_log_is_moved_when_much_was_written(
     disk = Disk(path)
     before = path.stat().st_size
     disk.end_round([], {}, os.urandom(2**20))
+    assert disk._mover is not None
     disk._mover.end()
     assert path.stat().st_size > before + 2**20
     assert disk._connection.written == 0

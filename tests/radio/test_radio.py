@@ -70,6 +70,7 @@ def test_devices_from_a_table(tmp_path: Path) -> None:
     (tmp_path / "here.toml").write_text(EXAMPLE.read_text())
     config = load(EXAMPLE, [f"radio.devices.table={tmp_path / 'devices.csv'}"])
     radio = config.experiment(0).radio
+    assert radio is not None
     assert radio.devices.distance.tolist() == [10.0 * (at + 1) for at in range(12)]
     assert radio.devices.cpu[2] == 3e9
     (tmp_path / "here.toml").write_text(
@@ -135,6 +136,7 @@ def test_none_is_the_default() -> None:
         "radio.channel.edge_height=none",
     ]
     radio = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
+    assert radio is not None
     assert (radio.policy, radio.deadline) == (None, None)
 
 

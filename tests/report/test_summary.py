@@ -58,6 +58,7 @@ def test_two_seeds() -> None:
         (model.worst_decile, 0.3, 0.4),
         (model.nonzeros, 0.5, 0.75),
     ):
+        assert figure is not None
         assert figure.mean == pytest.approx((a + b) / 2)
         assert figure.deviation == pytest.approx(abs(a - b) / 2**0.5)
 
@@ -76,8 +77,10 @@ def test_rounds_that_were_not_scored_count_only_as_rounds() -> None:
 
 
 def test_links_are_summed_over_rounds_and_weighed_by_the_formulas() -> None:
-    down = Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200)
-    up = Traffic(40, 1, 50, 10, 200)
+    down, up = (
+        Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200),
+        Traffic(40, 1, 50, 10, 200),
+    )
     history = [record(k, validation=0.5, test=0.5, traffic=link(down, up)) for k in range(2)]
     summary = summarise([history, SECOND])
     (edge,) = summary.links
@@ -162,6 +165,7 @@ def test_the_virtual_clock_of_two_seeds() -> None:
         for one in first
     ]
     radio = summarise([first, second]).radio
+    assert radio is not None
     assert (
         radio.seconds.mean,
         radio.joules.mean,
@@ -169,6 +173,7 @@ def test_the_virtual_clock_of_two_seeds() -> None:
         radio.upload_bytes.mean,
     ) == (3.0, 10.0, 8.0, 400.0)
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
+    assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
     plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
     figures: Any = summarise([first]).radio
