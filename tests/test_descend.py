@@ -21,6 +21,7 @@ from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.runtimes.spec import NodeSpec
 from covey.tree import Tree
+from tests.given import labelled
 
 A = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)  # the curvature of a quadratic
 # its slope, one row per node
@@ -257,11 +258,7 @@ class Nobody(Algorithm):
 
 
 def engine(l2: float, batches: Any) -> Nodes:
-    g = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g))
-        for n in (5, 40, 9)
-    ]
+    pairs = labelled((5, 40, 9), (4,), dtype=torch.float64)
     task = Task(mlp(4, 5, 3), own_parts(train=pairs, classes=3), dtype=torch.float64, l2=l2)
     dense = LinkSpec(CODECS["dense"])
     links = {("server-device", direction): dense for direction in ("down", "up")}

@@ -16,7 +16,7 @@ from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import STATISTICS, Task
 from covey.errors import ConfigError, CoveyError, DataError, ModelError
 from covey.runs.saved.fingerprint import of as fingerprint
-from tests.given import played
+from tests.given import labelled, played
 from tests.laws.networks import NormedCnn, NormedMlp, NormedOtherwise, normed_sequence
 
 EXACT = 1e-12
@@ -55,13 +55,7 @@ every_net = pytest.mark.parametrize("name", NETS)
 
 
 def shards(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> data.Shards:
-    draw = torch.Generator().manual_seed(3)
-    pairs = []
-    for size in sizes:
-        x = torch.randn(size, *shape, generator=draw, dtype=torch.float64)
-        y = torch.randint(0, 3, (size,), generator=draw)
-        pairs.append((x, y))
-    return data.own(pairs, classes=3)
+    return data.own(labelled(sizes, shape, seed=3, dtype=torch.float64), classes=3)
 
 
 def task_of(name: str) -> tuple[Task, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from covey.engine.solvers.stack import ACTIVATIONS
 from covey.engine.task import Task
 from covey.errors import ProgramError
 from covey.kernel.nodes import Nodes
-from tests.given import Given
+from tests.given import Given, labelled
 
 IDS = torch.arange(3)
 SETS = {"plain": "plain C", "avx2": "AVX2", "avx512": "AVX-512"}
@@ -28,12 +28,7 @@ NATIVE = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is
 
 
 def shards(*shape: int) -> Any:
-    g = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(n, *shape, generator=g), torch.randint(3, (n,), generator=g))
-        for n in (5, 40, 9)
-    ]
-    return own_parts(train=pairs, classes=3)
+    return own_parts(train=labelled((5, 40, 9), shape), classes=3)
 
 
 def mlp() -> nn.Module:
