@@ -30,11 +30,8 @@ def labelled(
 
     shifted = (*sizes[1:], 0)  # so that some device has nothing to test on
     return own_parts(
-        train=part(0, sizes),
-        validation=part(1, sizes[::-1]),
-        test=part(2, shifted),
-        classes=classes,
-    )
+        train=part(0, sizes), validation=part(1, sizes[::-1]), test=part(2, shifted), classes=classes,
+    )  # fmt: skip
 
 
 def targets(outputs: int | None) -> Shards:

@@ -792,19 +792,15 @@ def test_scores_of_two_children_cannot_overflow(local: LocalTree) -> None:
 SUBTREE = subtrees(Tree.grouped([2, 3]), "edge")[1]
 GOOD: dict[str, Any] = {
     "facts": {
-        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]],
-        "node_bytes": [["device", "up", [2, 4], [10, 0]]],
-        "cohorts": {"device": [2, 3]},
-        "notes": [["device", "loss", [0.5], 0.5, 0.5, 1]],
-        "gradients": 4.0,
-        "reports": [["m/test", "device", [3], [[1.0, math.nan]]]],
-        "needs": {"personal": ["head"]},
+        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]], "node_bytes": [["device", "up", [2, 4], [10, 0]]],
+        "cohorts": {"device": [2, 3]}, "notes": [["device", "loss", [0.5], 0.5, 0.5, 1]], "gradients": 4.0,
+        "reports": [["m/test", "device", [3], [[1.0, math.nan]]]], "needs": {"personal": ["head"]},
     },
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
     "number": 7,
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
     "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
-}
+}  # fmt: skip
 
 
 def rehearsed() -> Rehearsed:

@@ -123,20 +123,9 @@ def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
     text = config.text()
     (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
     result = exits(
-        2,
-        "node",
-        "--insecure",
-        "--name",
-        "device1",
-        "--parent",
-        "localhost:1",
-        "--data",
-        own,
-        "--experiment",
-        tmp_path / "experiment.toml",
-        "--state",
-        tmp_path / "state",
-    )
+        2, "node", "--insecure", "--name", "device1", "--parent", "localhost:1", "--data", own,
+        "--experiment", tmp_path / "experiment.toml", "--state", tmp_path / "state",
+    )  # fmt: skip
     assert "Describe it again" in result.err
 
 

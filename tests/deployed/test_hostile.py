@@ -190,19 +190,10 @@ def test_a_second_process_on_a_seat(tree: Family, caplog: pytest.LogCaptureFixtu
         (b"", "INVALID_ARGUMENT", "without a head"),
     ],
     ids=[
-        "program",
-        "protocol",
-        "draws",
-        "version",
-        "nobody",
-        "twice",
-        "reply",
-        "welcome",
-        "truncated",
-        "text",
+        "program", "protocol", "draws", "version", "nobody", "twice", "reply", "welcome", "truncated", "text",
         "empty",
     ],
-)
+)  # fmt: skip
 def test_a_bad_hello(
     tree: Family, caplog: pytest.LogCaptureFixture, first: bytes, code: str, text: str
 ) -> None:

@@ -77,10 +77,8 @@ def test_rounds_that_were_not_scored_count_only_as_rounds() -> None:
 
 
 def test_links_are_summed_over_rounds_and_weighed_by_the_formulas() -> None:
-    down, up = (
-        Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200),
-        Traffic(40, 1, 50, 10, 200),
-    )
+    down = Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200)
+    up = Traffic(40, 1, 50, 10, 200)
     history = [record(k, validation=0.5, test=0.5, traffic=link(down, up)) for k in range(2)]
     summary = summarise([history, SECOND])
     (edge,) = summary.links
