@@ -34,8 +34,10 @@ ROOMS = {"advice", "deployed", "grid", "papers", "radio"}
 OLD_NAMES = {"cli.config", "kernel.fields", "report.compare", "report.plot", "wireless"}
 """Public modules that only pass on what has moved."""
 HEIGHT = {folder: height for height, layer in enumerate((*CORE, ROOMS)) for folder in layer}
-# draws are made by compiled code where there is some
-TOGETHER = {("base", "native"), ("native", "base")}
+TOGETHER = {
+    ("base", "native"),
+    ("native", "base"),
+}  # draws are made by compiled code where there is some
 BETWEEN_ROOMS = {
     ("papers", "radio"),  # a paper is about radio
     ("grid", "advice"),  # steps are tuned around those that the curvature asks for
