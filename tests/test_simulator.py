@@ -411,22 +411,6 @@ def test_the_second_ask_has_other_draws() -> None:
     assert not torch.equal(one.w, two.w)
 
 
-@pytest.mark.parametrize(
-    "more", [{"workers": 2}, {"workers": 1, "memory": 1}, {"workers": 3, "memory": 40_000}]
-)
-def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
-    algorithm = covey.algorithms.PFedMe(sample=4, batch=2)
-    given = {"dtype": torch.float32, "rounds": 2}
-    base = start(algorithm, Tree.flat(7), workers=1, **given)
-    other = start(algorithm, Tree.flat(7), **more, **given)
-    for a, b in zip(base, other, strict=True):
-        assert a.cohorts == b.cohorts
-        assert a.traffic == b.traffic
-    assert torch.equal(base.w, other.w)
-    assert torch.equal(base.rows("personal")[1], other.rows("personal")[1])
-    assert not torch.equal(base.w, base.runtime.start)
-
-
 def test_the_callers_threads_come_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
