@@ -1,10 +1,11 @@
 """What many tests begin with: a run to its end, an expected error, a loss of given batches."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from torch import Tensor
 
 import covey
@@ -32,6 +33,23 @@ def played(experiment: covey.Experiment, **options: Any) -> covey.Run:
 def refused(*words: str) -> pytest.RaisesExc[DataError]:
     """A DataError whose text has these words in this order."""
     return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
+
+
+def labelled(
+    sizes: Sequence[int],
+    shape: Sequence[int],
+    *,
+    classes: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> list[tuple[Tensor, Tensor]]:
+    """Random examples of this shape with random labels, for devices of these sizes."""
+    draw = torch.Generator().manual_seed(seed)
+    pairs = []
+    for size in sizes:
+        x = torch.randn(size, *shape, generator=draw, dtype=dtype)
+        pairs.append((x, torch.randint(classes, (size,), generator=draw)))
+    return pairs
 
 
 class Given(DataLoss):

@@ -127,5 +127,4 @@ class Asks:
 
     def of(self, tier: str) -> list[list[int]]:
         """The ids of every ask of a tier, in order."""
-        assert self._play is not None
         return [ids.tolist() for ids in self._play.facts.cohorts[tier]]

@@ -237,20 +237,11 @@ def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
 
 
 ROUNDS = [
-    PFedMe(
-        lam=3,
-        lr=0.2,
-        personal_lr=0.15,
-        beta=1.7,
-        steps=2,
-        local_rounds=3,
-        weight_decay=0.1,
-        batch=None,
-    ),
+    PFedMe(lam=3, lr=0.2, personal_lr=0.15, beta=1.7, steps=2, local_rounds=3, weight_decay=0.1, batch=None),
     FedMac(lam=0.4, lr=2.5, personal_lr=0.15, beta=0.8, steps=2, local_rounds=3, batch=None),
     SFedHP(lam1=3, lam2=2, lr1=0.5, lr2=0.15, beta=1.3, steps=2, edge_rounds=3, batch=None),
     PerMFL(lam=1.3, gamma=2.1, beta=0.7, lr=0.1, edge_lr=0.2, steps=3, edge_rounds=2, batch=None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("curvature", [0.3, 2.0, 20.0])
@@ -274,13 +265,8 @@ def test_what_is_said_of_an_exact_l_is_what_a_run_does_there(
     lam: float, speed: float, pull: float, rounds: int, h: float
 ) -> None:
     algorithm = PFedMe(
-        lam=lam,
-        lr=pull / lam,
-        personal_lr=speed / (lam + h),
-        steps=2,
-        local_rounds=rounds,
-        batch=None,
-    )
+        lam=lam, lr=pull / lam, personal_lr=speed / (lam + h), steps=2, local_rounds=rounds, batch=None,
+    )  # fmt: skip
     said = told("one round", algorithm, smoothness=h, exact=True)
     factor = abs(float(play(algorithm, h).w))
     if abs(factor - 1) > 1e-9:
@@ -429,14 +415,8 @@ def _any_setting(
         )
     if kind == 2:
         return PerMFL(
-            lam=tie,
-            lr=speed / tie,
-            gamma=1.5,
-            edge_lr=pull / 1.5,
-            beta=0.5,
-            steps=steps,
-            edge_rounds=rounds,
-        )
+            lam=tie, lr=speed / tie, gamma=1.5, edge_lr=pull / 1.5, beta=0.5, steps=steps, edge_rounds=rounds,
+        )  # fmt: skip
     return SFedHP(
         lam1=tie, lam2=tie, lr2=speed / tie, lr1=2 * pull / tie, steps=steps, edge_rounds=rounds
     )
@@ -724,12 +704,9 @@ def test_smoothness_of_a_network_is_that_of_its_hessian(bend: nn.Module) -> None
 
 def test_smoothness_does_not_see_relus_switch() -> None:
     built = Experiment(
-        algorithm=FedAvg(),
-        data=covey.data.digits(devices=4),
-        model=covey.models.mlp(64, 100, 10),
-        tree=Tree.flat(4),
-        rounds=1,
-    )
+        algorithm=FedAvg(), data=covey.data.digits(devices=4), model=covey.models.mlp(64, 100, 10),
+        tree=Tree.flat(4), rounds=1,
+    )  # fmt: skip
     assert 1 < smoothness(built) < 4
 
 

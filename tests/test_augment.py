@@ -96,14 +96,9 @@ def test_every_call_of_u_gives_other_numbers_below_one() -> None:
 def experiment(augment: Any = (), **changes: Any) -> covey.Experiment:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     plain: dict[str, Any] = {
-        "algorithm": FedAvg(steps=3, lr=0.2, batch=4),
-        "data": examples((1, 6, 6)),
-        "model": model,
-        "tree": FLAT,
-        "rounds": 2,
-        "augment": augment,
-        "workers": 1,
-    }
+        "algorithm": FedAvg(steps=3, lr=0.2, batch=4), "data": examples((1, 6, 6)), "model": model,
+        "tree": FLAT, "rounds": 2, "augment": augment, "workers": 1,
+    }  # fmt: skip
     return covey.Experiment(**{**plain, **changes})
 
 
@@ -178,20 +173,12 @@ def cuts(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
     [
         ("flipp", {}, r"'flipp' \(did you mean 'flip'\?\): choose one of crop, flip, noise"),
         (3, {}, "augment = 3 must be text or a table"),
-        (
-            {"name": "crop", "pads": 2},
-            {},
-            r"unknown key augment.pads \(did you mean augment.pad\?\); known are pad",
-        ),
+        ({"name": "crop", "pads": 2}, {}, r"unknown key augment.pads \(did you mean augment.pad\?\); known are pad"),
         ({"name": "crop", "pad": 9}, {}, "pad = 9; give a whole number from 1 to 6"),
         ({"name": "noise", "sd": -1.0}, {}, "sd = -1.0 must be above 0"),
-        (
-            "flip",
-            {"data": examples((6,)), "model": nn.Linear(6, CLASSES)},
-            r"needs images.*shape \(6,\).*nn.Flatten",
-        ),
+        ("flip", {"data": examples((6,)), "model": nn.Linear(6, CLASSES)}, r"needs images.*shape \(6,\).*nn.Flatten"),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused(augment: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         experiment(augment, **changes)

@@ -32,13 +32,8 @@ MODEL = mlp(60, 10)
 def start(**more: Any) -> covey.Run:
     """Constructed and not yet run: everything below is refused here at the latest."""
     given = {
-        "algorithm": FedAvg(),
-        "data": DATA,
-        "model": MODEL,
-        "tree": Tree.flat(6),
-        "rounds": 1,
-        **more,
-    }
+        "algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(6), "rounds": 1, **more,
+    }  # fmt: skip
     return covey.run(Experiment(**given))
 
 

@@ -196,15 +196,11 @@ def counts_only(net: Any, x: Tensor) -> Any:
 
 
 TRAINED: dict[str, Callable[[], nn.Module]] = {
-    "complex buffer": lambda: Net(
-        rotated, rotation=nn.Buffer(torch.polar(torch.ones(4), torch.arange(4.0)))
-    ),
-    "complex pairs": lambda: Net(
-        complex_product, odd=nn.Parameter(torch.zeros(1)), weight=nn.Parameter(torch.ones(8, 8, 2))
-    ),
+    "complex buffer": lambda: Net(rotated, rotation=nn.Buffer(torch.polar(torch.ones(4), torch.arange(4.0)))),
+    "complex pairs": lambda: Net(complex_product, odd=nn.Parameter(torch.zeros(1)), weight=nn.Parameter(torch.ones(8, 8, 2))),
     "inputs": lambda: Net(changes_inputs, lstm=nn.LSTM(1, 8, batch_first=True)),
     "a counter without effect": lambda: Net(counts_only, steps=nn.Buffer(torch.tensor(0))),
-}
+}  # fmt: skip
 
 
 def experiment(model: nn.Module) -> Experiment:

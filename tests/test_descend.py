@@ -21,6 +21,7 @@ from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.runtimes.spec import NodeSpec
 from covey.tree import Tree
+from tests.given import labelled
 
 A = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)  # the curvature of a quadratic
 # its slope, one row per node
@@ -49,15 +50,8 @@ def test_every_method_finds_the_minimiser(method: Any, steps: int, lr: float) ->
     )
     lam, anchor = 3.0, torch.ones_like(B)
     got = descend(
-        ZERO,
-        quadratic,
-        steps=steps,
-        lr=lr / 4,
-        method=method,
-        prox=(lam, anchor),
-        decay=0.5,
-        linear=-B,
-    )
+        ZERO, quadratic, steps=steps, lr=lr / 4, method=method, prox=(lam, anchor), decay=0.5, linear=-B,
+    )  # fmt: skip
     close(got, (B + lam * anchor + B) / (A + lam + 0.5), 1e-4 if method == "adam" else 1e-9)
 
 
@@ -175,14 +169,8 @@ def test_rows_may_have_steps_sizes_and_penalties_of_their_own(method: Any) -> No
         )  # fmt: skip
         close(together[one], alone, 1e-14)
     column = descend(
-        start,
-        quadratic,
-        steps=steps[:, None],
-        lr=lr,
-        prox=(lam, ZERO),
-        l1=(gamma, 0.0),
-        method=method,
-    )
+        start, quadratic, steps=steps[:, None], lr=lr, prox=(lam, ZERO), l1=(gamma, 0.0), method=method,
+    )  # fmt: skip
     assert torch.equal(column, together)
 
 
@@ -238,15 +226,9 @@ def test_the_start_is_never_changed(method: Any, steps: int) -> None:
 def test_no_rows(method: Any, tol: float | None) -> None:
     none = torch.empty(0, 3)
     got = descend(
-        none,
-        lambda x: x,
-        steps=3,
-        lr=torch.empty(0, 1),
-        prox=(1.0, none),
-        l1=(torch.empty(0, 1), 0.0),
-        method=method,
-        tol=tol,
-    )
+        none, lambda x: x, steps=3, lr=torch.empty(0, 1), prox=(1.0, none), l1=(torch.empty(0, 1), 0.0),
+        method=method, tol=tol,
+    )  # fmt: skip
     assert got.shape == (0, 3)
     assert descend(
         none, lambda x: x, steps=torch.empty(0, dtype=torch.int64), lr=0.1, method=method
@@ -276,11 +258,7 @@ class Nobody(Algorithm):
 
 
 def engine(l2: float, batches: Any) -> Nodes:
-    g = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g))
-        for n in (5, 40, 9)
-    ]
+    pairs = labelled((5, 40, 9), (4,), dtype=torch.float64)
     task = Task(mlp(4, 5, 3), own_parts(train=pairs, classes=3), dtype=torch.float64, l2=l2)
     dense = LinkSpec(CODECS["dense"])
     links = {("server-device", direction): dense for direction in ("down", "up")}

@@ -223,11 +223,8 @@ def test_choose_gives_distinct_sorted_numbers_in_range(address: int, data: st.Da
 def test_choosing_all_gives_all() -> None:
     for size in (1, 2, 3, 7, 20, 61):
         _, number = draws.choose(
-            draws.key(size),
-            torch.tensor([5]),
-            sizes=torch.tensor([size]),
-            picks=torch.tensor([size]),
-        )
+            draws.key(size), torch.tensor([5]), sizes=torch.tensor([size]), picks=torch.tensor([size]),
+        )  # fmt: skip
         assert number.tolist() == list(range(size))
 
 

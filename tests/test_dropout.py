@@ -127,12 +127,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "layers": (NETWORKS["dropout layers"].model(), (6,)),
     "channels": (
         nn.Sequential(
-            nn.Conv2d(1, 3, 3),
-            nn.Dropout2d(0.5),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Dropout(0.3),
-            nn.Linear(48, CLASSES),
+            nn.Conv2d(1, 3, 3), nn.Dropout2d(0.5), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(48, CLASSES),
         ),
         (1, 6, 6),
     ),
@@ -144,7 +139,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "turned": (Functional(lambda x, training: F.dropout(x.t(), 0.4, training).t()), (6,)),
     "attention": (Functional(attended), (6,)),
     "transformer": (NETWORKS["dropout in attention"].model(), (4, 4)),
-}
+}  # fmt: skip
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -331,10 +326,7 @@ def test_a_module_of_a_run_is_in_eval_mode() -> None:
     ("model", "words"),
     [
         (nn.Sequential(nn.Linear(6, 3), nn.Dropout(1.0)), "p = 1.0 leaves nothing"),
-        (
-            Functional(lambda x, training: F.dropout(x, 0.5)),
-            "give F.dropout training=self.training",
-        ),
+        (Functional(lambda x, training: F.dropout(x, 0.5)), "give F.dropout training=self.training"),
         (Functional(lambda x, training: F.rrelu(x, training=training)), "draws by aten.rrelu"),
         (Functional(lambda x, training: x + torch.randn(8)), "draws by aten.randn"),
         (
@@ -345,13 +337,10 @@ def test_a_module_of_a_run_is_in_eval_mode() -> None:
             Functional(lambda x, training: checkpoint(again, x, training, use_reentrant=False)),
             r"draws by aten\.bernoulli_.*in the backward pass.*leave out torch.utils.checkpoint",
         ),
-        (
-            nn.LSTM(6, 3, num_layers=2, dropout=0.2),
-            r"LSTM with dropout = 0\.2.*nn\.Dropout between",
-        ),
+        (nn.LSTM(6, 3, num_layers=2, dropout=0.2), r"LSTM with dropout = 0\.2.*nn\.Dropout between"),
     ],
     ids=["all", "always", "rrelu", "randn", "sometimes", "checkpoint", "LSTM"],
-)
+)  # fmt: skip
 def test_what_no_address_decides_is_refused_by_name(model: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         task_of(model)

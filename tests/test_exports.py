@@ -16,15 +16,9 @@ from covey.codecs import CODECS
 
 ROOT = Path(covey.__file__).parent
 PACKAGES = [
-    "covey",
-    "covey.advice",
-    "covey.algorithms",
-    "covey.codecs",
-    "covey.data",
-    "covey.laws",
-    "covey.models",
+    "covey", "covey.advice", "covey.algorithms", "covey.codecs", "covey.data", "covey.laws", "covey.models",
     "covey.wireless",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -88,12 +88,9 @@ def problem(N: int = 5, D: int = 3, M: int = 4) -> dict[str, Tensor]:
     kappa = torch.randint(2, (2, N), generator=G).double() - 0.5
     omega = 0.05 + torch.rand(2, D, N, generator=G).double()
     return {
-        "K": kernel.among(x),
-        "across": kernel.across(x, z),
-        "own": torch.full((2, M), 2.0).double(),
-        "kappa": kappa,
-        "omega": omega,
-    }
+        "K": kernel.among(x), "across": kernel.across(x, z), "own": torch.full((2, M), 2.0).double(),
+        "kappa": kappa, "omega": omega,
+    }  # fmt: skip
 
 
 def test_the_kernel_is_its_formula() -> None:

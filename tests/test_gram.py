@@ -55,13 +55,8 @@ def test_factored_steps_are_plain_steps(
     batch = it.examples.draw(7, IDS, 6)[0]
     terms = Objective(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
     plain = descend(
-        start,
-        lambda x: it.gradient(x, batch) + l2 * x,
-        steps=5,
-        lr=0.1,
-        prox=terms.prox,
-        decay=decay,
-    )
+        start, lambda x: it.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay,
+    )  # fmt: skip
     torch.testing.assert_close(factored(it, start, batch, terms), plain, rtol=1e-12, atol=1e-12)
 
 

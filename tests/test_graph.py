@@ -295,10 +295,7 @@ def hidden(module: Trap, x: Tensor) -> Tensor:
 
 TRAPS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "training": (lambda m, x: 2 * x if m.training else x, "differs between training and scoring"),
-    "the size of the batch": (
-        lambda m, x: x * 2 if len(x) > 6 else x + 1,
-        "depends on the size of the batch",
-    ),
+    "the size of the batch": (lambda m, x: x * 2 if len(x) > 6 else x + 1, "depends on the size of the batch"),
     "a number of the batch": (lambda m, x: x / len(x), "div is used in a way that is not known"),
     "values": (lambda m, x: x if x.sum() > 0 else -x, "reads values into Python"),
     "values, caught": (hidden, "reads values into Python"),
@@ -315,7 +312,7 @@ TRAPS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "an unknown operation": (lambda m, x: torch.cumsum(x, 1), "cumsum is not a known operation"),
     "data": (lambda m, x: x * m.out.weight.data.sum(), "without its gradient"),
     "not finite": (lambda m, x: x.abs().log().exp() / 0.0, "not finite"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAPS)

@@ -132,21 +132,11 @@ def test_a_step_that_leads_nowhere_diverges(lr: float) -> None:
 
 
 PLAIN: dict[str, Any] = {
-    "algorithm": FedAvg(),
-    "data": DATA,
-    "model": MODEL,
-    "tree": Tree.flat(4),
-    "rounds": 1,
-}
+    "algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 1,
+}  # fmt: skip
 COUNTS = [
-    "rounds",
-    "score_every",
-    "score_train_every",
-    "workers",
-    "memory",
-    "holdout_devices",
-    "seed",
-]
+    "rounds", "score_every", "score_train_every", "workers", "memory", "holdout_devices", "seed",
+]  # fmt: skip
 
 
 def test_a_field_of_an_experiment_takes_or_refuses_any_value() -> None:

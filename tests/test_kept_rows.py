@@ -314,14 +314,9 @@ def test_a_number_is_rounded_whenever_it_is_kept(tmp_path: Path) -> None:
     """x <- half(x / 3 + id / 1000), in float64, by numpy's own rounding."""
     shards = pool(4)
     work = Experiment(
-        Halving(),
-        shards,
-        models.linear(6, 3),
-        Tree.flat(4),
-        rounds=5,
-        dtype=torch.float64,
+        Halving(), shards, models.linear(6, 3), Tree.flat(4), rounds=5, dtype=torch.float64,
         store_rows="float16",
-    )
+    )  # fmt: skip
     for store in (None, tmp_path):
         run = ran(covey.run(work, store=store))
         _, rows = run.rows("personal")

@@ -136,34 +136,22 @@ BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
     "no such setting": (classes(), {"name": "focal", "alpha": 1}, ["loss.alpha", "gamma, weights"]),
     "a setting of a wrong type": (classes(), {"name": "focal", "gamma": "2"}, ["gamma", "number"]),
     "a negative setting": (classes(), {"name": "huber", "delta": -1}, ["delta = -1", "above 0"]),
-    "a smoothing of 1": (
-        classes(),
-        {"name": "cross_entropy", "smoothing": 1},
-        ["smoothing = 1", "0.9999"],
-    ),
-    "too few weights": (
-        classes(),
-        {"name": "focal", "weights": [1, 2]},
-        ["2 weights for 3 classes"],
-    ),
+    "a smoothing of 1": (classes(), {"name": "cross_entropy", "smoothing": 1}, ["smoothing = 1", "0.9999"]),
+    "too few weights": (classes(), {"name": "focal", "weights": [1, 2]}, ["2 weights for 3 classes"]),
     "no weight above 0": (
-        classes(),
-        {"name": "cross_entropy", "weights": [0, 0, 0]},
-        ["all weights are 0", "raise some"],
+        classes(), {"name": "cross_entropy", "weights": [0, 0, 0]}, ["all weights are 0", "raise some"],
     ),
     "a weight alone": (classes(), {"name": "focal", "weights": 2}, ["weights = 2", "balanced"]),
     "focal for numbers": (numbers(), "focal", ["needs labels", "numbers"]),
     "bce for classes": (classes(), "bce", ["yes-or-no", "cross_entropy"]),
     "bce for numbers": (numbers(), "bce", ["bce: a target is", "0 to 1"]),
     "weights of other labels": (
-        several_labels(),
-        {"name": "bce", "positive": [1]},
-        ["1 weights `positive` for 3 labels"],
+        several_labels(), {"name": "bce", "positive": [1]}, ["1 weights `positive` for 3 labels"],
     ),
     "a class": (classes(), torch.nn.CrossEntropyLoss, ["is a class", "CrossEntropyLoss()"]),
     "a number": (classes(), 3, ["loss = 3", "table"]),
     "one number that cannot be split": (classes(), needs_values, ["example by example", "none"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -52,7 +52,6 @@ def examples(targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
 
 def value_of_all(metric: Metric, outputs: Tensor, y: Tensor, weight: Tensor) -> float:
     """The figure of the sums of all rows."""
-    assert metric.own is not None
     assert metric.own.sums is not None
     sums = metric.own.sums(outputs, y, weight)
     assert sums.shape == (len(y), metric.own.columns)

@@ -45,14 +45,9 @@ def simulator(batches: Any = "uniform", seed: int = 0) -> Simulator:
     ways = itertools.product(("server-edge", "edge-device"), ("down", "up"))
     links = dict.fromkeys(ways, dense)
     spec = NodeSpec(
-        Nobody(),
-        Tree.grouped([2, 3]),
-        task,
-        links,
-        task.space.initial(seed)[None],
-        seeds=(seed,),
+        Nobody(), Tree.grouped([2, 3]), task, links, task.space.initial(seed)[None], seeds=(seed,),
         batches=batches,
-    )
+    )  # fmt: skip
     return Simulator(spec)
 
 
@@ -104,7 +99,6 @@ def test_draws_belong_to_the_address() -> None:
 
 def test_a_batch_holds_the_nodes_own_examples() -> None:
     batch = nodes([1, 4]).batch(50)
-    assert batch is not None
     assert sorted(set(batch.x[0].flatten().tolist())) == [300.0, 301.0, 302.0]
     assert set(batch.x[1].flatten().tolist()) == {600.0 + k for k in range(6)}
     assert nodes([0]).batch(None) is None

@@ -16,7 +16,7 @@ from covey.engine.modules.layout import ParameterLayout
 from covey.engine.task import STATISTICS, Task
 from covey.errors import ConfigError, CoveyError, DataError, ModelError
 from covey.runs.saved.fingerprint import of as fingerprint
-from tests.given import played
+from tests.given import labelled, played
 from tests.laws.networks import NormedCnn, NormedMlp, NormedOtherwise, normed_sequence
 
 EXACT = 1e-12
@@ -25,12 +25,8 @@ SIZES = (9, 14, 30)
 
 def normed_images() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.BatchNorm2d(4, affine=False),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64, 3),
-    )
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3),
+    )  # fmt: skip
 
 
 def normed_points() -> nn.Module:
@@ -59,13 +55,7 @@ every_net = pytest.mark.parametrize("name", NETS)
 
 
 def shards(shape: tuple[int, ...], sizes: tuple[int, ...] = SIZES) -> data.Shards:
-    draw = torch.Generator().manual_seed(3)
-    pairs = []
-    for size in sizes:
-        x = torch.randn(size, *shape, generator=draw, dtype=torch.float64)
-        y = torch.randint(0, 3, (size,), generator=draw)
-        pairs.append((x, y))
-    return data.own(pairs, classes=3)
+    return data.own(labelled(sizes, shape, seed=3, dtype=torch.float64), classes=3)
 
 
 def task_of(name: str) -> tuple[Task, Tensor, Tensor]:
@@ -185,12 +175,9 @@ def test_a_layer_that_is_not_used_keeps_0_and_1() -> None:
 
 def experiment(model: nn.Module, **changes: Any) -> Experiment:
     plain: dict[str, Any] = {
-        "algorithm": FedAvg(steps=2, lr=0.1, batch=4),
-        "data": shards((6,)),
-        "tree": Tree.flat(3),
-        "rounds": 1,
-        "workers": 1,
-    }
+        "algorithm": FedAvg(steps=2, lr=0.1, batch=4), "data": shards((6,)), "tree": Tree.flat(3),
+        "rounds": 1, "workers": 1,
+    }  # fmt: skip
     return Experiment(model=model, **{**plain, **changes})
 
 
@@ -294,11 +281,7 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         "InstanceNorm1d with track_running_stats=True.*set it to False",
     ),
     "a layer used twice": (lambda: experiment(Twice()), ModelError, "'norm'.*twice in one pass"),
-    "a function of torch": (
-        lambda: experiment(Functional()),
-        ModelError,
-        "calls F.batch_norm itself.*use a layer",
-    ),
+    "a function of torch": (lambda: experiment(Functional()), ModelError, "calls F.batch_norm itself.*use a layer"),
     "batches of one": (
         lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=1)),
         ConfigError,
@@ -320,18 +303,15 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         "last batch of 5 holds one.*'norm' needs two",
     ),
     "all examples in blocks of which the last holds one": (
-        lambda: experiment(
-            NormedMlp(), algorithm=FedAvg(batch=None), data=single(257), tree=Tree.flat(2)
-        ),
+        lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=None), data=single(257), tree=Tree.flat(2)),
         ConfigError,
         "device 1 has 257 training examples, so that the last batch of 256 holds one",
     ),
     "a mode nobody knows": (
-        lambda: experiment(NormedMlp(), norm="batch"),
-        ConfigError,
+        lambda: experiment(NormedMlp(), norm="batch"), ConfigError,
         'norm = .batch. must be "device" or "frozen" or "group"',
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -50,24 +50,18 @@ SPECS: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, An
     "decay": ({"decay": 0.1}, torch.optim.SGD, {"weight_decay": 0.1}),
     "momentum": (MOMENTUM, torch.optim.SGD, {"momentum": 0.9}),
     "nesterov": (
-        {**MOMENTUM, "nesterov": True, "decay": 0.1},
-        torch.optim.SGD,
+        {**MOMENTUM, "nesterov": True, "decay": 0.1}, torch.optim.SGD,
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     ),
     "clip": ({**MOMENTUM, "clip": 0.3}, torch.optim.SGD, {"momentum": 0.9}),
     "adam": (
-        {"name": "adam", "decay": 0.1, "beta1": 0.8, "eps": 1e-6},
-        torch.optim.Adam,
+        {"name": "adam", "decay": 0.1, "beta1": 0.8, "eps": 1e-6}, torch.optim.Adam,
         {"weight_decay": 0.1, "betas": (0.8, 0.999), "eps": 1e-6},
     ),
-    "adamw": (
-        {"name": "adamw", "decay": 0.1, "schedule": "cosine"},
-        torch.optim.AdamW,
-        {"weight_decay": 0.1},
-    ),
+    "adamw": ({"name": "adamw", "decay": 0.1, "schedule": "cosine"}, torch.optim.AdamW, {"weight_decay": 0.1}),
     "cosine": ({"schedule": "cosine"}, torch.optim.SGD, {}),
     "linear": ({**MOMENTUM, "schedule": "linear"}, torch.optim.SGD, {"momentum": 0.9}),
-}
+}  # fmt: skip
 
 
 def alone(algorithm: Algorithm, **changes: Any) -> Experiment:
@@ -104,7 +98,6 @@ def clip_to(module: nn.Module, limit: float) -> None:
     gradients = [parameter.grad for parameter in module.parameters()]
     norm = torch.cat([g.flatten() for g in gradients if g is not None]).norm()
     for gradient in gradients:
-        assert gradient is not None
         gradient.mul_(min(1.0, limit / float(norm)))
 
 
@@ -324,18 +317,12 @@ def test_accelerated_steps_and_a_solver_are_refused(algorithm: Algorithm) -> Non
         ({"decay": -1}, "decay = -1 must be 0 or more"),
         ({"epochs": 0}, "epochs = 0 must be above 0, at most 10000"),
         ({"clip": 0}, "clip = 0 must be above 0"),
-        (
-            {"schedule": "cosin"},
-            r'schedule = "cosin" .did you mean cosine\?. must be "constant" or',
-        ),
+        ({"schedule": "cosin"}, r'schedule = "cosin" .did you mean cosine\?. must be "constant" or'),
         ({"schedule": []}, "schedule = .* must be"),
-        (
-            {"momentum": 0.9, "state": "keep"},
-            r'state = "keep" \(did you mean kept\?\) must be "reset" or "kept"',
-        ),
+        ({"momentum": 0.9, "state": "keep"}, r'state = "keep" \(did you mean kept\?\) must be "reset" or "kept"'),
         ({"state": "kept"}, 'state = "kept", but sgd has no state; set momentum'),
     ],
-)
+)  # fmt: skip
 def test_what_means_nothing_is_refused(spec: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         optimiser(spec)

@@ -114,10 +114,7 @@ def test_the_source_distribution_has_what_builds_it(source: Path, tmp_path: Path
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = (
-        "covey/native/rows.c",
-        "covey/native/rows.h",
-        "covey/native/normal.h",
-        "covey/data/digits.csv.gz",
-    )
+        "covey/native/rows.c", "covey/native/rows.h", "covey/native/normal.h", "covey/data/digits.csv.gz",
+    )  # fmt: skip
     assert {*needed, "setup.py", "covey/files/demo.toml", "LICENSE"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

@@ -15,32 +15,19 @@ from tests.cli.command import ROOT
 PRINTED: dict[str, tuple[type[covey.Algorithm], dict[str, Any]]] = {
     "pfedme": (
         algorithms.PFedMe,
-        {
-            "sample": 5,
-            "local_rounds": 20,
-            "steps": 5,
-            "lam": 15.0,
-            "lr": 0.005,
-            "personal_lr": 0.09,
-        },
+        {"sample": 5, "local_rounds": 20, "steps": 5, "lam": 15.0, "lr": 0.005, "personal_lr": 0.09},
     ),
     "permfl": (
         algorithms.PerMFL,
         {"lam": 0.5, "gamma": 1.5, "beta": 0.6, "lr": 0.01, "edge_lr": 0.03, "edge_rounds": 10},
     ),
-    "fedmac": (
-        algorithms.FedMac,
-        {"sample": 10, "lam": 1e-4, "lr": 3000.0, "personal_lr": 0.05, "gamma": 0.0},
-    ),
+    "fedmac": (algorithms.FedMac, {"sample": 10, "lam": 1e-4, "lr": 3000.0, "personal_lr": 0.05, "gamma": 0.0}),
     "sfedhp": (
         algorithms.SFedHP,
         {"lam1": 25.0, "lam2": 25.0, "lr1": 0.05, "lr2": 0.05, "gamma1": 0.001, "rho": 6e-5},
     ),
-    "wireless": (
-        algorithms.Pruned,
-        {"ratio": "plan", "lr": 0.001, "personal_lr": 0.001, "batch": 128},
-    ),
-}
+    "wireless": (algorithms.Pruned, {"ratio": "plan", "lr": 0.001, "personal_lr": 0.001, "batch": 128}),
+}  # fmt: skip
 
 
 def test_there_is_one_file_for_each_paper() -> None:

@@ -36,12 +36,8 @@ def test_a_sample_that_some_node_cannot_ask_is_refused_by_every_node(sample: Any
 @pytest.mark.parametrize("runtime", ["simulator", "loopback"])
 def test_it_is_refused_before_the_first_round(runtime: str) -> None:
     experiment = covey.Experiment(
-        SFedHP(device_sample=3),
-        covey.data.digits(devices=10),
-        covey.models.linear(64, 10),
-        TREE,
-        rounds=1,
-    )
+        SFedHP(device_sample=3), covey.data.digits(devices=10), covey.models.linear(64, 10), TREE, rounds=1,
+    )  # fmt: skip
     with pytest.raises(TreeError, match="sample = 3 at the edge"):
         covey.run(experiment, runtime=runtime)
 

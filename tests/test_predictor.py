@@ -92,7 +92,6 @@ def test_examples_are_all_or_evenly_spaced() -> None:
     data = shards()
     task = Task(covey.models.linear(2, 3), data)
     batch = task.examples.spread(torch.tensor([0, 1, 2]), 6)
-    assert batch.weight is not None
     assert batch.weight.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6, [1] * 6]
     assert torch.equal(batch.x[0, :4], data.x[data.train.held(0)])
     assert torch.equal(batch.x[1], data.x[data.train.held(1)[torch.arange(6) * 50]])

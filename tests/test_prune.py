@@ -54,11 +54,8 @@ def test_change_is_the_step_size_times_the_derivative(steps: int) -> None:
     lr = 1e-6
     found = prune.change(descend(X, gradient, steps=steps, lr=lr), X) / (steps * lr)
     torch.testing.assert_close(
-        found,
-        gradient(X).abs(),
-        rtol=1e-7 if steps == 1 else 1e-3,
-        atol=1e-7 if steps == 1 else 1e-3,
-    )
+        found, gradient(X).abs(), rtol=1e-7 if steps == 1 else 1e-3, atol=1e-7 if steps == 1 else 1e-3,
+    )  # fmt: skip
 
 
 @given(

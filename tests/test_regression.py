@@ -48,11 +48,8 @@ def numbers(outputs: int = 0, dtype: torch.dtype = torch.float64, shift: float =
 def started(shards: Shards, outputs: int = 1, **more: Any) -> Run:
     """Personal models that not all devices have yet."""
     settings = {
-        "rounds": 2,
-        "parts": ("train", "validation", "test"),
-        "dtype": torch.float64,
-        **more,
-    }
+        "rounds": 2, "parts": ("train", "validation", "test"), "dtype": torch.float64, **more,
+    }  # fmt: skip
     algorithm = PFedMe(sample=2, lr=0.01, personal_lr=0.01)
     return covey.run(Experiment(algorithm, shards, models.linear(4, outputs), FLAT, **settings))
 
@@ -313,7 +310,6 @@ def test_predictions_of_a_loaded_run_have_the_errors_of_its_table(folder: Path) 
         if (one.model, one.part, one.device) == ("personal", "test", "pump-1")
     )
     examples = shards.test.held(1)
-    assert shards.scaling is not None
     raw = shards.x[examples].double() / shards.scaling.factor + shards.scaling.shift
     predicted = run.predict(raw, device="pump-1")
     assert predicted.shape == (len(examples),)

@@ -678,7 +678,6 @@ def test_a_search_that_was_stopped_goes_on_and_a_longer_one_replaces_it(tmp_path
         assert "chosen" not in before
         done: list[float] = []
         found = search.search(row, store, QUICK, done.append)
-        assert found is not None
         assert found.algorithm["lr"] == 0.1
         assert done == [1.0]
         after = store.read()[row.key]["search"]
@@ -895,19 +894,9 @@ def test_a_seed_of_the_data_is_the_same_population_for_all_seeds() -> None:
 
 def test_data_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
     ended = exits(
-        0,
-        "reproduce",
-        "fedmac/table1",
-        "--rows",
-        "cifar100/fedavg",
-        "--protocol",
-        "paper",
-        "--data-dir",
-        tmp_path / "none",
-        "--out",
-        tmp_path / "out",
-        "--json",
-    )
+        0, "reproduce", "fedmac/table1", "--rows", "cifar100/fedavg", "--protocol", "paper", "--data-dir",
+        tmp_path / "none", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
     (line,) = json.loads(ended.out)
     assert line["verdict"] == "data not found"
     assert "covey reproduce fedmac/table1 --rows 'cifar100/fedavg' --data-dir DIR" in line["why"]
@@ -1087,8 +1076,6 @@ def test_the_proposed_scheme_ends_at_its_deadline() -> None:
 def test_the_radio_of_a_row_is_that_of_its_file_and_decides_its_figures() -> None:
     row = on_the_air("equal")
     radio: Any = make_experiment(row, "paper", QUICK, seed=0).radio
-    assert radio is not None
-    assert radio.policy is not None
     assert (radio.policy.name, radio.deadline) == ("equal", 0.025)
     assert float(radio.cells.bandwidth[0]) == 20e6
     assert float(radio.devices.power[0]) == pytest.approx(10 ** (28 / 10 - 3))
@@ -1127,13 +1114,9 @@ def test_what_the_differences_are_worth_is_what_the_results_say() -> None:
 def test_personal_steps_on_test_batches_learn_the_test_labels() -> None:
     """A device whose test examples have another label than its training examples."""
     shards = Shards(
-        torch.ones(4, 2),
-        torch.tensor([0, 0, 1, 1]),
-        train=Part.of([[0, 1]]),
-        validation=Part.of([[]]),
-        test=Part.of([[2, 3]]),
-        classes=2,
-    )
+        torch.ones(4, 2), torch.tensor([0, 0, 1, 1]), train=Part.of([[0, 1]]), validation=Part.of([[]]),
+        test=Part.of([[2, 3]]), classes=2,
+    )  # fmt: skip
     row = replace(small(), algorithm={"alpha": 1.0, "lr": 1.0, "batch": 1})
     model = linear(2, 2)
     draws = torch.Generator().manual_seed(0)
@@ -1365,13 +1348,9 @@ UNFINISHED = {name: value for name, value in SEARCHED.items() if name != "chosen
         ({"search": SEARCHED}, {"search": UNFINISHED}, "ours"),
         ({"search": UNFINISHED}, {"search": SEARCHED}, "theirs"),
         ({"search": SEARCHED}, {"search": {**SEARCHED, "chosen": {"lr": 1.0}}}, "ours"),
-        (
-            {"search": SEARCHED},
-            {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}},
-            "theirs",
-        ),
+        ({"search": SEARCHED}, {"search": {**SEARCHED, "rounds": 9, "chosen": {"lr": 1.0}}}, "theirs"),
     ],
-)
+)  # fmt: skip
 def test_merging_keeps_the_present_settings_and_the_finished_search(
     tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], stays: str
 ) -> None:

@@ -4,24 +4,20 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import covey
 from covey import Experiment, Tree
-from covey.algorithms import FedAvg, PFedMe, SFedHP
+from covey.algorithms import FedAvg, SFedHP
 from covey.data import synthetic
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.models import mlp
-from covey.runs.run import Round
 from covey.runs.saved import checkpoint
 from covey.runs.saved.checkpoint import Checkpoint
 from tests import peek
@@ -174,11 +170,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm": ({"algorithm": FedAvg(), "codec": "bitmap"}, r"FedAvg\(sample=None"),
     "a field of it": (
-        {
-            "algorithm": SFedHP(
-                lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5
-            )
-        },
+        {"algorithm": SFedHP(lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5)},
         r"lam1=24\.0",
     ),
     "seed": ({"seed": 1}, "its seed is 0, this one's is 1"),
@@ -194,7 +186,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "protocol": ({"protocol": "paper"}, "its protocol is honest"),
     "batches": ({"batches": "uniform"}, "its batches is cyclic"),
     "l2": ({"l2": 0.1}, r"its l2 is 0\.0, this one's is 0\.1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHER)
@@ -259,33 +251,6 @@ def test_a_missing_checkpoint(tmp_path: Path) -> None:
         covey.run(experiment(), resume=tmp_path / "run")
 
 
-def test_a_new_process_goes_on(tmp_path: Path) -> None:
-    script = """
-import sys, covey
-e = covey.Experiment(covey.algorithms.PFedMe(sample=2, local_rounds=2, batch=4), covey.data.synthetic(devices=4, sizes=[20] * 4),
-                     covey.models.mlp(60, 5, 10), covey.Tree.flat(4), 3)
-run = covey.run(e, resume=sys.argv[1])
-list(run)
-run.save(sys.argv[2])
-"""
-    data, model = synthetic(devices=4, sizes=[20] * 4), mlp(60, 5, 10)
-    run = covey.run(
-        Experiment(PFedMe(sample=2, local_rounds=2, batch=4), data, model, Tree.flat(4), 3)
-    )
-    next(run)
-    run.save(tmp_path / "half")
-    subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "half", tmp_path / "resumed"],
-        check=True,
-        capture_output=True,
-    )
-    list(run)
-    run.save(tmp_path / "whole")
-    whole, resumed = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_the_papers_protocol_trains_on_the_validation_part() -> None:
     honest, paper = (covey.run(experiment(protocol=p, rounds=1)) for p in ("honest", "paper"))
     count = torch.arange(6)
@@ -295,22 +260,6 @@ def test_the_papers_protocol_trains_on_the_validation_part() -> None:
     )
     assert torch.equal(got, validation)
     assert not paper.runtime.task.examples.counts("validation", count).any()
-
-
-def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
-    given: dict[str, Any] = {
-        "algorithm": PFedMe(sample=2, local_rounds=2, batch=4),
-        "tree": Tree.flat(6),
-        "rounds": 2,
-        "batches": "uniform",
-    }
-    base, same, other = (covey.run(experiment(seed=seed, **given)) for seed in (0, 0, 1))
-    torch.manual_seed(5)
-    records: list[list[Round]] = [list(run) for run in (base, same, other)]
-    assert torch.equal(base.w, same.w)
-    assert [r.cohorts for r in records[0]] == [r.cohorts for r in records[1]]
-    assert not torch.equal(base.w, other.w)
-    assert not torch.equal(base.runtime.start[0], other.runtime.start[0])
 
 
 def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(

@@ -50,11 +50,8 @@ def shards(counts: list[int], regression: bool = False) -> Shards:
 
     same = [6] * len(counts)
     return own_parts(
-        train=part(same),
-        validation=part(counts),
-        test=part(counts),
-        classes=None if regression else 2,
-    )
+        train=part(same), validation=part(counts), test=part(counts), classes=None if regression else 2,
+    )  # fmt: skip
 
 
 def ragged(count: int = DEVICES) -> list[int]:
@@ -66,11 +63,8 @@ def experiment(tree: str = "flat", regression: bool = False, **changes: Any) -> 
         FedAvg(lr=0.1, steps=1) if tree == "flat" else HierFAVG(lr=0.1, steps=1, edge_rounds=1)
     )
     settings: dict[str, Any] = {
-        "algorithm": algorithm,
-        "rounds": 3,
-        "dtype": torch.float64,
-        **changes,
-    }
+        "algorithm": algorithm, "rounds": 3, "dtype": torch.float64, **changes,
+    }  # fmt: skip
     model = linear(3, 1 if regression else 2)
     data = settings.pop("data", None) or shards(ragged(), regression)
     return Experiment(data=data, model=model, tree=TREES[tree], **settings)
@@ -388,7 +382,6 @@ def test_the_jackknife_of_f1_is_near_the_spread_over_all_samples() -> None:
     g = torch.Generator().manual_seed(4)
     y = torch.randint(2, (12, 40), generator=g)
     outputs = torch.randn(12, 40, 2, generator=g) + 1.2 * torch.nn.functional.one_hot(y)
-    assert metric.own is not None
     assert metric.own.sums is not None
     sums = metric.own.sums(outputs, y, torch.ones(12, 40))
     samples = [sums[list(chosen)] for chosen in combinations(range(12), 6)]
@@ -427,5 +420,4 @@ def test_the_error_of_the_rmse_is_not_that_of_the_loss() -> None:
     assert score.error("rmse") == pytest.approx(expected)
     assert score.error("loss") == score.standard_error_fallback
     sample = summarise([run.history]).sample
-    assert sample is not None
     assert (sample.metric, sample.standard_errors["global"]) == ("rmse", score.error("rmse"))

@@ -191,15 +191,9 @@ def test_holders_age_and_nonzeros() -> None:
 def test_a_model_from_above_is_scored_with_each_devices_own_private_layers() -> None:
     algorithm = FedAlt(steps=2, personal_steps=2, lr=0.3, personal_lr=0.3, batch=None, sample=2)
     here = Experiment(
-        algorithm,
-        shards(),
-        mlp(2, 4, 3),
-        TREE,
-        rounds=2,
-        private="head",
-        dtype=torch.float64,
+        algorithm, shards(), mlp(2, 4, 3), TREE, rounds=2, private="head", dtype=torch.float64,
         parts=("test",),
-    )
+    )  # fmt: skip
     run = covey.run(here)
     record = list(run)[-1]
     task, w = run.runtime.task, run.w.clone()

@@ -32,13 +32,9 @@ def history(*figures: tuple[Score | None, Score | None], model: str = "global") 
 
 
 RUN = history(
-    (score(0.5), score(0.6)),
-    (None, None),
-    (score(0.8), score(0.7)),
-    (score(0.7), score(0.9)),
-    (score(0.8), score(0.1)),
-    (score(0.6), score(0.5)),
-)
+    (score(0.5), score(0.6)), (None, None), (score(0.8), score(0.7)), (score(0.7), score(0.9)),
+    (score(0.8), score(0.1)), (score(0.6), score(0.5)),
+)  # fmt: skip
 
 
 def test_chosen_on_validation_and_the_first_of_equals() -> None:

@@ -62,7 +62,6 @@ def test_the_loss_of_a_device_is_torchs_mean_over_its_tokens(name: str) -> None:
         loss = torch_loss(module, shards.x[held], shards.y[held])
         torch.testing.assert_close(score.loss[device] / score.count[device], loss.detach())
         torch.testing.assert_close(gradient[device], flat_gradient(task, module, loss))
-        assert batch.weight is not None
         own = batch.weight[device] == 1
         module = task.space.fill(start[device])
         loss = torch_loss(module, batch.x[device][own], batch.y[device][own])

@@ -251,16 +251,10 @@ class Wrong(Base):
 @pytest.mark.parametrize(
     ("sample", "error"),
     [
-        (
-            torch.ones(2, dtype=torch.bool),
-            "sample= holds 2 values for the 0 children of 0 server nodes",
-        ),
-        (
-            torch.ones(0),
-            r"server: sample= is torch.float32; give a number, or a bool for each child",
-        ),
+        (torch.ones(2, dtype=torch.bool), "sample= holds 2 values for the 0 children of 0 server nodes"),
+        (torch.ones(0), r"server: sample= is torch.float32; give a number, or a bool for each child"),
     ],
-)
+)  # fmt: skip
 def test_a_sample_that_says_which_has_a_bool_for_every_child(sample: Tensor, error: str) -> None:
     with pytest.raises(ProgramError, match=error):
         start(Wrong(sample), Tree.flat(3))
@@ -415,22 +409,6 @@ def test_the_second_ask_has_other_draws() -> None:
         next(run)
     assert torch.equal(one.w, again.w)
     assert not torch.equal(one.w, two.w)
-
-
-@pytest.mark.parametrize(
-    "more", [{"workers": 2}, {"workers": 1, "memory": 1}, {"workers": 3, "memory": 40_000}]
-)
-def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
-    algorithm = covey.algorithms.PFedMe(sample=4, batch=2)
-    given = {"dtype": torch.float32, "rounds": 2}
-    base = start(algorithm, Tree.flat(7), workers=1, **given)
-    other = start(algorithm, Tree.flat(7), **more, **given)
-    for a, b in zip(base, other, strict=True):
-        assert a.cohorts == b.cohorts
-        assert a.traffic == b.traffic
-    assert torch.equal(base.w, other.w)
-    assert torch.equal(base.rows("personal")[1], other.rows("personal")[1])
-    assert not torch.equal(base.w, base.runtime.start)
 
 
 def test_the_callers_threads_come_back() -> None:

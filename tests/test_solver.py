@@ -20,7 +20,7 @@ from covey.engine.solvers.stack import ACTIVATIONS
 from covey.engine.task import Task
 from covey.errors import ProgramError
 from covey.kernel.nodes import Nodes
-from tests.given import Given
+from tests.given import Given, labelled
 
 IDS = torch.arange(3)
 SETS = {"plain": "plain C", "avx2": "AVX2", "avx512": "AVX-512"}
@@ -28,12 +28,7 @@ NATIVE = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is
 
 
 def shards(*shape: int) -> Any:
-    g = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(n, *shape, generator=g), torch.randint(3, (n,), generator=g))
-        for n in (5, 40, 9)
-    ]
-    return own_parts(train=pairs, classes=3)
+    return own_parts(train=labelled((5, 40, 9), shape), classes=3)
 
 
 def mlp() -> nn.Module:
@@ -99,16 +94,13 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     [
         ({"method": "adam"}, "the method is adam"),
         ({"tol": 0.1}, "tol is set"),
-        ({"lr": torch.full((1, 3), 0.1)}, "step sizes differ from row to row or from column"),
+        ({"lr": torch.full((1, 3), 0.1)}, "step sizes differ from row to row or from column to column"),
         ({"steps": torch.tensor([1, 2])}, "steps differ from row to row"),
         ({"mask": torch.ones(2, 3)}, "a mask is set"),
         ({"part": slice(0, 2)}, "only a part of the columns moves"),
-        (
-            {"prox": (torch.ones(2, 1), torch.ones(2, 3))},
-            "the weight of the prox term differs from row to row",
-        ),
+        ({"prox": (torch.ones(2, 1), torch.ones(2, 3))}, "the weight of the prox term differs from row to row"),
     ],
-)
+)  # fmt: skip
 def test_a_reason_in_words(terms: dict[str, Any], reason: str) -> None:
     asked = Objective(**{"steps": 1, "lr": 0.1, **terms})
     [in_place] = [candidate for candidate in WITHOUT_DATA if candidate.name == "in place"]
@@ -190,19 +182,11 @@ def test_vmap() -> None:
 @pytest.mark.parametrize(
     ("model", "loss", "reason"),
     [
-        (
-            nn.Sequential(nn.Linear(30, 3), nn.ReLU()),
-            "cross_entropy",
-            "the last layer is not Linear",
-        ),
-        (
-            nn.Sequential(nn.ReLU(), nn.Linear(30, 3)),
-            "cross_entropy",
-            "relu does not follow a Linear layer",
-        ),
+        (nn.Sequential(nn.Linear(30, 3), nn.ReLU()), "cross_entropy", "the last layer is not Linear"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(30, 3)), "cross_entropy", "relu does not follow a Linear layer"),
         (mlp(), lambda out, y: out.square().sum(1), "the loss is a function of your own"),
     ],
-)
+)  # fmt: skip
 def test_why_a_model_is_not_fused(model: nn.Module, loss: Any, reason: str) -> None:
     task = Task(model, shards(30), loss=loss)
     assert task.stack == task.native == reason
@@ -264,12 +248,12 @@ class Twice(Mean):
     ("algorithm", "words"),
     [
         (Careful, "fused layers in torch, because tol is set"),
-        (AllExamples, "fused layers in torch, because each step takes the gradient"),
+        (AllExamples, "fused layers in torch, because each step takes the gradient of all examples"),
         (ByHand, "fused layers in torch, because the algorithm takes its steps itself"),
         (OwnLoss, "fused layers in torch, because the algorithm has a loss of its own"),
-        (Twice, r"fused layers, native [\w -]+ kernel; some steps in torch"),
+        (Twice, r"fused layers, native [\w -]+ kernel; some steps in torch, because the method is adam"),
     ],
-)
+)  # fmt: skip
 def test_an_algorithm_may_be_the_reason(algorithm: type[Mean], words: str) -> None:
     facts = engine(mlp(), algorithm())
     assert re.fullmatch(words, facts["sentence"])

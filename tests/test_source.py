@@ -206,11 +206,8 @@ def printed(folder: Path, seed: int, rounds: int) -> list[str]:
     """The fingerprints of a script's experiments in a process of its own."""
     (folder / "script.py").write_text(SCRIPT.format(folder=str(folder), rounds=rounds))
     environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONHASHSEED": str(seed),
-        "OMP_NUM_THREADS": "1",
-    }
+        **os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(seed), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     command = [sys.executable, "script.py"]
     return subprocess.run(
         command, cwd=folder, env=environment, text=True, stdout=-1, check=True

@@ -57,12 +57,9 @@ def shards(*, numbers: bool = False, validation: int = 8) -> Shards:
 
 def experiment(*, numbers: bool = False, **changes: Any) -> Experiment:
     plain: dict[str, Any] = {
-        "algorithm": PFedMe(steps=3),
-        "data": shards(numbers=numbers),
-        "model": linear(5, 1 if numbers else 3),
-        "tree": Tree.flat(DEVICES),
-        "rounds": 40,
-    }
+        "algorithm": PFedMe(steps=3), "data": shards(numbers=numbers),
+        "model": linear(5, 1 if numbers else 3), "tree": Tree.flat(DEVICES), "rounds": 40,
+    }  # fmt: skip
     return Experiment(**(plain | changes))
 
 

@@ -12,6 +12,7 @@ from covey.data import Shards, own_parts, synthetic
 from covey.engine.task import Batch, Task
 from covey.errors import ConfigError, DataError, ModelError
 from covey.models import linear, mlp
+from tests import given
 
 SIZES = (1, 3, 300, 700)  # one block holds 256
 IDS = torch.arange(len(SIZES))
@@ -25,22 +26,12 @@ def labelled(
     sizes: tuple[int, ...] = SIZES, features: tuple[int, ...] = (4,), classes: int = 3
 ) -> Shards:
     def part(seed: int, counts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-        g = random(seed)
-        return [
-            (
-                torch.randn(n, *features, generator=g, dtype=torch.float64),
-                torch.randint(classes, (n,), generator=g),
-            )
-            for n in counts
-        ]
+        return given.labelled(counts, features, classes=classes, seed=seed, dtype=torch.float64)
 
     shifted = (*sizes[1:], 0)  # so that some device has nothing to test on
     return own_parts(
-        train=part(0, sizes),
-        validation=part(1, sizes[::-1]),
-        test=part(2, shifted),
-        classes=classes,
-    )
+        train=part(0, sizes), validation=part(1, sizes[::-1]), test=part(2, shifted), classes=classes,
+    )  # fmt: skip
 
 
 def targets(outputs: int | None) -> Shards:
@@ -122,18 +113,17 @@ def gradient_alone(
     return torch.cat([part.reshape(-1) for part in parts])
 
 
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-10)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_full_gradient_of_ragged_devices(name: str) -> None:
     task, shards, loss, rows = made(name)
     got = task.full_gradient(rows, IDS)
     for d in range(len(SIZES)):
         held = shards.train.held(d)
-        torch.testing.assert_close(
-            got[d],
-            gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss),
-            atol=1e-12,
-            rtol=1e-10,
-        )
+        close(got[d], gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,12 +134,7 @@ def test_gradient_of_a_batch(name: str) -> None:
     got = task.gradient(rows, batch)
     assert torch.equal(rows, before)
     for d in range(len(SIZES)):
-        torch.testing.assert_close(
-            got[d],
-            gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss),
-            atol=1e-12,
-            rtol=1e-10,
-        )
+        close(got[d], gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss))
         own = {tuple(example.flatten().tolist()) for example in shards.x[shards.train.held(d)]}
         assert {tuple(example.flatten().tolist()) for example in batch.x[d]} <= own
     some = drawn(task, 7, IDS[[2]], 9)
@@ -180,12 +165,7 @@ def test_gradient_of_a_short_batch(name: str) -> None:
     lengths = ((0, 1), (0, 3), (200, 300), (600, 700))
     for d, (start, stop) in enumerate(lengths):
         held = shards.train.held(d)[start:stop]
-        torch.testing.assert_close(
-            got[d],
-            gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss),
-            atol=1e-12,
-            rtol=1e-10,
-        )
+        close(got[d], gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -285,7 +265,7 @@ def test_soft_labels() -> None:
         expected = gradient_alone(
             task, rows[d], shards.x[held].double(), shards.y[held].double(), cross_entropy
         )
-        torch.testing.assert_close(got[d], expected, atol=1e-12, rtol=1e-10)
+        close(got[d], expected)
 
 
 def test_a_linear_layer_on_the_last_of_several_axes() -> None:
@@ -297,26 +277,14 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
     ("module", "shards", "loss", "error", "words"),
     [
         (mlp(5, 3), labelled(), "cross_entropy", ModelError, "does not take examples"),
-        (
-            mlp(4, 2),
-            labelled(),
-            "cross_entropy",
-            ModelError,
-            "has 2 outputs, but the labels need 3",
-        ),
-        (
-            mlp(4, 3),
-            labelled(),
-            "hinge",
-            ConfigError,
-            "loss = 'hinge': choose one of cross_entropy, squared_error",
-        ),
+        (mlp(4, 2), labelled(), "cross_entropy", ModelError, "has 2 outputs, but the labels need 3"),
+        (mlp(4, 3), labelled(), "hinge", ConfigError, "loss = 'hinge': choose one of cross_entropy, squared_error"),
         (mlp(4, 3), labelled(), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), targets(2), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), labelled(), lambda out, y: out, ConfigError, "loss"),
     ],
     ids=["inputs", "outputs", "unknown", "labels as targets", "targets", "a loss with two axes"],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_said_at_once(
     module: nn.Module, shards: Shards, loss: Any, error: type[Exception], words: str
 ) -> None:

@@ -25,7 +25,6 @@ RUNTIMES = ("simulator", "loopback")
 
 def raw(shards: data.Shards, rows: Tensor) -> Tensor:
     """Rows in the units of the table, float64."""
-    assert shards.scaling is not None
     return shards.scaling.undone(shards.x[rows].double())
 
 
@@ -140,7 +139,6 @@ def test_large_targets_are_learned_at_defaults(prices: Path, algorithm: Any) -> 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_figures_of_scaled_targets_are_in_their_units(prices: Path, runtime: str) -> None:
     shards = table(prices)
-    assert shards.target is not None
     train = shards.y[shards.train.index].double()
     assert float(shards.target.shift) == pytest.approx(float(train.mean()))
     assert float(1 / shards.target.factor) == pytest.approx(float(train.std(correction=0)))
@@ -179,7 +177,6 @@ def test_delta_of_huber_is_in_the_units_of_the_targets(prices: Path) -> None:
     delta = 900.0
     settings: dict[str, Any] = {"rounds": 2, "dtype": torch.float64}
     shards = table(prices)
-    assert shards.target is not None
     scale = float(shards.target.factor)
     run = played(Experiment(FedAvg(), shards, net(), Tree.flat(4), loss=Huber(delta), **settings))
     parts: Any = {}

@@ -37,13 +37,8 @@ DATA = examples()
 
 def start(algorithm: Algorithm, private: tuple[str, ...] = ("head.*",), **changes: Any) -> Run:
     settings = {
-        "rounds": 3,
-        "score_every": 3,
-        "parts": ("train",),
-        "workers": 1,
-        "dtype": torch.float64,
-        **changes,
-    }
+        "rounds": 3, "score_every": 3, "parts": ("train",), "workers": 1, "dtype": torch.float64, **changes,
+    }  # fmt: skip
     shards = covey.data.own_parts(train=DATA)
     return covey.run(
         covey.Experiment(

@@ -73,11 +73,8 @@ SMALL = [
     Device(np.array([[1.0, 0.0], [1.0, 2.0]]), np.array([1.0, -1.0])),
     Device(np.array([[0.0, 1.0], [2.0, 1.0], [1.0, -1.0]]), np.array([0.5, 2.0, 0.0])),
     Device(np.array([[1.5, -0.5]]), np.array([-2.0])),
-    Device(
-        np.array([[1.0, 1.0], [0.5, 0.0], [0.0, -1.0], [1.0, -2.0]]),
-        np.array([3.0, 1.0, 0.5, -0.5]),
-    ),
-]
+    Device(np.array([[1.0, 1.0], [0.5, 0.0], [0.0, -1.0], [1.0, -2.0]]), np.array([3.0, 1.0, 0.5, -0.5])),
+]  # fmt: skip
 # The same numbers of examples, but copies of one: whatever a mini-batch draws, its gradient is the
 # whole.
 COPIES = [Device(np.tile(f.X[-1], (len(f.y), 1)), np.full(len(f.y), f.y[-1])) for f in SMALL]

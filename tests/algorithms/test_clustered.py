@@ -51,15 +51,8 @@ def test_rounds_by_hand(
     fs: list[Device], batch: int | None, sample: int | None, weight: Any, k: int
 ) -> None:
     algorithm = Clustered(
-        clusters=k,
-        spread=1.5,
-        sample=sample,
-        steps=3,
-        lr=0.1,
-        batch=batch,
-        pick=batch,
-        weight=weight,
-    )
+        clusters=k, spread=1.5, sample=sample, steps=3, lr=0.1, batch=batch, pick=batch, weight=weight,
+    )  # fmt: skip
     run, models, picked, personal = start(algorithm, fs, w=W, rounds=4), begin(W, k, 1.5), {}, {}
     for record in run:
         asked = record.cohorts["device"]

@@ -99,15 +99,8 @@ def test_two_rounds_by_hand(
     fs: list[Device], batch: int | None, levels: int, amplify: float
 ) -> None:
     algorithm = DemLearn(
-        levels=levels,
-        alpha=0.6,
-        mu=0.3,
-        steps=2,
-        lr=0.1,
-        batch=batch,
-        amplify=amplify,
-        amplify_rounds=1,
-    )
+        levels=levels, alpha=0.6, mu=0.3, steps=2, lr=0.1, batch=batch, amplify=amplify, amplify_rounds=1,
+    )  # fmt: skip
     run, personal, parents = begun(algorithm, fs), [W] * 4, dict.fromkeys(range(4), W)
     for record in run:
         local = []

@@ -17,15 +17,9 @@ def test_rounds_by_hand(
     fs: list[Device], batch: int | None, sample: int | None, weight: Any
 ) -> None:
     algorithm = Ditto(
-        lam=0.8,
-        sample=sample,
-        steps=3,
-        lr=0.1,
-        personal_steps=2,
-        personal_lr=0.15,
-        batch=batch,
+        lam=0.8, sample=sample, steps=3, lr=0.1, personal_steps=2, personal_lr=0.15, batch=batch,
         weight=weight,
-    )
+    )  # fmt: skip
     run, w = start(algorithm, fs, w=W, rounds=4), W
     v: dict[int, Vector] = {}
     for record in run:

@@ -273,12 +273,8 @@ def test_the_larger_cut_of_gamma_w_stays_or_goes_once_gamma_w_is_off(cut_after: 
     """By hand, two rounds with gamma_w and two after it; then weights lie between the two cuts."""
     gamma, gamma_w, rounds = 0.1, 0.5, 4
     settings: dict[str, Any] = {
-        "lam": LAM,
-        "lr": LR,
-        "personal_lr": PERSONAL_LR,
-        "local_rounds": 3,
-        "batch": None,
-    }
+        "lam": LAM, "lr": LR, "personal_lr": PERSONAL_LR, "local_rounds": 3, "batch": None,
+    }  # fmt: skip
     penalties: dict[str, Any] = {"gamma": gamma, "gamma_w": gamma_w, "rho": RHO}
     algorithm = FedMac(**settings, **penalties, gamma_w_until=2, cut_after=cut_after)
     large = threshold(gamma, gamma_w)

@@ -174,14 +174,8 @@ def test_a_tol_stops_the_last_level_early_without_moving_the_optimum() -> None:
     description = levels(tree, lam=0.5, low=2.0, high=3.0, rounds=(6, 7, 15))
     last = description[-1]
     early = Level(
-        last.tier,
-        name=last.name,
-        lam=last.lam,
-        steps=10_000,
-        lr=last.lr,
-        tol=1e-12,
-        method="nesterov",
-    )
+        last.tier, name=last.name, lam=last.lam, steps=10_000, lr=last.lr, tol=1e-12, method="nesterov",
+    )  # fmt: skip
     run = play(Nested((*description[:-1], early)), devices, tree, w=np.array([4.0, -4.0]), rounds=6)
     assert deviation(run, solve(tree, description, devices)[0][0]) <= 1e-10
 

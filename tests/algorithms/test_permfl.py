@@ -133,14 +133,9 @@ def test_stale_teams_stay_in_the_mean_with_what_they_sent_last() -> None:
 # 0.2 a team step
 MU, LF = 0.5, 2.0
 EXACTLY: dict[str, Any] = {
-    "lam": 1.5,
-    "gamma": 2.0,
-    "lr": 1 / 2.75,
-    "steps": 22,
-    "edge_lr": 1 / 2.6,
-    "edge_rounds": 14,
+    "lam": 1.5, "gamma": 2.0, "lr": 1 / 2.75, "steps": 22, "edge_lr": 1 / 2.6, "edge_rounds": 14,
     "batch": None,
-}
+}  # fmt: skip
 MU_F = 1 / (1 / MU + 1 / 1.5 + 1 / 2.0)
 
 
@@ -195,13 +190,9 @@ def one_dimension(mu: float) -> tuple[list[Device], dict[str, Any], float]:
     fs = [quadratic(np.array([[mu]]), np.array([a])) for a in (1.0, 3.0, -2.0, 5.0)]
     inner = lam * mu / (lam + mu)
     steps = {
-        "lam": lam,
-        "gamma": gamma,
-        "lr": 1 / (mu + lam),
-        "steps": 1,
-        "edge_lr": 1 / (inner + gamma),
+        "lam": lam, "gamma": gamma, "lr": 1 / (mu + lam), "steps": 1, "edge_lr": 1 / (inner + gamma),
         "edge_rounds": 1,
-    }
+    }  # fmt: skip
     return fs, {**steps, "batch": None}, 1 / (1 / mu + 1 / lam + 1 / gamma)
 
 

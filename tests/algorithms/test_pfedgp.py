@@ -37,25 +37,16 @@ def shards(devices: int = 3) -> covey.data.Shards:
 
 def experiment(algorithm: PFedGP, **changes: Any) -> covey.Experiment:
     settings = {
-        "data": shards(),
-        "model": nn.Sequential(nn.Linear(2, 3)),
-        "tree": covey.Tree.flat(3),
-        "rounds": 2,
+        "data": shards(), "model": nn.Sequential(nn.Linear(2, 3)), "tree": covey.Tree.flat(3), "rounds": 2,
         **changes,
-    }
+    }  # fmt: skip
     return covey.Experiment(algorithm, dtype=torch.float64, workers=1, **settings)
 
 
 ALGORITHM = PFedGP(
-    lr=LR,
-    weight_decay=DECAY,
-    batch=BATCH,
-    scale=SCALE,
-    length=LENGTH,
-    gibbs_steps=STEPS,
-    draws=DRAWS,
+    lr=LR, weight_decay=DECAY, batch=BATCH, scale=SCALE, length=LENGTH, gibbs_steps=STEPS, draws=DRAWS,
     support=10,
-)
+)  # fmt: skip
 
 
 def kernel(x: Tensor, z: Tensor) -> Tensor:
@@ -262,15 +253,9 @@ def test_a_gradient_beyond_the_clip_is_scaled_to_it() -> None:
     rows = {}
     for clip in (1e9, 1e-3):
         algorithm = PFedGP(
-            lr=LR,
-            weight_decay=0.0,
-            batch=BATCH,
-            clip=clip,
-            gibbs_steps=1,
-            draws=2,
-            support=5,
+            lr=LR, weight_decay=0.0, batch=BATCH, clip=clip, gibbs_steps=1, draws=2, support=5,
             predict_draws=2,
-        )
+        )  # fmt: skip
         run = covey.run(experiment(algorithm, rounds=1))
         list(run)
         rows[clip] = run.rows("personal")[1] - run.runtime.start

@@ -19,12 +19,8 @@ WHOLE = some(4, D, mu=0.4, L=1.5, spread=2.0)
 COPIES = [Device(np.tile(f.X[-1], (k, 1)), np.full(k, f.y[-1])) for k, f in enumerate(WHOLE, 2)]
 both = pytest.mark.parametrize(("fs", "batch"), [(WHOLE, None), (COPIES, 2)], ids=["full", "batch"])
 SETTINGS: dict[str, Any] = {
-    "steps": 3,
-    "probe_steps": 2,
-    "personal_steps": 2,
-    "lr": 0.2,
-    "personal_lr": 0.1,
-}
+    "steps": 3, "probe_steps": 2, "personal_steps": 2, "lr": 0.2, "personal_lr": 0.1,
+}  # fmt: skip
 Kept = tuple[Vector, Vector]
 """A model and the mask of its shared part."""
 

@@ -32,13 +32,8 @@ from tests.peek import Asks
 
 RHO, LAM1, LAM2, LR1, LR2 = 0.05, 1.5, 2.5, 0.3, 0.1
 STEPS: dict[str, Any] = {
-    "lam1": LAM1,
-    "lam2": LAM2,
-    "rho": RHO,
-    "lr1": LR1,
-    "lr2": LR2,
-    "batch": None,
-}
+    "lam1": LAM1, "lam2": LAM2, "rho": RHO, "lr1": LR1, "lr2": LR2, "batch": None,
+}  # fmt: skip
 TIES: tuple[Literal["edge", "own"], ...] = ("edge", "own")
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
 
@@ -86,14 +81,8 @@ def test_two_rounds_by_hand_on_uneven_groups(
     fs: list[Device], batch: int | None, gamma1: float, gamma2: float, l1: Any, beta: float
 ) -> None:
     algorithm = SFedHP(
-        **{**STEPS, "batch": batch},
-        gamma1=gamma1,
-        gamma2=gamma2,
-        edge_rounds=3,
-        steps=2,
-        beta=beta,
-        l1=l1,
-    )
+        **{**STEPS, "batch": batch}, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=2, beta=beta, l1=l1,
+    )  # fmt: skip
     at1, at2 = thresholds(gamma1, gamma2)
     assert (algorithm.cut("device"), algorithm.cut("edge"), algorithm.cut("server")) == (
         at1,
@@ -190,15 +179,9 @@ def test_gamma1_drops_below_the_floor_at_the_next_round_and_returns_and_gamma2_e
     """
     gamma1, low, gamma2, rounds = 1.5, 0.1, 0.1, 6
     algorithm = SFedHP(
-        **STEPS,
-        gamma1=gamma1,
-        gamma2=gamma2,
-        edge_rounds=3,
-        steps=4,
-        floor=0.6,
-        gamma_low=low,
+        **STEPS, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=4, floor=0.6, gamma_low=low,
         gamma2_until=2,
-    )
+    )  # fmt: skip
     at1, at2 = thresholds(gamma1, gamma2)
     assert at1 is not None
     run, w, used = start(algorithm, SMALL, TREE, w=W, rounds=rounds), W, []
@@ -353,16 +336,8 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
     h, lam1, y, phi = 0.5, 1.0, np.random.default_rng(0).normal(size=12), np.array([0.5])
     f = Device(np.full((12, 1), np.sqrt(h)), y)
     algorithm = SFedHP(
-        lam1=lam1,
-        lam2=1.0,
-        gamma1=gamma1,
-        rho=0.5,
-        edge_rounds=1,
-        steps=25,
-        lr2=0.5,
-        lr1=0.1,
-        batch=size,
-    )
+        lam1=lam1, lam2=1.0, gamma1=gamma1, rho=0.5, edge_rounds=1, steps=25, lr2=0.5, lr1=0.1, batch=size,
+    )  # fmt: skip
     theta = np.array(
         list(
             kept(

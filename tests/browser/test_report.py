@@ -25,12 +25,8 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 SHAPES = {
     "flat": facts(("FedAvg", FLAT)),
     "no global model": facts(("Local", LOCAL)),
-    "one device, one round": facts(
-        ("FedAvg", replace(FLAT, sizes=(1, 1), rounds=1, models=("global", "personal")))
-    ),
-    "four tiers": facts(
-        ("Nested", Shape(sizes=(1, 2, 6, 36), tiers=("server", "region", "edge", "device")))
-    ),
+    "one device, one round": facts(("FedAvg", replace(FLAT, sizes=(1, 1), rounds=1, models=("global", "personal")))),
+    "four tiers": facts(("Nested", Shape(sizes=(1, 2, 6, 36), tiers=("server", "region", "edge", "device")))),
     "five seeds": facts(("sFedHP", Shape(seeds=5)), ("FedAvg", replace(FLAT, seeds=5))),
     "regression": facts(("PerMFL", Shape(metric="rmse")), ("FedAvg", replace(FLAT, metric="rmse"))),
     "several metrics": facts(("sFedHP", METRICS), ("FedAvg", FLAT)),
@@ -39,9 +35,9 @@ SHAPES = {
     "no single nodes": facts(("FedAvg", Shape(sizes=(1, 9, 900), nodes=False))),
     "many edges": facts(("PerMFL", Shape(sizes=(1, 150, 900)))),
     "long and hostile names": facts(
-        (HOSTILE, Shape(names=[HOSTILE + "x" * 80] * 12)), ("B" * 90, FLAT), title=HOSTILE
+        (HOSTILE, Shape(names=[HOSTILE + "x" * 80] * 12)), ("B" * 90, FLAT), title=HOSTILE,
     ),
-}
+}  # fmt: skip
 
 
 def shown(page: Any) -> str:
@@ -83,13 +79,9 @@ def test_arrow_keys_walk_the_tree(visitor: Visitor) -> None:
     page = visitor.open(PLAIN)
     page.click('[data-node="edge:1"]')
     walk = {
-        "ArrowDown": "Device 10",
-        "ArrowRight": "Device 11",
-        "End": "Device 59",
-        "Home": "Device 0",
-        "ArrowLeft": "Device 0",
-        "ArrowUp": "Edge 0",
-    }
+        "ArrowDown": "Device 10", "ArrowRight": "Device 11", "End": "Device 59", "Home": "Device 0",
+        "ArrowLeft": "Device 0", "ArrowUp": "Edge 0",
+    }  # fmt: skip
     for key, name in walk.items():
         page.keyboard.press(key)
         assert shown(page) == name, key

@@ -264,26 +264,17 @@ def test_algorithms_without_a_step_say_why() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (
-            "[algorithm]\nlr=1 # a\n[data]\nlr = 2\n",
-            "[algorithm]\nlr=0.5 # a\nlam = 3.0\n[data]\nlr = 2\n",
-        ),
+        ("[algorithm]\nlr=1 # a\n[data]\nlr = 2\n", "[algorithm]\nlr=0.5 # a\nlam = 3.0\n[data]\nlr = 2\n"),
         (
             "[data]\nlr = 2\n\n[algorithm] # b\n\n# c\n\n",
             "[data]\nlr = 2\n\n[algorithm] # b\nlr = 0.5\nlam = 3.0\n\n# c\n\n",
         ),
-        (
-            '[algorithm]\r\nlr = 1\r\nname = "x"\r\n\r\n',
-            '[algorithm]\r\nlr = 0.5\r\nname = "x"\r\nlam = 3.0\r\n\r\n',
-        ),
+        ('[algorithm]\r\nlr = 1\r\nname = "x"\r\n\r\n', '[algorithm]\r\nlr = 0.5\r\nname = "x"\r\nlam = 3.0\r\n\r\n'),
         ("[algorithm]\nlam = 1", "[algorithm]\nlam = 3.0\nlr = 0.5\n"),
-        (
-            "algorithm.lr = 1\nseed = 2\n[data]\n",
-            "algorithm.lr = 0.5\nalgorithm.lam = 3.0\nseed = 2\n[data]\n",
-        ),
+        ("algorithm.lr = 1\nseed = 2\n[data]\n", "algorithm.lr = 0.5\nalgorithm.lam = 3.0\nseed = 2\n[data]\n"),
         ('[algorithm]\n"lr" = 1e-3\nlr2 = 4\n', '[algorithm]\n"lr" = 0.5\nlr2 = 4\nlam = 3.0\n'),
     ],
-)
+)  # fmt: skip
 def test_an_edit_changes_two_numbers_alone(text: str, wanted: str) -> None:
     assert edited(text, "algorithm", {"lr": 0.5, "lam": 3.0}) == wanted
 

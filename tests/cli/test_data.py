@@ -120,22 +120,12 @@ def test_show_draws_counts_and_says_nothing_leaks(tmp_path: Path) -> None:
 def test_show_counts_leaks(tmp_path: Path) -> None:
     tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
     words = (
-        "data.name=mnist",
-        "data.partition=legacy2020",
-        "algorithm.name=fedavg",
-        "tree.edges=none",
+        "data.name=mnist", "data.partition=legacy2020", "algorithm.name=fedavg", "tree.edges=none",
         "model.name=linear",
-    )
+    )  # fmt: skip
     ended = exits(
-        0,
-        "data",
-        "show",
-        *words,
-        f"data.data_dir={tmp_path}",
-        "--out",
-        tmp_path / "who.png",
-        "--json",
-    )
+        0, "data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json",
+    )  # fmt: skip
     found = json.loads(ended.out)
     assert found["overlaps"]["leaks"] > 100
     assert found["overlaps"]["validation_leaks"] > 50
@@ -151,15 +141,9 @@ def test_show_counts_leaks(tmp_path: Path) -> None:
         in plain.out
     )
     paper = covey(
-        "data",
-        "show",
-        *words,
-        "protocol=paper",
-        f"data.data_dir={tmp_path}",
-        "--out",
-        tmp_path / "who.png",
+        "data", "show", *words, "protocol=paper", f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png",
         "--json",
-    )
+    )  # fmt: skip
     shown = json.loads(paper.out)
     assert shown["overlaps"]["validated"] == shown["overlaps"]["validation_leaks"] == 0
     assert (
@@ -174,12 +158,9 @@ def test_the_picture_names_the_leaks_of_validation(
     monkeypatch.setattr(data_picture, "draw", lambda *_, title: titles.append(title))
     tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
     words = (
-        "data.name=mnist",
-        "data.partition=legacy2020",
-        "algorithm.name=fedavg",
-        "tree.edges=none",
+        "data.name=mnist", "data.partition=legacy2020", "algorithm.name=fedavg", "tree.edges=none",
         "model.name=linear",
-    )
+    )  # fmt: skip
     assert data("show", *words, f"data.data_dir={tmp_path}").exit_code == 0
     assert "test examples are in another" in titles[0]
     assert "validation examples are in another" in titles[0]
@@ -197,16 +178,9 @@ def test_forms_of_edges(form: str, tmp_path: Path) -> None:
     edges = "none" if form in ("worst", "average") else "4"
     out = tmp_path / "who.png"
     ended = exits(
-        0,
-        "data",
-        "show",
-        "data.name=digits",
-        f"tree.edges={edges}",
-        f"tree.form={form}",
-        "--out",
-        out,
+        0, "data", "show", "data.name=digits", f"tree.edges={edges}", f"tree.form={form}", "--out", out,
         "--json",
-    )
+    )  # fmt: skip
     found = json.loads(ended.out)
     assert sum(found["edges"]) == 20
     assert len(found["edges"]) == (2 if edges == "none" else 4)

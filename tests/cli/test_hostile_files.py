@@ -84,13 +84,9 @@ HOSTILE = [
     *(f'"{"x" * 10_000}"', "9223372036854775807", "[1e308]", "2020-01-01"),
 ]
 SMALL = (
-    "algorithm.name=fedavg",
-    "tree.edges=none",
-    "data.name=digits",
-    "data.devices=3",
-    "rounds=1",
+    "algorithm.name=fedavg", "tree.edges=none", "data.name=digits", "data.devices=3", "rounds=1",
     "model.name=linear",
-)
+)  # fmt: skip
 
 
 def experiment(*changes: str) -> None:

@@ -250,20 +250,16 @@ def test_a_wrong_name_or_key(changes: list[str], words: list[str]) -> None:
     [
         (
             "import nonesuch",
-            [
-                "importing broken fails with ModuleNotFoundError: No module named 'nonesuch' (broken.py, line 1)."
-            ],
+            ["importing broken fails with ModuleNotFoundError: No module named 'nonesuch' (broken.py, line 1)."],
         ),
         (
             "x = 1\n\ny = x / 0",
-            [
-                "importing broken fails with ZeroDivisionError: division by zero (broken.py, line 3)."
-            ],
+            ["importing broken fails with ZeroDivisionError: division by zero (broken.py, line 3)."],
         ),
         ("def (", ["importing broken fails with SyntaxError", "broken.py, line 1"]),
         ("import torch\ntorch.ones(2) @ torch.ones(3)", ["RuntimeError", "(broken.py, line 2)."]),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_imported(folder: Path, text: str, words: list[str]) -> None:
     (folder / "broken.py").write_text(text)
     said = problem("model.name=broken:Net")
@@ -470,10 +466,7 @@ PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2
             ["model.name=faulty:Constructor"],
             ["'faulty:Constructor': Constructor() fails with LookupError", "line 24)"],
         ),
-        (
-            ["model.name=faulty:Exits"],
-            ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."],
-        ),
+        (["model.name=faulty:Exits"], ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."]),
         (
             ["algorithm.name=faulty:Program"],
             ["the algorithm Program fails on no rows", "KeyError: 'missing' (faulty.py, line 43)"],
@@ -492,7 +485,7 @@ PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2
         ),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
-)
+)  # fmt: skip
 def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(
     folder: Path, changes: list[str], words: list[str]
 ) -> None:

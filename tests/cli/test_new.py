@@ -27,13 +27,9 @@ def python(folder: Path, *words: object, path: Sequence[Path] = ()) -> str:
     paths = os.pathsep.join(map(str, (ROOT, *path)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
+        [sys.executable, *map(str, words)], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 

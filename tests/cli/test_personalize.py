@@ -145,29 +145,17 @@ def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> Non
 def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     exits(
-        3,
-        "run",
-        OWN,
-        "rounds=10",
-        "algorithm.name=hierfavg",
-        "algorithm.lr=1e30",
-        "l2=1",
-        "--out",
-        folder,
-    )
+        3, "run", OWN, "rounds=10", "algorithm.name=hierfavg", "algorithm.lr=1e30", "l2=1", "--out", folder,
+    )  # fmt: skip
     assert "has no models yet" in exits(2, "personalize", folder, "--data", pump).err
 
 
 def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(0)
     words = (
-        "algorithm.name=pfedme",
-        "data.name=digits",
-        "model.name=linear",
-        "tree.edges=none",
-        "rounds=2",
+        "algorithm.name=pfedme", "data.name=digits", "model.name=linear", "tree.edges=none", "rounds=2",
         "seeds=2",
-    )
+    )  # fmt: skip
     exits(0, "run", *words, "--out", folder)
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(
@@ -187,12 +175,9 @@ def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) ->
 def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(0)
     words = (
-        "algorithm.name=clustered",
-        "algorithm.clusters=3",
-        "data.name=digits",
-        "model.name=linear",
+        "algorithm.name=clustered", "algorithm.clusters=3", "data.name=digits", "model.name=linear",
         "tree.edges=none",
-    )
+    )  # fmt: skip
     exits(0, "run", *words, "rounds=2", "--out", folder)
     assert load_file(folder / "models" / "clusters.safetensors")["ids"].tolist() == [0, 1, 2]
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))

@@ -210,12 +210,8 @@ def _changed(lines: list[str], line: int, column: int, cell: str) -> str:
 def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = (
-        "data.name=digits",
-        "data.devices=4",
-        "model.name=linear",
-        "tree.edges=none",
-        "algorithm.name=fedavg",
-    )
+        "data.name=digits", "data.devices=4", "model.name=linear", "tree.edges=none", "algorithm.name=fedavg",
+    )  # fmt: skip
     exits(0, "run", *words, *QUICK, "--out", folder)
     x = np.random.default_rng(0).random((5, 64))
     np.savez(tmp_path / "x.npz", x=x)
@@ -250,21 +246,11 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
     rows = [f"d{k % 2},{a},{b},{a - b + 0.5:.4f}" for k, (a, b) in enumerate(x.tolist())]
     (tmp_path / "t.csv").write_text("\n".join(["device,a,b,label", *rows]))
     words = (
-        "data.name=files",
-        f"data.path={tmp_path / 't.csv'}",
-        "loss=squared_error",
-        "model.name=linear",
-    )
+        "data.name=files", f"data.path={tmp_path / 't.csv'}", "loss=squared_error", "model.name=linear",
+    )  # fmt: skip
     exits(
-        0,
-        "run",
-        *words,
-        "tree.edges=none",
-        "algorithm.name=ditto",
-        "rounds=2",
-        "--out",
-        tmp_path / "run",
-    )
+        0, "run", *words, "tree.edges=none", "algorithm.name=ditto", "rounds=2", "--out", tmp_path / "run",
+    )  # fmt: skip
     predicted = rows_of(said("predict", tmp_path / "run", "--data", tmp_path / "t.csv"))
     assert list(predicted[0]) == ["device", "model", "prediction"]
     wanted = covey.load(tmp_path / "run").predict(x[:1], device="d0")

@@ -108,7 +108,6 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ctrl_c_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
-    assert process.stdout is not None
     seen = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
@@ -371,16 +370,9 @@ def _without_seconds(folder: Path) -> Any:
 def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = exits(
-        3,
-        "run",
-        *SMALL[:4],
-        "data.devices=6",
-        "algorithm.name=fedavg",
-        "algorithm.lr=1e30",
-        "seeds=2",
-        "--out",
-        folder,
-    )
+        3, "run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "seeds=2",
+        "--out", folder,
+    )  # fmt: skip
     assert ended.err.startswith("diverged: seed 0: round ")
     assert all((folder / f"seed-{seed}" / "checkpoint.safetensors").exists() for seed in range(2))
 
@@ -388,15 +380,8 @@ def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
 def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = exits(
-        3,
-        "run",
-        *SMALL[:4],
-        "data.devices=6",
-        "algorithm.name=fedavg",
-        "algorithm.lr=1e30",
-        "--out",
-        folder,
-    )
+        3, "run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "--out", folder,
+    )  # fmt: skip
     assert ended.err.startswith("diverged: round ")
     assert "Lower the step sizes" in ended.err
     assert "`covey advise FILE --write`" in ended.err
@@ -415,12 +400,8 @@ def test_what_is_certain_to_diverge_is_not_started(tmp_path: Path) -> None:
 
 
 FEDPROX = (
-    *SMALL[:4],
-    "data.devices=6",
-    "algorithm.name=fedprox",
-    "algorithm.mu=41",
-    "algorithm.lr=0.05",
-)
+    *SMALL[:4], "data.devices=6", "algorithm.name=fedprox", "algorithm.mu=41", "algorithm.lr=0.05",
+)  # fmt: skip
 
 
 def test_a_loop_that_overshoots_is_started_with_a_warning(tmp_path: Path) -> None:

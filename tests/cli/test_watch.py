@@ -28,7 +28,7 @@ from covey.report.page import live
 from covey.report.page.page import build
 from covey.runs.saved import status
 from covey.runs.saved.run_folder import RunFolder
-from tests.cli.command import BASE, covey, exits, spawn
+from tests.cli.command import BASE, covey, spawn
 from tests.report.folders import run_into
 
 PATIENCE = 120.0  # s, on a machine with other work
@@ -266,7 +266,9 @@ def test_a_folder_that_is_removed_is_still_shown(folder: Path, tmp_path: Path) -
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
-        assert f"{path} is not a run folder" in exits(2, "watch", path).err
+        result = covey("watch", path)
+        assert result.code == 2
+        assert f"{path} is not a run folder" in result.err
 
 
 def test_runs_under_way_are_listed(

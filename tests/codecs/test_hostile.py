@@ -150,29 +150,13 @@ header = struct.Struct("<BBI").pack
         (Quantised(8), int4, "values in format 4, expected 3 (int8)"),
         (Dense(), dense[:-1], "9 values of torch.float32 need 36 bytes, found 35"),
         (Dense("f16"), f16[:-1], "9 values of torch.float32 as f16 need 18 bytes, found 17"),
-        (
-            Dense("f16"),
-            f16[:6] + b"\x01\x7e" + f16[8:],
-            "1 values are a NaN in other bits than 0x7e00",
-        ),
-        (
-            Dense("bf16"),
-            header(0x20, 0x21, 1) + b"\xc0\xff",
-            "1 values are a NaN in other bits than 0x7fc0",
-        ),
+        (Dense("f16"), f16[:6] + b"\x01\x7e" + f16[8:], "1 values are a NaN in other bits than 0x7e00"),
+        (Dense("bf16"), header(0x20, 0x21, 1) + b"\xc0\xff", "1 values are a NaN in other bits than 0x7fc0"),
         (Bitmap(), bitmap[:7], "9 mask bits need 2 bytes, found 1"),
-        (
-            Bitmap(),
-            bitmap[:7] + b"\x03" + bitmap[8:],
-            "last mask byte is 0x03, expected only its low 1 bits",
-        ),
+        (Bitmap(), bitmap[:7] + b"\x03" + bitmap[8:], "last mask byte is 0x03, expected only its low 1 bits"),
         (Bitmap(), bitmap[:6] + b"\x0b" + bitmap[7:], "4 values of torch.float32 need 16 bytes"),
         (Bitmap(), bitmap[:6] + b"\x02" + bitmap[7:], "20 bytes, expected it to end after 16"),
-        (
-            Dense(),
-            dense_masked[:8] + b"\x01" + dense_masked[9:],
-            "1 values outside the mask are not 0",
-        ),
+        (Dense(), dense_masked[:8] + b"\x01" + dense_masked[9:], "1 values outside the mask are not 0"),
         (Coo(), coo[:9], "the number of values sent need 4 bytes, found 3"),
         (Coo(), coo[:6] + b"\x0a\0\0\0" + coo[10:], "10 values, expected at most the 9 of its row"),
         (Coo(), coo[:11], "the gaps before 3 values need 3 bytes, found 1"),
@@ -180,16 +164,8 @@ header = struct.Struct("<BBI").pack
         (Coo(), coo + b"\0", "4 bytes hold 4 whole gaps, expected 3 and nothing after them"),
         (Coo(), coo[:10] + b"\x81" + coo[11:], "3 bytes hold 2 whole gaps, expected 3"),
         (Coo(), coo[:12] + b"\x84" + coo[13:], "3 bytes hold 2 whole gaps, expected 3"),
-        (
-            Coo(),
-            coo[:10] + b"\x81\x00" + coo[11:],
-            "gap 0 takes 2 bytes, expected it in the fewest",
-        ),
-        (
-            Coo(),
-            coo[:10] + b"\xff" * 5 + b"\x01" + coo[11:],
-            "gap 0 takes 6 bytes, expected it in the fewest",
-        ),
+        (Coo(), coo[:10] + b"\x81\x00" + coo[11:], "gap 0 takes 2 bytes, expected it in the fewest"),
+        (Coo(), coo[:10] + b"\xff" * 5 + b"\x01" + coo[11:], "gap 0 takes 6 bytes, expected it in the fewest"),
         (
             Coo(),
             coo[:10] + b"\xff" * 4 + b"\x7f" + coo[11:],
@@ -201,8 +177,7 @@ header = struct.Struct("<BBI").pack
         (Quantised(8, block=4), int8[:19], "3 scales of torch.float32 need 12 bytes, found 11"),
         (Quantised(8, block=4), int8[:-1], "9 integers of 8 bits need 9 bytes, found 8"),
         (
-            Quantised(8, block=4),
-            int8[:20] + b"\x05" + int8[21:-1] + b"\x05",
+            Quantised(8, block=4), int8[:20] + b"\x05" + int8[21:-1] + b"\x05",
             "block 2 has integers up to 5 under the scale",
         ),
         (
@@ -210,11 +185,7 @@ header = struct.Struct("<BBI").pack
             int8[:24] + b"\x05" + int8[25:],
             "block 1 has integers up to 5 under the scale 0.0, expected 0",
         ),
-        (
-            Quantised(8, block=4),
-            int8[:20] + b"\x80" + int8[21:],
-            "block 0 has integers up to 128 under the scale",
-        ),
+        (Quantised(8, block=4), int8[:20] + b"\x80" + int8[21:], "block 0 has integers up to 128 under the scale"),
         (Quantised(8, block=4), int8[:8] + b"\xff" * 4 + int8[12:], "scale 0 is nan, expected 0"),
         (Quantised(8, block=4), int8[:8] + b"\x01\0\x80\x3f" + int8[12:], "scale 0 is 1.0000001"),
         (Quantised(8, block=4), int8[:8] + b"\0\0\x80\x7f" + int8[12:], "scale 0 is inf"),
@@ -223,7 +194,7 @@ header = struct.Struct("<BBI").pack
         (Quantised(8, block=4), int8[:8] + b"\x80\0\0\0" + int8[12:], "scale 0 is 1.79"),
         (Quantised(4), int4[:-1] + b"\x17", "last byte of 9 int4 is 0x17, expected its high half"),
     ],
-)
+)  # fmt: skip
 def test_messages_say_what_was_found_and_what_was_expected(
     codec: Codec, message: bytes, says: str
 ) -> None:
@@ -291,7 +262,6 @@ def test_a_wide_row_of_a_few_values_occupies_a_few_pages(places: list[int], mask
     assert row.shape == (width,)
     assert row[places].tolist() == [2.5] * len(places)
     if masked:
-        assert mask is not None
         assert mask[places].all()
 
 

@@ -196,33 +196,38 @@ def test_refuses_impossible_numbers_of_edges(number: int) -> None:
             way(sliding(), number)
 
 
-def test_given_refuses_a_wrong_number_of_names() -> None:
-    with refused("2 edge names (a, b)", "12 devices", "one per device"):
-        edges.given(sliding(), ["a", "b"])
+def targets(x: Any, y: Any) -> Shards:
+    """A training example of each device, and no other."""
+    nothing = Part.of([[]] * len(x))
+    return Shards(
+        torch.tensor(x), torch.tensor(y), Part.of([[i] for i in range(len(x))]), nothing, nothing
+    )
 
 
-def test_by_label_refuses_edges_that_stay_empty() -> None:
-    with refused("5, 6, 7, 8, 9", "edge 1", "3, 0 devices", "other label sets"):
-        edges.by_label(labelled([[0], [1], [2]]), edges.WORST)
-
-
-@pytest.mark.parametrize("sets", [(), ((0, 1), ()), ((0,), (10,)), ((0,), (-1,))])
-def test_by_label_refuses_labels_that_are_none(sets: Any) -> None:
-    with refused(f"sets={sets}", "at least one label", "0 to 9"):
-        edges.by_label(sliding(), sets)
-
-
-def test_by_label_refuses_targets() -> None:
-    nothing = Part.of([[]])
-    with refused("needs labels", "another way"):
-        edges.by_label(
-            Shards(torch.zeros(2, 1), torch.zeros(2), Part.of([[0]]), nothing, nothing), edges.WORST
+REFUSED: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "a wrong number of names": (
+        lambda: edges.given(sliding(), ["a", "b"]), ["2 edge names (a, b)", "12 devices", "one per device"],
+    ),
+    "edges that stay empty": (
+        lambda: edges.by_label(labelled([[0], [1], [2]]), edges.WORST),
+        ["5, 6, 7, 8, 9", "edge 1", "3, 0 devices", "other label sets"],
+    ),
+    **{
+        f"labels that are none: {sets}": (
+            lambda sets=sets: edges.by_label(sliding(), sets), [f"sets={sets}", "at least one label", "0 to 9"],
         )
+        for sets in ((), ((0, 1), ()), ((0,), (10,)), ((0,), (-1,)))
+    },
+    "targets by label": (lambda: edges.by_label(targets([[0.0]], [0.0]), edges.WORST), ["needs labels", "another way"]),
+    "gradients that are not finite": (
+        lambda: edges.similar(targets([[1.0], [3e38]], [1e38, -3e38]), nn.Linear(1, 1), 2),
+        ["gradients of 1 devices", "devices 1", "scale x"],
+    ),
+}  # fmt: skip
 
 
-def test_similar_refuses_gradients_that_are_not_finite() -> None:
-    nothing = Part.of([[], []])
-    x = torch.tensor([[1.0], [3e38]])
-    shards = Shards(x, torch.tensor([1e38, -3e38]), Part.of([[0], [1]]), nothing, nothing)
-    with refused("gradients of 1 devices", "devices 1", "scale x"):
-        edges.similar(shards, nn.Linear(1, 1), 2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    make, words = REFUSED[name]
+    with refused(*words):
+        make()

@@ -219,14 +219,11 @@ def test_leaf_has_writers_and_its_files_are_read_in_the_order_of_their_numbers(
         (json.dumps({"users": []}), "user_data"),
         (json.dumps({"user_data": {"f1": {"x": [[0.5] * 3], "y": [1]}}}), "cannot be read"),
         (json.dumps({"user_data": {"f1": {"x": [[1.5] * 784], "y": [1]}}}), "not between 0 and 1"),
-        (
-            json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [1, 2]}}}),
-            "2 labels for 1 images",
-        ),
+        (json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [1, 2]}}}), "2 labels for 1 images"),
         (json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [62]}}}), "the label 62"),
         (json.dumps({"user_data": {}}), "no example"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_leaf_file_is_named(tmp_path: Path, table: str, words: str) -> None:
     (tmp_path / "all_data_0.json").write_text(table)
     with pytest.raises(DataError, match=re.escape(words)):
@@ -318,7 +315,6 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     for one in (arrays(), arrays()._replace(writers=None, writer_names=())):
         formats.keep(path, one, "here")
         back = formats.kept(path, "here")
-        assert back is not None
         assert np.array_equal(back.x, one.x)
         assert np.array_equal(back.y, one.y)
         assert (back.train, back.writers is None) == (one.train, one.writers is None)

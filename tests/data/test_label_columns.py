@@ -116,13 +116,9 @@ def test_a_new_device_has_the_same_columns(tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("x,hot,wet\n1,1,1\n2,1,1\n", encoding="utf-8")
     shards = device_file(
-        new,
-        features=form.names.features,
-        classes=None,
-        scaling=form.scaling,
-        label=["hot", "wet"],
+        new, features=form.names.features, classes=None, scaling=form.scaling, label=["hot", "wet"],
         yes_no=form.yes_no,
-    )
+    )  # fmt: skip
     assert shards.yes_no
     assert shards.y.tolist() == [[1, 1], [1, 1]]
 
@@ -130,10 +126,7 @@ def test_a_new_device_has_the_same_columns(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one name": ({"label": ["hot"]}, ["list two columns or more", "one name"]),
     "a name twice": ({"label": ["hot", "hot"]}, ["each once"]),
-    "both kinds": (
-        {"label": ["hot", "heat"]},
-        ["hot holds 0 and 1", "heat other numbers", "squared_error"],
-    ),
+    "both kinds": ({"label": ["hot", "heat"]}, ["hot holds 0 and 1", "heat other numbers", "squared_error"]),
     "words": ({"label": ["hot", "device"], "device": "x"}, ["'device' holds words", "one column"]),
     "a feature": ({"label": ["hot", "x"]}, ["'x' is named for something else too"]),
     "classes": ({"label": ["hot", "wet"], "classes": ["0", "1"]}, ["leave classes out"]),
@@ -142,7 +135,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"label": ["hot", "wet"], "exclude": ["device"], "partition": "labels", "devices": 2},
         ["one axis of integers"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -16,12 +16,8 @@ pieces = st.lists(st.integers(0, EXAMPLES - 1), max_size=6)
 
 def shards(train: list[list[int]], validation: list[list[int]], test: list[list[int]]) -> Shards:
     return Shards(
-        torch.zeros(EXAMPLES, 1),
-        torch.zeros(EXAMPLES),
-        Part.of(train),
-        Part.of(validation),
-        Part.of(test),
-    )
+        torch.zeros(EXAMPLES, 1), torch.zeros(EXAMPLES), Part.of(train), Part.of(validation), Part.of(test),
+    )  # fmt: skip
 
 
 def by_sets(train: list[list[int]], validation: list[list[int]], test: list[list[int]]) -> Overlaps:

@@ -99,14 +99,29 @@ def test_ready_made_parts() -> None:
     assert (shards.name, shards.classes) == ("mine", 4)
 
 
+INTEGERS = np.zeros(4, dtype=int)
+REFUSED: dict[str, tuple[list[Any], list[str]]] = {
+    "no devices": ([], ["0 devices", "at least one pair"]),
+    "other lengths": ([PAIRS[0], (np.zeros((4, 3)), np.zeros(5, dtype=int))], ["device 1", "(4, 3)", "(5,)", "per example"]),
+    "text as features": ([(np.array([["a"], ["b"]]), np.array([0, 1]))], ["x of device 0", "<U1", "give numbers"]),
+    "integer features": ([(np.zeros((4, 3), dtype=np.uint8), INTEGERS)], ["torch.uint8", "/ 255"]),
+    "other shapes": ([PAIRS[0], (np.zeros((4, 2)), INTEGERS)], ["x of device 0", "(3,)", "of device 1", "(2,)", "same type and shape"]),
+    "labels here and targets there": (
+        [PAIRS[0], (np.zeros((4, 3)), np.zeros(4))], ["y of device 0 is torch.int64", "of device 1 torch.float64", "same type and shape"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    pairs, words = REFUSED[name]
+    with refused(*words):
+        own(pairs)
+
+
 def test_refuses_parts_of_different_sizes() -> None:
     with refused("validation has 1 devices and train has 3", "empty arrays"):
         own_parts(train=PAIRS, validation=PAIRS[:1])
-
-
-def test_refuses_no_devices() -> None:
-    with refused("0 devices", "at least one pair"):
-        own([])
 
 
 def test_an_empty_device_receives() -> None:
@@ -118,33 +133,6 @@ def test_an_empty_device_receives() -> None:
     )
     with refused("none of the 2 devices", "give at least one some"):
         own([nothing, nothing])
-
-
-def test_names_the_device_whose_lengths_differ() -> None:
-    with refused("device 1", "(4, 3)", "(5,)", "per example"):
-        own([PAIRS[0], (np.zeros((4, 3)), np.zeros(5, dtype=int))])
-
-
-def test_refuses_text_as_features() -> None:
-    with refused("x of device 0", "<U1", "give numbers"):
-        own([(np.array([["a"], ["b"]]), np.array([0, 1]))])
-
-
-def test_refuses_integer_features() -> None:
-    with refused("torch.uint8", "/ 255"):
-        own([(np.zeros((4, 3), dtype=np.uint8), np.zeros(4, dtype=int))])
-
-
-def test_refuses_devices_of_different_shapes() -> None:
-    with refused("x of device 0", "(3,)", "of device 1", "(2,)", "same type and shape"):
-        own([PAIRS[0], (np.zeros((4, 2)), np.zeros(4, dtype=int))])
-
-
-def test_refuses_labels_here_and_targets_there() -> None:
-    with refused(
-        "y of device 0 is torch.int64", "of device 1 torch.float64", "same type and shape"
-    ):
-        own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])
 
 
 def named(*labels: int, **more: Any) -> Shards:

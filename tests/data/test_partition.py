@@ -206,35 +206,36 @@ def test_refuses_impossible_numbers_of_devices(deal: Callable[..., list[Numbers]
         deal(labels_of([20, 20]), 2, -1)
 
 
-@pytest.mark.parametrize("labels", [0, 3])
-def test_refuses_impossible_numbers_of_labels(labels: int) -> None:
-    with refused(f"labels={labels}", "2 classes", "give 1 to 2"):
-        partition.by_labels(labels_of([5, 5]), devices=2, labels=labels)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_impossible_alpha(alpha: float) -> None:
-    with refused(f"alpha={alpha}", "positive number", "0.1"):
-        partition.dirichlet(labels_of([9, 9]), devices=2, alpha=alpha)
-
-
-@pytest.mark.parametrize("minimum", [-1, 4])
-def test_refuses_impossible_minimum(minimum: int) -> None:
-    with refused(f"minimum={minimum}", "3 devices", "10 examples", "0 to 3", "fewer devices"):
-        partition.dirichlet(labels_of([5, 5]), devices=3, alpha=1, minimum=minimum)
-
-
-@pytest.mark.parametrize(
-    "share", [(0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.5, 0.5)]
-)
-def test_refuses_impossible_splits(share: Any) -> None:
-    with refused(f"split={share}", "sum to 1"):
-        partition.split([np.arange(4)], split=share)
+Y = labels_of([5, 5])
+REFUSED: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
+    *((partition.by_labels, {"y": Y, "devices": 2, "labels": labels}, [f"labels={labels}", "2 classes", "give 1 to 2"]) for labels in (0, 3)),
+    *(
+        (partition.dirichlet, {"y": Y, "devices": 2, "alpha": alpha}, [f"alpha={alpha}", "positive number", "0.1"])
+        for alpha in (0.0, -1.0, float("nan"), float("inf"))
+    ),
+    *(
+        (partition.dirichlet, {"y": Y, "devices": 3, "alpha": 1, "minimum": minimum},
+         [f"minimum={minimum}", "3 devices", "10 examples", "0 to 3", "fewer devices"])
+        for minimum in (-1, 4)
+    ),
+    *(
+        (partition.split, {"pieces": [np.arange(4)], "split": share}, [f"split={share}", "sum to 1"])
+        for share in ((0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.5, 0.5))
+    ),
+    *(
+        (partition.by_labels, {"y": y, "devices": 1, "labels": 1}, [str(y.dtype), str(y.shape), str(y.reshape(-1).tolist()), "partition iid"])
+        for y in (np.array([0.5, 1.5]), np.array([[0], [1]]), np.array([-1, 0]), np.array([], dtype=int))
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "y", [np.array([0.5, 1.5]), np.array([[0], [1]]), np.array([-1, 0]), np.array([], dtype=int)]
+    ("deal", "given", "words"),
+    REFUSED,
+    ids=[f"{deal.__name__}: {words[0]}" for deal, _, words in REFUSED],
 )
-def test_refuses_labels_that_are_not_labels(y: Any) -> None:
-    with refused(str(y.dtype), str(y.shape), str(y.reshape(-1).tolist()), "partition iid"):
-        partition.by_labels(y, devices=1, labels=1)
+def test_what_cannot_be_is_refused(
+    deal: Callable[..., Any], given: dict[str, Any], words: list[str]
+) -> None:
+    with refused(*words):
+        deal(**given)

@@ -187,13 +187,8 @@ def test_sfedhp_is_honest_for_any_sizes(
     y, labels = labels_of(counts), data.draw(st.integers(1, len(counts)))
     devices = min(devices, len(y))
     dealt = recipes.sfedhp(
-        y,
-        devices=devices,
-        labels=labels,
-        validation_share=share,
-        train_per_label=train,
-        test_per_label=test,
-    )
+        y, devices=devices, labels=labels, validation_share=share, train_per_label=train, test_per_label=test,
+    )  # fmt: skip
     assert dealt.test is not None
     assert dealt.validation is not None
     assert {len(pile) for pile in dealt.validation} == {

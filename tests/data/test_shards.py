@@ -16,13 +16,10 @@ def shards(**changes: Any) -> Shards:
     one.
     """
     fields: dict[str, Any] = {
-        "x": torch.arange(12.0).reshape(6, 2),
-        "y": torch.tensor([0, 1, 2, 0, 1, 2]),
-        "train": Part.of([[0], [3]]),
-        "validation": Part.of([[1], [4]]),
-        "test": Part.of([[2], [5]]),
+        "x": torch.arange(12.0).reshape(6, 2), "y": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "train": Part.of([[0], [3]]), "validation": Part.of([[1], [4]]), "test": Part.of([[2], [5]]),
         "classes": 3,
-    }
+    }  # fmt: skip
     return Shards(**{**fields, **changes})
 
 
@@ -38,17 +35,6 @@ def test_part_may_hold_nothing() -> None:
     part = Part.of([[], []])
     assert part.counts().tolist() == [0, 0]
     assert part.index.dtype == torch.int64
-
-
-def test_part_refuses_other_types() -> None:
-    with refused("Part.index", "torch.float32 of shape (2,)", "Part.of"):
-        Part(torch.zeros(2), torch.tensor([0, 2]))
-
-
-@pytest.mark.parametrize("offset", [[0, 1], [1, 2], [0, 2, 1, 2], []])
-def test_part_refuses_offsets_that_do_not_rise_to_the_end(offset: list[int]) -> None:
-    with refused("rise from 0 to 2", str(offset), "Part.of"):
-        Part(torch.tensor([0, 1]), torch.tensor(offset, dtype=torch.int64))
 
 
 def test_parts_by_name() -> None:
@@ -109,9 +95,60 @@ def test_validation_and_test_may_be_empty() -> None:
     assert shards(validation=nothing, test=nothing).test.counts().tolist() == [0, 0]
 
 
-def test_refuses_x_and_y_of_different_lengths() -> None:
-    with refused("x has shape (6, 2) and y (5,)", "per example"):
-        shards(y=torch.zeros(5, dtype=torch.int64))
+def with_bad(bad: float) -> torch.Tensor:
+    """Features of which two examples are bad."""
+    x = torch.zeros(6, 2)
+    x[2, 0] = x[2, 1] = x[4, 1] = bad
+    return x
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "other lengths": ({"y": torch.zeros(5, dtype=torch.int64)}, ["x has shape (6, 2) and y (5,)", "per example"]),
+    "no devices": (dict.fromkeys(("train", "validation", "test"), Part.of([])), ["0 devices", "at least one"]),
+    "parts of other sizes": ({"test": Part.of([[2]])}, ["'train': 2", "'test': 1", "empty piece"]),
+    **{
+        f"features of {bad}": ({"x": with_bad(bad)}, ["x has NaN or infinity in 2 of 6 examples", "example 2", "repair or drop"])
+        for bad in (float("nan"), float("inf"), float("-inf"))
+    },
+    "targets of nan": (
+        {"y": torch.tensor([0, 0, 0, 0, 0, float("nan")]), "classes": None},
+        ["y has NaN or infinity in 1 of 6", "example 5", "repair or drop"],
+    ),
+    **{
+        f"the label {label}": ({"y": torch.tensor([0, label, 2, 0, 1, 2])}, ["labels", "3 classes 0 to 2", "1 of 6", f"y[1] = {label}"])
+        for label in (-1, 3)
+    },
+    "labels without classes": ({"classes": None}, ["classes is None", "classes=3"]),
+    "targets with classes": ({"y": torch.zeros(6)}, ["torch.float32", "classes is 3", "y.long()"]),
+    "targets of another type": (
+        {"y": torch.zeros(6, dtype=torch.float64), "classes": None}, ["y is torch.float64", "x is torch.float32", "y.to(x.dtype)"],
+    ),
+    "labels on two axes": ({"y": torch.zeros(6, 1, dtype=torch.int64)}, ["torch.int64 of shape (6, 1)", "y.long().reshape(-1)"]),
+    "labels of int32": ({"y": torch.zeros(6, dtype=torch.int32)}, ["torch.int32 of shape (6,)", "y.long().reshape(-1)"]),
+    **{
+        f"features of {dtype}": ({"x": torch.zeros(6, 2, dtype=dtype)}, [f"x is {dtype}", "x.float() / 255"])
+        for dtype in (torch.uint8, torch.int64, torch.bool)
+    },
+    **{
+        f"the index {number}": ({"test": Part.of([[2], [number]])}, [f"test.index names examples {number}", "0 to 5", "positions in x"])
+        for number in (-1, 6)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    changes, words = REFUSED[name]
+    with refused(*words):
+        shards(**changes)
+
+
+def test_a_part_is_of_whole_numbers_with_offsets_that_rise_to_the_end() -> None:
+    with refused("Part.index", "torch.float32 of shape (2,)", "Part.of"):
+        Part(torch.zeros(2), torch.tensor([0, 2]))
+    for offset in ([0, 1], [1, 2], [0, 2, 1, 2], []):
+        with refused("rise from 0 to 2", str(offset), "Part.of"):
+            Part(torch.tensor([0, 1]), torch.tensor(offset, dtype=torch.int64))
 
 
 def test_names_devices_without_training_examples() -> None:
@@ -122,70 +159,6 @@ def test_names_devices_without_training_examples() -> None:
     assert some.chosen([1]).receivers.tolist() == []
     with refused("none of 3 devices", "at least one"):
         shards(train=nothing, validation=nothing, test=nothing)
-
-
-def test_refuses_no_devices() -> None:
-    with refused("0 devices", "at least one"):
-        shards(train=Part.of([]), validation=Part.of([]), test=Part.of([]))
-
-
-def test_refuses_parts_of_different_sizes() -> None:
-    with refused("'train': 2", "'test': 1", "empty piece"):
-        shards(test=Part.of([[2]]))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_refuses_features_that_are_not_finite(bad: float) -> None:
-    x = torch.zeros(6, 2)
-    x[2, 0] = x[2, 1] = x[4, 1] = bad
-    with refused("x has NaN or infinity in 2 of 6 examples", "example 2", "repair or drop"):
-        shards(x=x)
-
-
-def test_refuses_targets_that_are_not_finite() -> None:
-    with refused("y has NaN or infinity in 1 of 6", "example 5", "repair or drop"):
-        shards(y=torch.tensor([0, 0, 0, 0, 0, float("nan")]), classes=None)
-
-
-@pytest.mark.parametrize("label", [-1, 3])
-def test_refuses_labels_outside_the_classes(label: int) -> None:
-    with refused("labels", "3 classes 0 to 2", "1 of 6", f"y[1] = {label}"):
-        shards(y=torch.tensor([0, label, 2, 0, 1, 2]))
-
-
-def test_refuses_labels_without_classes() -> None:
-    with refused("classes is None", "classes=3"):
-        shards(classes=None)
-
-
-def test_refuses_targets_with_classes() -> None:
-    with refused("torch.float32", "classes is 3", "y.long()"):
-        shards(y=torch.zeros(6))
-
-
-def test_refuses_targets_of_another_type() -> None:
-    with refused("y is torch.float64", "x is torch.float32", "y.to(x.dtype)"):
-        shards(y=torch.zeros(6, dtype=torch.float64), classes=None)
-
-
-@pytest.mark.parametrize(
-    "y", [torch.zeros(6, 1, dtype=torch.int64), torch.zeros(6, dtype=torch.int32)]
-)
-def test_refuses_labels_of_another_form(y: torch.Tensor) -> None:
-    with refused(f"{y.dtype} of shape {tuple(y.shape)}", "y.long().reshape(-1)"):
-        shards(y=y)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
-def test_refuses_integer_features(dtype: torch.dtype) -> None:
-    with refused(f"x is {dtype}", "x.float() / 255"):
-        shards(x=torch.zeros(6, 2, dtype=dtype))
-
-
-@pytest.mark.parametrize("number", [-1, 6])
-def test_refuses_an_index_out_of_range(number: int) -> None:
-    with refused(f"test.index names examples {number}", "0 to 5", "positions in x"):
-        shards(test=Part.of([[2], [number]]))
 
 
 def test_is_frozen_and_can_be_replaced() -> None:

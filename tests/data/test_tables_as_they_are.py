@@ -88,7 +88,6 @@ def test_indicators_are_added_for_columns_with_gaps_in_training(tmp_path: Path) 
     rows = [row.replace(",NA,", ",red,") for row in ROWS]
     shards = files(written(tmp_path, *rows), missing="indicator")
     assert shards.names.features == ("heat", "heat is missing", "kind=blue", "kind=red")
-    assert shards.scaling is not None
     assert shards.scaling.shift.tolist() == [3, 0, 0, 0]  # zeros and ones are not scaled
     assert shards.scaling.factor[1:].tolist() == [1, 1, 1]
     assert sorted(shards.x[:, 1].tolist()) == [0, 0, 0, 0, 1, 1]
@@ -98,41 +97,27 @@ def test_indicators_are_added_for_columns_with_gaps_in_training(tmp_path: Path) 
 
 def test_a_later_file_is_encoded_as_the_training_rows_were(tmp_path: Path) -> None:
     shards = files(written(tmp_path, *ROWS), missing="mean", normalise="none")
-    assert shards.encoding is not None
     kept = Encoding.read(shards.encoding.as_dict())
     assert kept == shards.encoding
     path = written(tmp_path, "red,", "violet,7", header="kind,heat", name="new.csv")
     table = unlabelled(
-        Path(path),
-        TableOptions(),
-        features=shards.names.features,
-        shape=(3,),
-        faults=Faults(),
+        Path(path), TableOptions(), features=shards.names.features, shape=(3,), faults=Faults(),
         encoding=kept,
-    )
+    )  # fmt: skip
     assert table.x.tolist() == [[3, 0, 1], [7, 0, 0]]
     own = written(
         tmp_path, "-,blue,ok", "2,red,hot", "3,red,", header="heat,kind,label", name="c.csv"
     )
     device = device_file(
-        Path(own),
-        features=shards.names.features,
-        classes=shards.names.classes,
-        scaling=shards.scaling,
-        shape=(3,),
-        encoding=kept,
-        split=ALL,
-    )
+        Path(own), features=shards.names.features, classes=shards.names.classes, scaling=shards.scaling,
+        shape=(3,), encoding=kept, split=ALL,
+    )  # fmt: skip
     assert sorted(device.x[device.train.index].tolist()) == [[2, 0, 1], [3, 1, 0]]
     np.savez(tmp_path / "new.npz", x=table.x)
     array = unlabelled(
-        tmp_path / "new.npz",
-        TableOptions(),
-        features=shards.names.features,
-        shape=(3,),
-        faults=Faults(),
+        tmp_path / "new.npz", TableOptions(), features=shards.names.features, shape=(3,), faults=Faults(),
         encoding=kept,
-    )
+    )  # fmt: skip
     assert array.x.tolist() == table.x.tolist()
     assert device.notes[0] == "1 of 3 rows are left out: label in 1 missing."
 
@@ -314,13 +299,9 @@ def test_missing_is_one_of_four(tmp_path: Path) -> None:
 def test_parquet_has_words_gaps_and_dates(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     cells = {
-        "device": ["a", "a", "b", None],
-        "heat": [1.0, None, 3.0, 4.0],
-        "kind": ["red", "blue", None, "red"],
-        "on": [True, False, True, None],
-        "day": [datetime.date(2026, 1, 31)] * 4,
-        "label": [1, 0, 1, 0],
-    }
+        "device": ["a", "a", "b", None], "heat": [1.0, None, 3.0, 4.0], "kind": ["red", "blue", None, "red"],
+        "on": [True, False, True, None], "day": [datetime.date(2026, 1, 31)] * 4, "label": [1, 0, 1, 0],
+    }  # fmt: skip
     path = tmp_path / "table.parquet"
     parquet.write_table(arrow.table(cells), path)
     with refused("column 'day' has dates or times, such as 2026-01-31"):

@@ -117,7 +117,6 @@ class Siege:
 
     def end(self) -> None:
         """End the round; it must be that of the undisturbed run."""
-        assert self._round is not None
         self.go.set()
         self._round.join(30)
         assert not self._round.is_alive(), "the round does not end"
@@ -258,7 +257,6 @@ def other_authority(siege: Siege) -> Identity:
 
 
 def revoked(siege: Siege) -> Identity:
-    assert siege.tree.authority is not None
     out = siege.certificate(NAME)
     siege.tree.authority.revoke(out.folder.name)
     return out
@@ -286,24 +284,14 @@ def own(siege: Siege) -> Identity:
 
 
 OUTSIDE = [
-    Attack(
-        "a certificate of another authority",
-        CORE,
-        COUNTED,
-        stranger(GREETING, identity=other_authority),
-    ),
+    Attack("a certificate of another authority", CORE, COUNTED, stranger(GREETING, identity=other_authority)),
     Attack(
         "a certificate that has ended",
         CORE,
         COUNTED,
         stranger(GREETING, identity=lambda siege: siege.certificate(NAME, days=-1)),
     ),
-    Attack(
-        "no certificate",
-        CORE,
-        COUNTED,
-        stranger(GREETING, authority=lambda siege: own(siege).authority()),
-    ),
+    Attack("no certificate", CORE, COUNTED, stranger(GREETING, authority=lambda siege: own(siege).authority())),
     Attack("plain text, without TLS", CORE, COUNTED, stranger(GREETING)),
     Attack("TLS 1.2", COVEY, "it uses TLSv1.2; TLSv1.3 is needed", old_tls),
     Attack("a revoked certificate", COVEY, "is revoked", stranger(GREETING, identity=revoked)),
@@ -317,16 +305,11 @@ OUTSIDE = [
         "a seat that is not listed",
         COVEY,
         "its certificate is of device99, not listed here",
-        stranger(
-            hello("device99", fingerprint=FINGERPRINT),
-            identity=lambda siege: siege.certificate("device99"),
-        ),
+        stranger(hello("device99", fingerprint=FINGERPRINT), identity=lambda siege: siege.certificate("device99")),
     ),
     Attack("a second process on a seat", COVEY, f"{NAME} is taken by", second_process),
     Attack(
-        "another program",
-        COVEY,
-        "its program has the fingerprint 'ffffffffffffffff'",
+        "another program", COVEY, "its program has the fingerprint 'ffffffffffffffff'",
         stranger(hello(NAME, fingerprint="f" * 16), identity=own),
     ),
     Attack(
@@ -335,15 +318,10 @@ OUTSIDE = [
         "it speaks protocol 99",
         stranger(hello(NAME, fingerprint=FINGERPRINT, protocol=99), identity=own),
     ),
-    Attack(
-        "a truncated hello",
-        COVEY,
-        "a Frame that cannot be read",
-        stranger(GREETING[:-3], identity=own),
-    ),
+    Attack("a truncated hello", COVEY, "a Frame that cannot be read", stranger(GREETING[:-3], identity=own)),
     Attack("a stream without a word", COVEY, "no hello in 1 s", stranger(identity=own)),
     Attack("many streams at once", COVEY, f"{NAME} dials too often at once", many_streams),
-]
+]  # fmt: skip
 
 
 # On a seat
@@ -498,9 +476,8 @@ def sends(make: Callable[[Intruder], bytes]) -> Callable[[Siege], None]:
 
 
 def half(intruder: Intruder) -> bytes:
-    return frame(
-        2, Reply(key=key_sent(intruder.key), seat=SEAT, size=2**18)
-    )  # no bytes of the answer follow
+    # no bytes of the answer follow
+    return frame(2, Reply(key=key_sent(intruder.key), seat=SEAT, size=2**18))
 
 
 def behind(siege: Siege) -> None:
@@ -546,12 +523,8 @@ INSIDE = [
         lambda data: with_row(data, torch.cat([rows_of(data), torch.ones(1)])),
     ),
     answer("a wrong shape inside", "a row of", with_inner_width),
-    answer(
-        "a wrong dtype", "a message of rows", lambda data: with_row(data, rows_of(data).double())
-    ),
-    answer(
-        "two rows", "a message of 2 rows, expected 1", lambda data: with_row(data, rows_of(data), 2)
-    ),
+    answer("a wrong dtype", "a message of rows", lambda data: with_row(data, rows_of(data).double())),
+    answer("two rows", "a message of 2 rows, expected 1", lambda data: with_row(data, rows_of(data), 2)),
     answer("a truncated answer", "an envelope with a row of", lambda data: data[:-9]),
     answer("garbage as an answer", "an envelope with a header of", lambda data: b"\xff" * 999),
     answer("an empty answer", "an envelope of 0 bytes", lambda data: b""),
@@ -564,18 +537,12 @@ INSIDE = [
     in_facts("facts of another's subtree", "a fact of node 2, which is not", of_another),
     in_facts("facts that are no numbers", "gradients = nan", not_a_number),
     in_facts("an error without a kind", "an error that is not a kind and a text", false_error),
-    on_the_wire(
-        "garbage as a frame", "a Frame that cannot be read", sends(lambda _: b"\xff" * 100)
-    ),
-    on_the_wire(
-        "an oversized message",
-        "more than 8388608",
-        sends(lambda _: frame(2, Reply(size=2**40))),
-    ),
+    on_the_wire("garbage as a frame", "a Frame that cannot be read", sends(lambda _: b"\xff" * 100)),
+    on_the_wire("an oversized message", "more than 8388608", sends(lambda _: frame(2, Reply(size=2**40)))),
     on_the_wire("a message that stops in the middle", "a message stalls", sends(half)),
     on_the_wire("a flood of answers", f"evicted {NAME}", flood),
     on_the_wire("a disk that is behind", "its disk is behind its parent's journal (empty)", behind),
-]
+]  # fmt: skip
 ATTACKS = [*OUTSIDE, *INSIDE]
 
 

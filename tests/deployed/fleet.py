@@ -104,15 +104,9 @@ class Fleet:
         parents = [name for name in self.names if not name.startswith("device")]
         addresses = [f'{name} = "{machines.addresses[name]}:{PORT}"' for name in parents]
         text = COMMON.format(
-            rounds=rounds,
-            settings=settings,
-            algorithm=algorithm,
-            devices=DEVICES,
-            edges=EDGES,
-            state=self.state,
-            deploy=deploy,
-            addresses="\n".join(addresses),
-        )
+            rounds=rounds, settings=settings, algorithm=algorithm, devices=DEVICES, edges=EDGES,
+            state=self.state, deploy=deploy, addresses="\n".join(addresses),
+        )  # fmt: skip
         self.file.write_text(text, encoding="utf-8")
         planned = exits(0, "deploy", "plan", self.file, "--issue", "--out", self.plan, "--json")
         assert sorted(json.loads(planned.out)["processes"]) == sorted(self.names)
@@ -160,13 +154,9 @@ class Fleet:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                words,
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            )  # fmt: skip
 
     def close(self) -> None:
         """End everything that still runs."""

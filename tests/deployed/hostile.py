@@ -42,14 +42,9 @@ def hello(
     """The frame of a hello; `last_key` is what the disks have written last."""
     seats = [Taken(name=name, last_key=last_key or "") for name in names]
     said = Hello(
-        protocol=protocol,
-        fingerprint=fingerprint,
-        instance=b"i" * 16,
-        nonce=b"n" * 32,
-        seats=seats,
-        draws=draws,
-        covey=version,
-    )
+        protocol=protocol, fingerprint=fingerprint, instance=b"i" * 16, nonce=b"n" * 32, seats=seats,
+        draws=draws, covey=version,
+    )  # fmt: skip
     return frame(1, said)
 
 

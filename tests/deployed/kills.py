@@ -349,11 +349,7 @@ def simulated(one: Experiment) -> dict[str, Any]:
 
 
 def tried(
-    name: str,
-    plan: Plan,
-    seed: int,
-    durability: Durability = "process",
-    torn: bool | None = None,
+    name: str, plan: Plan, seed: int, durability: Durability = "process", torn: bool | None = None
 ) -> Result:
     """A tree that is killed as planned; where `torn` is not None, every kill is a power cut."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as path:

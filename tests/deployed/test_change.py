@@ -472,16 +472,8 @@ def test_the_command_refuses_before_it_writes(pumps: Pumps, words: list[str], sa
     file = pumps.file("new.toml", NEW, 4)
     out = pumps.folder / "new"
     result = exits(
-        2,
-        "deploy",
-        "change",
-        file,
-        "--server",
-        pumps.folder / "old" / "server",
-        *words,
-        "--out",
-        out,
-    )
+        2, "deploy", "change", file, "--server", pumps.folder / "old" / "server", *words, "--out", out,
+    )  # fmt: skip
     assert said in result.err.replace("\n", " ")
     assert not out.exists()
 
@@ -525,8 +517,6 @@ def test_a_change_keeps_the_scaling_of_the_run(
     assert new["devices"] != old["devices"]
     (pumps.folder / "census.json").write_text(json.dumps(new), encoding="utf-8")
     read_again = census(str(pumps.folder / "census.json"), classes=("hot", "ok"))
-    assert read_again.scaling is not None
-    assert seen[0].old.experiment.data.scaling is not None
     assert read_again.scaling.factor.equal(seen[0].old.experiment.data.scaling.factor)
 
 
@@ -674,13 +664,6 @@ def test_shared_data_do_not_follow_their_devices(tmp_path: Path) -> None:
     file = [*SMALL, 'deploy.address={server="s", edge="{seat}"}']
     exits(0, "deploy", "plan", *file, "--out", tmp_path / "old")
     result = exits(
-        2,
-        "deploy",
-        "change",
-        *file,
-        "--server",
-        tmp_path / "old" / "server",
-        "--out",
-        tmp_path / "n",
-    )
+        2, "deploy", "change", *file, "--server", tmp_path / "old" / "server", "--out", tmp_path / "n",
+    )  # fmt: skip
     assert "follow their devices" in result.err.replace("\n", " ")

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +57,21 @@ ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
 
 
+@pytest.fixture
+def local(folder: Path) -> Iterator[LocalTree]:
+    """A tree whose nodes pass bytes to each other in this process."""
+    tree = LocalTree(folder)
+    yield tree
+    tree.close()
+
+
+def assert_simulated(run: covey.Run, case: Case, **changes: Any) -> covey.Run:
+    """The run has the bits of the simulator's, which is given."""
+    simulated = drained(covey.run(experiment(case, **changes)))
+    assert differences(everything(simulated), everything(run)) == []
+    return simulated
+
+
 def nan(data: bytes) -> bytes:
     """An answer with a NaN, where it has rows."""
     _, messages = open_sealed(data)
@@ -96,9 +111,8 @@ def lying(local: LocalTree, tier: str, number: int, lies: int) -> tuple[LocalTra
 
 
 @pytest.mark.parametrize("name", list(PLAIN) if ALL else ["Scaffold", "SFedHP", "DemLearn"])
-def test_a_node_that_lies_twice_is_asked_again(name: str, folder: Path) -> None:
+def test_a_node_that_lies_twice_is_asked_again(name: str, local: LocalTree) -> None:
     """A device and the node above it; the bits are those of the undisturbed run."""
-    local = LocalTree(folder)
     run = covey.run(experiment(CASES[name]), runtime=local)
     lied = [(lying(local, "device", 5, 2)[0], 5)]
     above = run.runtime.tree.tiers[-2]
@@ -107,13 +121,10 @@ def test_a_node_that_lies_twice_is_asked_again(name: str, folder: Path) -> None:
     drained(run)
     refused = [len(transport.refused(seat)) for transport, seat in lied]
     assert refused == [2] * len(lied)
-    simulated = drained(covey.run(experiment(CASES[name])))
-    assert differences(everything(simulated), everything(run)) == []
-    local.close()
+    assert_simulated(run, CASES[name])
 
 
-def test_a_seat_is_empty_after_three_lies_and_the_round_waits(folder: Path) -> None:
-    local = LocalTree(folder)
+def test_a_seat_is_empty_after_three_lies_and_the_round_waits(local: LocalTree) -> None:
     run = covey.run(experiment(PLAIN["FedAvg"]), runtime=local)
     transport, liar = lying(local, "device", 5, 100)
     thread = threading.Thread(target=next, args=(run,), daemon=True)
@@ -127,12 +138,10 @@ def test_a_seat_is_empty_after_three_lies_and_the_round_waits(folder: Path) -> N
     simulated = covey.run(experiment(PLAIN["FedAvg"]))
     next(simulated)
     assert differences(state(simulated), state(run)) == []
-    local.close()
 
 
-def test_rows_that_are_read_are_checked(folder: Path) -> None:
+def test_rows_that_are_read_are_checked(local: LocalTree) -> None:
     """The answers to orders too: here a row that is read is not finite, once."""
-    local = LocalTree(folder)
     run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
     next(run)
     device = local.nodes["device", 3]
@@ -155,7 +164,6 @@ def test_rows_that_are_read_are_checked(folder: Path) -> None:
     simulated = covey.run(experiment(PLAIN["PFedMe"]))
     next(simulated)
     assert all(map(torch.equal, rows, simulated.rows("personal")))
-    local.close()
 
 
 def without_reports(data: bytes) -> bytes:
@@ -225,13 +233,12 @@ OF_CLASSES = [(name, False) for name in FALSE_SCORES if name != "a negative squa
 
 
 @pytest.mark.parametrize(("name", "numbers"), [*[(one, True) for one in FALSE_SCORES], *OF_CLASSES])
-def test_scores_that_cannot_be_true_are_refused(name: str, numbers: bool, folder: Path) -> None:
+def test_scores_that_cannot_be_true_are_refused(name: str, numbers: bool, local: LocalTree) -> None:
     """They would end the run, in a root or in the file of the devices' figures."""
     case = PLAIN["FedAvg"]
     changes: dict[str, Any] = {"score_every": 1, "rounds": 1}
     if numbers:
         changes |= regression()
-    local = LocalTree(folder)
     run = covey.run(experiment(case, **changes), runtime=local)
     transport, liar = lying(local, "device", 5, 99)
     change, text = FALSE_SCORES[name]
@@ -249,13 +256,10 @@ def test_scores_that_cannot_be_true_are_refused(name: str, numbers: bool, folder
     reasons = transport.refused(5)
     assert len(reasons) == 2
     assert text in reasons[0]
-    simulated = drained(covey.run(experiment(case, **changes)))
-    assert differences(everything(simulated), everything(run)) == []
-    local.close()
+    assert_simulated(run, case, **changes)
 
 
-def test_a_server_that_hears_no_scores_says_so(folder: Path) -> None:
-    local = LocalTree(folder)
+def test_a_server_that_hears_no_scores_says_so(local: LocalTree) -> None:
     run = covey.run(experiment(PLAIN["FedAvg"], score_every=1), runtime=local)
     for number in range(run.runtime.tree.size("device")):
         _, liar = lying(local, "device", number, 99)
@@ -264,7 +268,6 @@ def test_a_server_that_hears_no_scores_says_so(folder: Path) -> None:
     local.nodes["server", 0].database.seat_children({"a phone": 1})
     with pytest.raises(TransportError, match=rf"{text} .* covey ctl evict NAME\.$"):
         next(run)
-    local.close()
 
 
 # With a quorum
@@ -429,8 +432,7 @@ def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
     transport, _ = lying(local, "device", 5, 2)
     drained(run)
     assert len(transport.refused(5)) == 2
-    simulated = drained(covey.run(experiment(PLAIN["PFedMe"])))
-    assert differences(everything(simulated), everything(run)) == []
+    assert_simulated(run, PLAIN["PFedMe"])
     local.close()
 
 
@@ -452,21 +454,18 @@ class Large(Algorithm):
         return torch.where(large[:, None], -3e38, 0 * w)
 
 
-def test_a_row_that_a_link_makes_infinite_is_a_divergence(folder: Path) -> None:
+def test_a_row_that_a_link_makes_infinite_is_a_divergence(local: LocalTree) -> None:
     """Its sender says so: it is not taken for a lie."""
     case = Case("Large", Large(), {"codec": {"name": "bitmap", "update": True}})
-    local = LocalTree(folder)
     run = covey.run(experiment(case), runtime=local)
     next(run)
     text = "round 2: the answer of device of device 5 is not finite as its link sends it"
     with pytest.raises(DivergedError, match=text):
         next(run)
     assert local.transport_above("device", 5).refused(5) == []
-    local.close()
 
 
-def test_a_norm_bound_is_of_training_alone(folder: Path) -> None:
-    local = LocalTree(folder)
+def test_a_norm_bound_is_of_training_alone(local: LocalTree) -> None:
     run = covey.run(experiment(PLAIN["PFedMe"], score_every=1), runtime=local)
     server = local.nodes["server", 0]
     bounds = {5: 1e-3}
@@ -482,7 +481,6 @@ def test_a_norm_bound_is_of_training_alone(folder: Path) -> None:
     simulated = covey.run(experiment(PLAIN["PFedMe"], score_every=1))
     next(simulated)
     assert differences(state(simulated), state(run)) == []
-    local.close()
 
 
 # What is counted
@@ -635,14 +633,14 @@ class Late(Algorithm):
         return w
 
 
-def test_a_model_that_is_first_kept_in_a_later_round_is_scored_from_then_on(folder: Path) -> None:
+def test_a_model_that_is_first_kept_in_a_later_round_is_scored_from_then_on(
+    local: LocalTree,
+) -> None:
     case = Case("Late", Late())
-    local = LocalTree(folder)
     run = drained(covey.run(experiment(case, score_every=1), runtime=local))
     simulated = drained(covey.run(experiment(case, score_every=1)))
     assert [list(record.models) for record in run.history][:2] == [["global"], ["global", "late"]]
     assert differences(everything(simulated), everything(run)) == []
-    local.close()
 
 
 @dataclass(frozen=True)
@@ -722,34 +720,28 @@ def changed_by(change: Callable[[Header], None]) -> Callable[[bytes], bytes]:
 
 
 def test_a_header_with_anything_false_is_dropped_and_its_sender_struck(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    local: LocalTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lie in every field, one after the other: the bits are those of the undisturbed run."""
     monkeypatch.setattr(local_transport, "STRIKES", 1_000)
-    local = LocalTree(folder)
     run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
     transport, liar = lying(local, "device", 2, len(LIES))
     lies = list(LIES.values())
     liar.change = lambda data: changed_by(lies.pop())(data)
     drained(run)
     assert len(transport.refused(2)) == len(LIES)
-    simulated = drained(covey.run(experiment(PLAIN["PFedMe"])))
-    assert differences(everything(simulated), everything(run)) == []
-    local.close()
+    assert_simulated(run, PLAIN["PFedMe"])
 
 
-def test_a_child_adds_no_model_to_a_run(folder: Path) -> None:
+def test_a_child_adds_no_model_to_a_run(local: LocalTree) -> None:
     """A name that no rehearsal keeps is not learned, and does not go on to the tiers above."""
-    local = LocalTree(folder)
     run = covey.run(experiment(CASES["SFedHP"], score_every=1), runtime=local)
     width = run.runtime.task.space.width
     _, liar = lying(local, "device", 2, 99)
     liar.change = changed_by(with_kept("evil", "float32", [width]))
     drained(run)
     assert not [name for _, name in run.runtime.kept() if name == "evil"]
-    simulated = drained(covey.run(experiment(CASES["SFedHP"], score_every=1)))
-    assert differences(everything(simulated), everything(run)) == []
-    local.close()
+    assert_simulated(run, CASES["SFedHP"], score_every=1)
 
 
 def fills_its_header(header: Header) -> None:
@@ -760,10 +752,9 @@ def fills_its_header(header: Header) -> None:
 
 
 def test_a_device_cannot_make_the_answer_of_its_edge_too_long(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    local: LocalTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Notes that no rehearsal has go no further than to the edge, which says so once."""
-    local = LocalTree(folder)
     run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
     edge = local.transport_above("edge", 0)
     for number in local.nodes["edge", 0].asks.seats:
@@ -771,14 +762,12 @@ def test_a_device_cannot_make_the_answer_of_its_edge_too_long(
         liar.change = changed_by(fills_its_header)
     drained(run)
     assert edge.refused(0) == []
-    simulated = drained(covey.run(experiment(CASES["SFedHP"])))
-    assert differences(everything(simulated), everything(run)) == []
+    simulated = assert_simulated(run, CASES["SFedHP"])
     assert [record.notes for record in simulated.history] == [r.notes for r in run.history]
     assert caplog.text.count("note_dropped: 0") == 1
-    local.close()
 
 
-def test_scores_of_two_children_cannot_overflow(folder: Path) -> None:
+def test_scores_of_two_children_cannot_overflow(local: LocalTree) -> None:
     def huge(data: bytes) -> bytes:
         header, messages = open_sealed(data)
         (packed,) = messages
@@ -791,34 +780,27 @@ def test_scores_of_two_children_cannot_overflow(folder: Path) -> None:
                 return self.handler(key, common, own)
             return super().__call__(key, common, own)
 
-    local = LocalTree(folder)
     run = covey.run(experiment(PLAIN["FedAvg"], score_every=1, rounds=1), runtime=local)
     for seat in (2, 3):
         liar = Scorer(local.nodes["device", seat].answer, 1, huge)
         local.transport_above("device", seat).take(seat, liar)
     drained(run)
     assert "beyond 1e+290" in local.transport_above("device", 2).refused(2)[0]
-    simulated = drained(covey.run(experiment(PLAIN["FedAvg"], score_every=1, rounds=1)))
-    assert differences(everything(simulated), everything(run)) == []
-    local.close()
+    assert_simulated(run, PLAIN["FedAvg"], score_every=1, rounds=1)
 
 
 SUBTREE = subtrees(Tree.grouped([2, 3]), "edge")[1]
 GOOD: dict[str, Any] = {
     "facts": {
-        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]],
-        "node_bytes": [["device", "up", [2, 4], [10, 0]]],
-        "cohorts": {"device": [2, 3]},
-        "notes": [["device", "loss", [0.5], 0.5, 0.5, 1]],
-        "gradients": 4.0,
-        "reports": [["m/test", "device", [3], [[1.0, math.nan]]]],
-        "needs": {"personal": ["head"]},
+        "traffic": [["edge-device", "up", "train", 1, 2, 3, 4, 5]], "node_bytes": [["device", "up", [2, 4], [10, 0]]],
+        "cohorts": {"device": [2, 3]}, "notes": [["device", "loss", [0.5], 0.5, 0.5, 1]], "gradients": 4.0,
+        "reports": [["m/test", "device", [3], [[1.0, math.nan]]]], "needs": {"personal": ["head"]},
     },
     "kept": [["device", "personal", "float32", [3]], ["edge", "_lost", "float64", []]],
     "number": 7,
     "missing": [[0, "train", 2**63, "device", 4, "late"]],
     "ended": [["key", [[0, "train", 7, "device", 4, "bad"]]]],
-}
+}  # fmt: skip
 
 
 def rehearsed() -> Rehearsed:
@@ -1101,8 +1083,7 @@ def error_with_rows(data: bytes) -> bytes:
     return seal({"error": ["ProgramError", "why"]}, messages)
 
 
-def test_an_error_with_rows_does_not_keep_the_answers_from_the_journal(folder: Path) -> None:
-    local = LocalTree(folder)
+def test_an_error_with_rows_does_not_keep_the_answers_from_the_journal(local: LocalTree) -> None:
     run = covey.run(experiment(CASES["SFedHP"]), runtime=local)
     transport, liar = lying(local, "device", 2, 1)
     liar.change = error_with_rows
@@ -1111,7 +1092,6 @@ def test_an_error_with_rows_does_not_keep_the_answers_from_the_journal(folder: P
     next(run)
     assert transport.refused(2) == ["an error with rows."]
     assert set(edge.asks.heard) == set(edge.asks.seats)  # what is journalled beside the answers
-    local.close()
 
 
 @pytest.mark.parametrize(
@@ -1138,8 +1118,7 @@ def blames_another(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("lane", ["train", "order"])
-def test_a_device_cannot_blame_another(folder: Path, lane: str) -> None:
-    local = LocalTree(folder)
+def test_a_device_cannot_blame_another(local: LocalTree, lane: str) -> None:
     run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
     if lane == "train":
         _, liar = lying(local, "device", 2, 1)
@@ -1152,7 +1131,6 @@ def test_a_device_cannot_blame_another(folder: Path, lane: str) -> None:
         local.transport_above("device", 2).take(2, lambda *_: failure)
         with pytest.raises(ProgramError, match=r"^device 2: device 5: ValueError: why$"):
             run.rows("personal")
-    local.close()
 
 
 def test_a_header_that_is_nested_deeply_is_refused() -> None:

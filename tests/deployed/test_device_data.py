@@ -122,20 +122,9 @@ def test_a_file_that_changed_is_refused(config: Config, tmp_path: Path) -> None:
     text = config.text()
     (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
     result = exits(
-        2,
-        "node",
-        "--insecure",
-        "--name",
-        "device1",
-        "--parent",
-        "localhost:1",
-        "--data",
-        own,
-        "--experiment",
-        tmp_path / "experiment.toml",
-        "--state",
-        tmp_path / "state",
-    )
+        2, "node", "--insecure", "--name", "device1", "--parent", "localhost:1", "--data", own,
+        "--experiment", tmp_path / "experiment.toml", "--state", tmp_path / "state",
+    )  # fmt: skip
     assert "Describe it again" in result.err
 
 
@@ -249,8 +238,6 @@ def test_a_tree_has_the_inputs_of_the_simulator(tmp_path: Path, missing: str) ->
     config, same = sites(tmp_path, missing)
     whole = census(str(tmp_path / "facts"), classes=("hot", "ok"), missing=missing)  # type: ignore[arg-type]
     assert whole.names.features == same.names.features
-    assert same.scaling is not None
-    assert whole.scaling is not None
     assert whole.scaling.shift.equal(same.scaling.shift)
     for device in range(3):
         own = own_examples(config, tmp_path / "sites" / f"device{device}.csv", whole, device)
@@ -482,7 +469,6 @@ def test_devices_predict_with_what_stays_with_them(
     device = covey.load(out / "device1" / "state" / "device1")
     own = own_examples(device.config, tmp_path / "device1.csv", device.config.experiment(0).data, 1)
     test = own.part("test").index
-    assert own.scaling is not None
     rows = own.scaling.undone(own.x[test].double())  # in the units of the device's file
     right = device.predict(rows.numpy()) == np.asarray(("hot", "ok"))[own.y[test]]
     if "pfedgp" not in changes[0]:  # which predicts otherwise than by the module alone

@@ -141,10 +141,7 @@ def test_only_the_server_says_where_it_stands(certified: Certified, tmp_path: Pa
     for changes in others:
         forged = lie(request, true, **changes)
         assert "a key that is not of the epoch beside it" in refusal(device, forged)
-    later = [
-        lie(request, true, round=FAR),
-        order("release", true, {"label": "chosen global"}, FAR),
-    ]
+    later = [lie(request, true, round=FAR), order("release", true, {"label": "chosen global"}, FAR)]
     for forged in later:
         assert "and asked for" in refusal(device, forged)
     certified.restart("device", 3)

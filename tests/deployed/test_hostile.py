@@ -104,7 +104,6 @@ def test_another_authority(tree: Family, tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_a_certificate_that_has_ended(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
-    assert tree.authority is not None
     folder = tree.authority.issue("old", seats=["device1"], days=-1, holders="keep")
     stranger = Peer(tree.parent.address, Identity(folder)).send(hello("device1"))
     assert stranger.end()[0] == "UNAVAILABLE"
@@ -130,7 +129,6 @@ def test_tls_of_an_older_version(tree: Family, caplog: pytest.LogCaptureFixture)
 
 
 def test_a_revoked_certificate(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
-    assert tree.authority is not None
     tree.authority.revoke("device2")
     end = peer(tree, 2, hello("device2")).end()
     refused(caplog, end, "UNAUTHENTICATED", "is revoked")
@@ -144,7 +142,6 @@ def test_a_revoked_certificate(tree: Family, caplog: pytest.LogCaptureFixture) -
 def test_a_certificate_that_is_revoked_while_its_stream_is_open(
     tree: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert tree.authority is not None
     thief = joined(tree, 3)
     tree.authority.revoke("device3")
     refused(caplog, thief.end(), "UNAUTHENTICATED", "is revoked")
@@ -154,7 +151,6 @@ def test_a_certificate_that_is_revoked_while_its_stream_is_open(
 def test_a_certificate_that_ends_while_its_stream_is_open(
     tree: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert tree.authority is not None
     tree.authority.renew("device4", days=1.5 / 86_400)
     refused(caplog, joined(tree, 4).end(), "UNAUTHENTICATED", "its certificate ended at")
 
@@ -165,7 +161,6 @@ def test_the_name_of_another(tree: Family, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_seat_that_is_not_listed(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
-    assert tree.authority is not None
     folder = tree.authority.issue("device99")
     end = Peer(tree.parent.address, Identity(folder)).send(hello("device99")).end()
     refused(caplog, end, "PERMISSION_DENIED", "its certificate is of device99, not listed here")
@@ -195,19 +190,10 @@ def test_a_second_process_on_a_seat(tree: Family, caplog: pytest.LogCaptureFixtu
         (b"", "INVALID_ARGUMENT", "without a head"),
     ],
     ids=[
-        "program",
-        "protocol",
-        "draws",
-        "version",
-        "nobody",
-        "twice",
-        "reply",
-        "welcome",
-        "truncated",
-        "text",
+        "program", "protocol", "draws", "version", "nobody", "twice", "reply", "welcome", "truncated", "text",
         "empty",
     ],
-)
+)  # fmt: skip
 def test_a_bad_hello(
     tree: Family, caplog: pytest.LogCaptureFixture, first: bytes, code: str, text: str
 ) -> None:
@@ -227,7 +213,6 @@ def test_a_hello_that_is_longer_than_its_seats_need(
 def test_a_hello_of_many_seats_is_read(tmp_path: Path) -> None:
     """With keys as long as any."""
     with family(tmp_path, count=300) as tree:
-        assert tree.authority is not None
         names = [f"device{number}" for number in range(300)]
         folder = tree.authority.issue("gateway", seats=names, holders="revoke")
         first = hello(*names, last_key="k" * 1_900)
@@ -429,7 +414,6 @@ def test_a_parent_whose_certificate_is_revoked(
     tree: Family, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It does not know that it is revoked, and lets the child in; the child leaves."""
-    assert tree.authority is not None
     stolen = tree.authority.issue("stolen", seats=["server"], holders="keep")
     copy = shutil.copytree(stolen, tmp_path / "stolen")
     tree.authority.revoke("stolen")

@@ -94,11 +94,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Besieged]:
     finish(out.run)
     assert sorted(
         path.name for path in (out.folder / "nodes" / "device0" / "models").iterdir()
-    ) == [
-        "edge.safetensors",
-        "global.safetensors",
-        "personal.safetensors",
-    ]
+    ) == ["edge.safetensors", "global.safetensors", "personal.safetensors"]
     simulated = covey.run(out.experiment)
     for _ in simulated:
         pass
@@ -130,25 +126,15 @@ ORDERS: dict[str, tuple[Order, str]] = {
     "an absolute model": (written(row("edge", "/tmp/x"), model="/tmp/x", tier="edge"), "/tmp/x"),
     "another model": (written(model="m1"), "keeps 'personal' (device), 'edge' (edge) alone"),
     "2,000 models": (
-        (
-            "write",
-            {"models": [{**MODEL, "model": f"m{i}"} for i in range(2000)], "broadcast": True},
-            [],
-        ),
+        ("write", {"models": [{**MODEL, "model": f"m{i}"} for i in range(2000)], "broadcast": True}, []),
         "this algorithm keeps",
     ),
     "a model twice": (("write", {"models": [MODEL, MODEL], "broadcast": True}, []), "twice"),
     "a model of another tier": (written(tier="edge"), "('edge', 'personal')"),
-    "a model under another label": (
-        written(label="L0"),
-        "6 labels of edge, global, personal alone",
-    ),
+    "a model under another label": (written(label="L0"), "6 labels of edge, global, personal alone"),
     "a model beside others": (written(beside=["../x"]), "'../x'"),
     "a model with a new field": (written(path="/tmp"), "path"),
-    "a model that is a text": (
-        ("write", {"models": ["personal"], "broadcast": True}, []),
-        "models",
-    ),
+    "a model that is a text": (("write", {"models": ["personal"], "broadcast": True}, []), "models"),
     "a row that no model needs": (written(row("edge", "edge")), "none of its models needs"),
     "a wide row of a model": (
         written(row("server", "fallback personal", torch.zeros(9))),
@@ -171,21 +157,15 @@ ORDERS: dict[str, tuple[Order, str]] = {
     "rows of another label": (thawed(label="L0"), "the label 'L0'"),
     "rows twice": (("thaw", {"routes": [[0, 0, 0]] * 2}, [row("device", "personal")] * 2), "twice"),
     "rows without a way": (("thaw", {"routes": []}, [row("device", "personal")]), "shorter"),
-    "rows with a false way": (
-        ("thaw", {"routes": [[0, 0, -1]]}, [row("device", "personal")]),
-        "routes with -1",
-    ),
+    "rows with a false way": (("thaw", {"routes": [[0, 0, -1]]}, [row("device", "personal")]), "routes with -1"),
     "rows beside an order": (("hold", HELD, [row("device", "personal")]), "hold with 1 rows"),
     "no such order": (("erase", {}, []), "there are hold, release, read, freeze, thaw, write"),
     "a method as an order": (("__init__", {}, []), "the order '__init__'"),
-    "more arguments": (
-        ("read", {"name": "personal", "label": "present", "path": "/"}, []),
-        "read with",
-    ),
+    "more arguments": (("read", {"name": "personal", "label": "present", "path": "/"}, []), "read with"),
     "fewer arguments": (("read", {"name": "personal"}, []), "without 'label'"),
     "a list of arguments": (("freeze", [], []), "arguments with"),
     "a part in words": (("freeze", {"part": ["device", "0", "1"]}, []), "part with '0'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tier", ["device", "edge"])
@@ -221,12 +201,7 @@ def test_many_labels_leave_no_row(besieged: Besieged) -> None:
 
 
 def asked(
-    besieged: Besieged,
-    program: str,
-    lane: str = "train",
-    *,
-    rows: Any = None,
-    **changes: Any,
+    besieged: Besieged, program: str, lane: str = "train", *, rows: Any = None, **changes: Any
 ) -> tuple[AskKey, bytes, bytes]:
     """A request for a program; `changes` are those of its headers."""
     if rows is None:
@@ -269,22 +244,7 @@ def with_epoch(**changes: Any) -> Ask:
 
 
 ASKS: dict[str, tuple[Ask, str]] = {
-    **{
-        f"the program {name}": (
-            lambda b, name=name: asked(b, f"algorithm.{name}"),
-            "device 0 is asked for algorithm.device alone",
-        )
-        for name in (
-            "__init__",
-            "__class__",
-            "__setattr__",
-            "server",
-            "edge",
-            "fit",
-            "advice",
-            "nope",
-        )
-    },
+    **{f"the program {name}": (lambda b, name=name: asked(b, f"algorithm.{name}"), "device 0 is asked for algorithm.device alone") for name in ("__init__", "__class__", "__setattr__", "server", "edge", "fit", "advice", "nope")},
     "a program of a module": (lambda b: asked(b, "os.system"), "nobody is asked for to train"),
     "a program that trains while it scores": (
         lambda b: asked(b, "algorithm.device", "score"),
@@ -308,10 +268,7 @@ ASKS: dict[str, tuple[Ask, str]] = {
     "scores in a billion bins": (scored(bins=10**9), "this experiment does not have"),
     "scores of other slots": (scored(slots=[["w", 0, 3]]), "this experiment does not have"),
     "scores of single examples": (scored(least=1), "multiple values for keyword argument 'least'"),
-    "a wide row": (
-        lambda b: asked(b, "algorithm.device", rows=[packed(torch.zeros(9))]),
-        "more than 6",
-    ),
+    "a wide row": (lambda b: asked(b, "algorithm.device", rows=[packed(torch.zeros(9))]), "more than 6"),
     "a row of 2^31 values in few bytes": (
         lambda b: asked(b, "algorithm.device", rows=[packed(ROW, width=2**31)]),
         "more than 6",
@@ -320,23 +277,11 @@ ASKS: dict[str, tuple[Ask, str]] = {
         lambda b: asked(b, "algorithm.device", rows=[packed(ROW[:3], width=6)]),
         "a row of",
     ),
-    "a row of another type": (
-        lambda b: asked(b, "algorithm.device", rows=[packed(ROW.double())]),
-        "with such rows",
-    ),
-    "two rows": (
-        lambda b: asked(b, "algorithm.device", rows=[packed(ROW, 2)]),
-        "a message of 2 rows",
-    ),
-    "two messages": (
-        lambda b: asked(b, "algorithm.device", rows=[packed(ROW)] * 2),
-        "with such rows",
-    ),
+    "a row of another type": (lambda b: asked(b, "algorithm.device", rows=[packed(ROW.double())]), "with such rows"),
+    "two rows": (lambda b: asked(b, "algorithm.device", rows=[packed(ROW, 2)]), "a message of 2 rows"),
+    "two messages": (lambda b: asked(b, "algorithm.device", rows=[packed(ROW)] * 2), "with such rows"),
     "no rows": (lambda b: asked(b, "algorithm.device", rows=[]), "with such rows"),
-    "a shape": (
-        lambda b: asked(b, "algorithm.device", rows_=0, shapes=[[7]]),
-        "values, not of [7]",
-    ),
+    "a shape": (lambda b: asked(b, "algorithm.device", rows_=0, shapes=[[7]]), "values, not of [7]"),
     "a count that is none": (lambda b: asked(b, "algorithm.device", idle="x"), "idle with 'x'"),
     "a header of lists": (lambda b: (b.key("train", "algorithm.device"), deep(), b""), "read"),
     "a long header": (lambda b: asked(b, "algorithm.device", junk="x" * 2**19), "more than"),
@@ -348,7 +293,7 @@ ASKS: dict[str, tuple[Ask, str]] = {
     "the key of another attempt": (with_key(attempt=3), "not of the epoch beside it"),
     "the key of a round that no run has": (with_key(round=2**62), "round with"),
     "a key with a long digest": (with_key(parameters="a" * 999), "parameters with"),
-}
+}  # fmt: skip
 
 
 def deep() -> bytes:

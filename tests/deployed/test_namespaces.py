@@ -87,10 +87,7 @@ ON_A_TREE = {
     "fedalt": ("edge_rounds = 2\ndevice_sample = 3", "", breaks),
     "al2gd": ("p = 0.1\nedge_p = 0.3", "", unplugs),
 }
-FLAT = {
-    "scaffold": ("steps = 4\nsample = 5", FEEDBACK, cuts),
-    "fedamp": ("steps = 4", "", breaks),
-}
+FLAT = {"scaffold": ("steps = 4\nsample = 5", FEEDBACK, cuts), "fedamp": ("steps = 4", "", breaks)}
 
 
 @pytest.mark.parametrize("name", [*ON_A_TREE, *FLAT])

@@ -133,13 +133,7 @@ def test_the_replay_of_late_answers_is_the_run(
     algorithm = f'name = "{name}"\nedge_rounds = 2\nsteps = 3'
     patience = "quorum = {server = 1, edge = 1}\ndeadline = {server = 6.0, edge = 1.0}"
     with Fleet(
-        tmp_path,
-        machines,
-        algorithm,
-        proxies=True,
-        rounds=20,
-        settings=FEEDBACK,
-        deploy=patience,
+        tmp_path, machines, algorithm, proxies=True, rounds=20, settings=FEEDBACK, deploy=patience
     ) as fleet:
         fleet.wait_rounds(1)
         for child, proxy in fleet.proxies.items():

@@ -649,12 +649,9 @@ def test_bounds_and_strikes_are_those_of_children() -> None:
 )
 def test_a_fraction_of_the_children_is_not_one_too_many(fraction: float, needed: int) -> None:
     settings = DeploySettings(
-        address={"server": "server.example"},
-        deadline={"server": 1.0},
-        quorum={"server": fraction},
+        address={"server": "server.example"}, deadline={"server": 1.0}, quorum={"server": fraction}
     )
     (server, *_) = processes_of(Tree.flat(100), settings)
-    assert server.patience is not None
     assert server.patience.quorum == needed
 
 

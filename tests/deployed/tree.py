@@ -17,13 +17,9 @@ from covey.deployed.transport.transport import AskKey, Handler, Seat
 
 FINGERPRINT = "0123456789abcdef"
 FAST = Limits(
-    hello_seconds=1,
-    stall_seconds=0.5,
-    keepalive_seconds=1,
-    keepalive_timeout=1,
-    check_seconds=0.05,
+    hello_seconds=1, stall_seconds=0.5, keepalive_seconds=1, keepalive_timeout=1, check_seconds=0.05,
     message=8 * 2**20,
-)
+)  # fmt: skip
 
 
 def key(number: int = 0, lane: Any = "train") -> AskKey:

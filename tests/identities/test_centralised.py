@@ -76,12 +76,9 @@ def test_every_step_sends_a_model_and_a_gradient_of_every_device() -> None:
 def test_steps_draw_different_batches_whose_mean_is_the_gradient_of_the_pool() -> None:
     """The displacement of one small step, over many seeds, against that of a full batch."""
     settings: dict[str, Any] = {
-        "data": REGRESSION,
-        "model": models.linear(5, 1),
-        "dtype": torch.float64,
-        "start": "module",
+        "data": REGRESSION, "model": models.linear(5, 1), "dtype": torch.float64, "start": "module",
         "rounds": 1,
-    }
+    }  # fmt: skip
 
     def moved(algorithm: covey.Algorithm, seed: int = 0) -> Tensor:
         run = covey.run(Experiment(algorithm, tree=FLAT, seed=seed, parts=("test",), **settings))

@@ -103,16 +103,9 @@ def hierfavg(batch: int | None) -> Pair:
 
 def permfl(batch: int | None) -> Pair:
     algorithm = PerMFL(
-        lam=LAM,
-        gamma=1.5,
-        beta=0.6,
-        lr=LR,
-        edge_lr=0.4,
-        edge_rounds=3,
-        steps=4,
-        batch=batch,
+        lam=LAM, gamma=1.5, beta=0.6, lr=LR, edge_lr=0.4, edge_rounds=3, steps=4, batch=batch,
         device_sample=0.5,
-    )
+    )  # fmt: skip
     levels = (
         Level("server", lr=0.6),
         Level("edge", "edge", lam=1.5, steps=3, lr=0.4, sample=0.5),

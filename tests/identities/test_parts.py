@@ -37,12 +37,8 @@ def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
     world: str, batch: int | None, dtype: torch.dtype, algorithm: Any
 ) -> None:
     settings: dict[str, Any] = {
-        "steps": 4,
-        "lr": LR,
-        "batch": batch,
-        "sample": 7,
-        "weight": "samples",
-    }
+        "steps": 4, "lr": LR, "batch": batch, "sample": 7, "weight": "samples",
+    }  # fmt: skip
     parts = trajectory(
         algorithm(**settings, personal_lr=0.3), world, FLAT, dtype=dtype, private=""
     )[0]
@@ -53,14 +49,9 @@ def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
 @weights
 def test_with_all_layers_shared_it_is_hierfavg_on_edges(batch: int | None, weight: str) -> None:
     settings: dict[str, Any] = {
-        "steps": 4,
-        "lr": LR,
-        "batch": batch,
-        "edge_rounds": 2,
-        "sample": 3,
-        "device_sample": 0.5,
+        "steps": 4, "lr": LR, "batch": batch, "edge_rounds": 2, "sample": 3, "device_sample": 0.5,
         "weight": weight,
-    }
+    }  # fmt: skip
     hier = trajectory(HierFAVG(**settings), "digits", UNEQUAL)[0]
     assert torch.equal(trajectory(FedAlt(**settings), "digits", UNEQUAL, private="")[0], hier)
     assert (
@@ -106,13 +97,8 @@ def test_pruning_nothing_is_fedalt_and_together_fedsim(
     batch: int | None, tree: Tree, weight: str, private: Any
 ) -> None:
     settings: dict[str, Any] = {
-        "steps": 4,
-        "lr": LR,
-        "personal_lr": 0.05,
-        "batch": batch,
-        "sample": 3,
-        "weight": weight,
-    }
+        "steps": 4, "lr": LR, "personal_lr": 0.05, "batch": batch, "sample": 3, "weight": weight,
+    }  # fmt: skip
     settings |= {"edge_rounds": 2, "device_sample": 0.5}
     alternate = (
         Pruned(0.0, "alternate", personal_steps=3, **settings),
@@ -137,14 +123,8 @@ def test_the_order_of_the_devices_is_irrelevant(ratio: float, order: Any) -> Non
     rows = []
     for devices in (list(range(DEVICES)), turned):
         algorithm = Pruned(
-            [ratios[d] for d in devices],
-            order,
-            steps=3,
-            personal_steps=3,
-            lr=LR,
-            personal_lr=LR,
-            batch=None,
-        )
+            [ratios[d] for d in devices], order, steps=3, personal_steps=3, lr=LR, personal_lr=LR, batch=None,
+        )  # fmt: skip
         rows.append(
             trajectory(algorithm, "digits", FLAT, private="head", data=DIGITS.chosen(devices))[0]
         )

@@ -106,14 +106,8 @@ def test_permfl_that_jumps_to_theta_is_fedprox(world: str, batch: int | None) ->
 def test_sfedhp_that_jumps_to_theta_is_fedprox(world: str, batch: int | None, steps: int) -> None:
     lam2 = 1.9
     sfedhp = SFedHP(
-        lam1=LAM,
-        lam2=lam2,
-        edge_rounds=1,
-        steps=steps,
-        lr1=(LAM + lam2) / (LAM * lam2),
-        lr2=LR,
-        batch=batch,
-    )
+        lam1=LAM, lam2=lam2, edge_rounds=1, steps=steps, lr1=(LAM + lam2) / (LAM * lam2), lr2=LR, batch=batch,
+    )  # fmt: skip
     assert_coincide(world, sfedhp, FedProx(mu=LAM, steps=steps, lr=LR, batch=batch), EQUAL)
 
 
@@ -280,13 +274,8 @@ def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_m
         return deviation(left, right)
 
     steps: dict[str, Any] = {
-        "local_rounds": 3,
-        "steps": 4,
-        "lr": 0.5,
-        "personal_lr": LR,
-        "beta": 0.7,
-        "batch": batch,
-    }
+        "local_rounds": 3, "steps": 4, "lr": 0.5, "personal_lr": LR, "beta": 0.7, "batch": batch,
+    }  # fmt: skip
     wide, narrow = (gap(Weakening(**steps), rho, 3, **steps) for rho in (-9.0, -18.0))
     assert narrow < 1e-6
     assert narrow < 1e-3 * wide

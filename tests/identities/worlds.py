@@ -19,11 +19,8 @@ def digits() -> dict[str, Any]:
 
 def least_squares() -> dict[str, Any]:
     return {
-        "data": REGRESSION,
-        "model": models.linear(5, 1),
-        "dtype": torch.float64,
-        "loss": "squared_error",
-    }
+        "data": REGRESSION, "model": models.linear(5, 1), "dtype": torch.float64, "loss": "squared_error",
+    }  # fmt: skip
 
 
 def regression() -> data.Shards:
@@ -47,12 +44,8 @@ def trajectory(
 ) -> tuple[Tensor, Run]:
     """The global row after every round, [rounds, P], and the finished run."""
     settings = {
-        **WORLDS[world](),
-        "workers": 1,
-        "score_every": rounds,
-        "parts": ("test",),
-        **changes,
-    }
+        **WORLDS[world](), "workers": 1, "score_every": rounds, "parts": ("test",), **changes,
+    }  # fmt: skip
     run = covey.run(Experiment(algorithm=algorithm, tree=tree, rounds=rounds, **settings))
     rows = torch.cat([run.w.clone() for _ in run])
     assert (rows[-1] - run.runtime.start[0]).norm() > 0.01 * run.runtime.start[0].norm(), (

@@ -53,13 +53,9 @@ def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level,
     between = [Level(tier, tier, lam=2.0, steps=2, lr=0.2) for tier in middle]
     tie: dict[str, Any] = {"lam": 0.05, "coupling": "correlation"} if correlation else {"lam": 2.0}
     mine = Level(
-        "device",
-        "local",
-        lam=2.0,
-        steps=2,
-        lr=4.0 if correlation else 0.2,
+        "device", "local", lam=2.0, steps=2, lr=4.0 if correlation else 0.2,
         ridge=0.05 if correlation else 0.0,
-    )
+    )  # fmt: skip
     personal = {"steps": 3, "lr": 0.2, "warm": True, "batch": 6, **tie, **last}
     return (Level("server", lr=0.5), *between, mine, Level("device", "personal", **personal))
 
@@ -82,14 +78,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Local": {"steps": 4, "lr": 0.3, "batch": 6},
     "Scaffold": {"steps": 4, "lr": 0.2, "server_lr": 0.9, "batch": 6},
     "PerFedAvg": {"alpha": 0.2, "steps": 4, "lr": 0.3, "batch": 6},
-    "Ditto": {
-        "lam": 0.5,
-        "steps": 4,
-        "lr": 0.3,
-        "personal_steps": 3,
-        "personal_lr": 0.2,
-        "batch": 6,
-    },
+    "Ditto": {"lam": 0.5, "steps": 4, "lr": 0.3, "personal_steps": 3, "personal_lr": 0.2, "batch": 6},
     "APFL": {"alpha": 0.4, "alpha_lr": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
     "L2GD": {"lam": 0.1, "p": 0.05, "lr": 0.2, "batch": 6},
     "AL2GD": {"lam": 0.2, "gamma": 0.1, "p": 0.05, "edge_p": 0.3, "lr": 0.2, "batch": 6},
@@ -100,71 +89,21 @@ SMALL: dict[str, dict[str, Any]] = {
     "HeurFedAMP": {"self_weight": 0.4, "sigma": 5.0, "lam": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
     "Clustered": {"clusters": 3, "pick": 6, "steps": 4, "lr": 0.3, "batch": 6},
     "HierFAVG": {"edge_rounds": 2, "steps": 3, "lr": 0.3, "batch": 6},
-    "PFedMe": {
-        "lam": 2.0,
-        "local_rounds": 3,
-        "steps": 3,
-        "lr": 0.2,
-        "personal_lr": 0.2,
-        "beta": 1.5,
-        "batch": 6,
-    },
-    "FedMac": {
-        "lam": 0.05,
-        "local_rounds": 4,
-        "steps": 2,
-        "lr": 6.0,
-        "personal_lr": 0.2,
-        "batch": 6,
-    },
-    "PerMFL": {
-        "lam": 1.0,
-        "gamma": 1.5,
-        "lr": 0.3,
-        "edge_lr": 0.4,
-        "edge_rounds": 3,
-        "steps": 3,
-        "batch": 6,
-    },
-    "Pruned": {
-        **PARTS,
-        "personal_steps": 3,
-        "probe_steps": 2,
-        "ratio": 0.4,
-        "@codec": "bitmap",
-        "!prunes": True,
-    },
-    "SFedHP": {
-        "lam1": 2.0,
-        "lam2": 3.0,
-        "edge_rounds": 3,
-        "steps": 3,
-        "lr1": 0.4,
-        "lr2": 0.2,
-        "batch": 6,
-    },
+    "PFedMe": {"lam": 2.0, "local_rounds": 3, "steps": 3, "lr": 0.2, "personal_lr": 0.2, "beta": 1.5, "batch": 6},
+    "FedMac": {"lam": 0.05, "local_rounds": 4, "steps": 2, "lr": 6.0, "personal_lr": 0.2, "batch": 6},
+    "PerMFL": {"lam": 1.0, "gamma": 1.5, "lr": 0.3, "edge_lr": 0.4, "edge_rounds": 3, "steps": 3, "batch": 6},
+    "Pruned": {**PARTS, "personal_steps": 3, "probe_steps": 2, "ratio": 0.4, "@codec": "bitmap", "!prunes": True},
+    "SFedHP": {"lam1": 2.0, "lam2": 3.0, "edge_rounds": 3, "steps": 3, "lr1": 0.4, "lr2": 0.2, "batch": 6},
     "DemLearn": {"levels": 3, "mu": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
     "PFedBayes": {
-        "zeta": 10.0,
-        "local_rounds": 3,
-        "steps": 2,
-        "lr": 0.05,
-        "personal_lr": 0.05,
-        "batch": 6,
-        "!noisy": True,
+        "zeta": 10.0, "local_rounds": 3, "steps": 2, "lr": 0.05, "personal_lr": 0.05, "batch": 6, "!noisy": True,
     },
     "PFedGP": {
-        "steps": 2,
-        "lr": 0.5,
-        "batch": 8,
-        "support": 9,
-        "gibbs_steps": 1,
-        "draws": 2,
-        "predict_draws": 3,
+        "steps": 2, "lr": 0.5, "batch": 8, "support": 9, "gibbs_steps": 1, "draws": 2, "predict_draws": 3,
         "!noisy": True,
     },
     "Nested": {"levels": levels("edge")},
-}
+}  # fmt: skip
 
 SPARSE_MAC = {"gamma": 0.02, "gamma_w": 0.002, "rho": 1e-3}
 SPARSE_HP = {"gamma1": 0.02, "gamma2": 0.02, "rho": 1e-3}
@@ -179,11 +118,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "edge-rounds": {"edge_rounds": 2, "device_sample": 0.5, "!idle": False},
         "full-all-shared": {"batch": None, "@private": ()},
         "cyclic-first-layer": {
-            "@batches": "cyclic",
-            "@private": "1.*",
-            "@idle": "train",
-            "sample": 2,
-            "!idle": False,
+            "@batches": "cyclic", "@private": "1.*", "@idle": "train", "sample": 2, "!idle": False,
         },
         "four-tiers": {"@tree": Tree(((2,), (1, 2), (3, 1, 4)))},
     },
@@ -196,11 +131,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
         "lists": {"ratio": RATIOS, "edge_rounds": 2, "device_sample": 0.5, "!idle": False},
         "flat-together-lists": {
-            "ratio": RATIOS,
-            "order": "together",
-            "personal_lr": 0.1,
-            "@tree": FLAT,
-            "@codec": "dense",
+            "ratio": RATIOS, "order": "together", "personal_lr": 0.1, "@tree": FLAT, "@codec": "dense",
         },
         "together": {"order": "together", "personal_lr": 0.3, "batch": None},
         "pruning-alone": {"@private": (), "sample": 2},
@@ -209,12 +140,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "FedAvg": {
         "full-samples": {"batch": None, "weight": "samples"},
         "sample": {"sample": 3},
-        "sample-train-cyclic": {
-            "sample": 0.5,
-            "@idle": "train",
-            "@batches": "cyclic",
-            "!idle": False,
-        },
+        "sample-train-cyclic": {"sample": 0.5, "@idle": "train", "@batches": "cyclic", "!idle": False},
     },
     "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
     "FineTune": {"sample": {"sample": 3}, "cyclic": {"@batches": "cyclic"}},
@@ -230,31 +156,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full-l2": {"order": "hessian-free", "batch": None, "@l2": 0.01, "weight": "samples"},
         "cyclic": {"@batches": "cyclic"},
     },
-    "Ditto": {
-        "sample": {"sample": 3, "weight": "samples"},
-        "full-l2": {"batch": None, "@l2": 0.01},
-    },
-    "APFL": {
-        "sample": {"sample": 3, "weight": "samples"},
-        "fixed": {"alpha_lr": 0.0},
-        "full": {"batch": None},
-    },
+    "Ditto": {"sample": {"sample": 3, "weight": "samples"}, "full-l2": {"batch": None, "@l2": 0.01}},
+    "APFL": {"sample": {"sample": 3, "weight": "samples"}, "fixed": {"alpha_lr": 0.0}, "full": {"batch": None}},
     "L2GD": {"full-l2": {"batch": None, "@l2": 0.01}, "bitmap": {"p": 0.1, "@codec": "bitmap"}},
     "AL2GD": {"lists": {"edge_p": [0.1, 0.7, 0.4]}, "full": {"batch": None}},
-    "FedPer": {
-        "sample": {"sample": 3, "!idle": False},
-        "shared": {"@private": (), "@codec": "bitmap"},
-    },
-    "FedRep": {
-        "sample": {"sample": 3, "weight": "samples", "!idle": False},
-        "full": {"batch": None},
-    },
+    "FedPer": {"sample": {"sample": 3, "!idle": False}, "shared": {"@private": (), "@codec": "bitmap"}},
+    "FedRep": {"sample": {"sample": 3, "weight": "samples", "!idle": False}, "full": {"batch": None}},
     "FedAMP": {"sample": {"sample": 3}, "far": {"sigma": 0.5, "alpha": 3.0, "batch": None}},
     "HeurFedAMP": {"sample": {"sample": 3}, "full": {"batch": None, "sigma": 50.0}},
-    "Clustered": {
-        "sample": {"sample": 3, "weight": "samples"},
-        "full": {"batch": None, "pick": None, "spread": 0.5},
-    },
+    "Clustered": {"sample": {"sample": 3, "weight": "samples"}, "full": {"batch": None, "pick": None, "spread": 0.5}},
     "HierFAVG": {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
@@ -271,14 +181,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "FedMac": {
         "sparse-bitmap": {**SPARSE_MAC, "@codec": "bitmap", "!l1": True},
         "sparse-sample": {**SPARSE_MAC, "sample": 3, "!l1": True},
-        "floor": {
-            **SPARSE_MAC,
-            "floor": 0.9,
-            "gamma_low": 0.001,
-            "sample": 3,
-            "!l1": True,
-            "!idle": False,
-        },
+        "floor": {**SPARSE_MAC, "floor": 0.9, "gamma_low": 0.001, "sample": 3, "!l1": True, "!idle": False},
         "prox": {**SPARSE_MAC, "l1": "prox", "gamma_w_until": 2, "batch": None, "!l1": True},
         "samples": {"weight": "samples", "sample": 0.5},
         "tol": {"steps": 12, "tol": 0.2},
@@ -298,30 +201,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
         "own": {"tie": "own"},
         "own-floor-sample": {
-            **SPARSE_HP,
-            "tie": "own",
-            "floor": 0.9,
-            "gamma_low": 0.001,
-            "device_sample": 0.5,
-            "!l1": True,
+            **SPARSE_HP, "tie": "own", "floor": 0.9, "gamma_low": 0.001, "device_sample": 0.5, "!l1": True,
             "!idle": False,
         },
         "tol": {"steps": 6, "tol": 0.2, "batch": None},
-        "sparse-tol-nesterov": {
-            **SPARSE_HP,
-            "steps": 6,
-            "tol": 0.1,
-            "method": "nesterov",
-            "!l1": True,
-        },
+        "sparse-tol-nesterov": {**SPARSE_HP, "steps": 6, "tol": 0.1, "method": "nesterov", "!l1": True},
     },
     "DemLearn": {
-        "average-amplify": {
-            "linkage": "average",
-            "amplify": 1.15,
-            "amplify_rounds": 2,
-            "!noisy": True,
-        },
+        "average-amplify": {"linkage": "average", "amplify": 1.15, "amplify_rounds": 2, "!noisy": True},
         "one-level": {"levels": 1, "alpha": 1.0, "batch": None},
     },
     "PFedBayes": {
@@ -330,13 +217,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gradient": {"method": "gradient", "zeta": 0.1, "rho": -2.0},
     },
     "PFedGP": {
-        "sample-cyclic": {
-            "sample": 3,
-            "weight": "samples",
-            "@batches": "cyclic",
-            "@l2": 0.01,
-            "!idle": False,
-        }
+        "sample-cyclic": {"sample": 3, "weight": "samples", "@batches": "cyclic", "@l2": 0.01, "!idle": False},
     },
     "Nested": {
         "four-tiers": {"levels": levels("edge1", "edge2", batch=None)},
@@ -344,7 +225,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "correlation": {"levels": levels("edge", correlation=True)},
         "sample": {"levels": (replace(levels("edge")[0], sample=2), *levels("edge")[1:])},
     },
-}
+}  # fmt: skip
 
 
 def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
@@ -447,13 +328,9 @@ SHARDS = shards()
 def experiment(case: Case, **changes: Any) -> Experiment:
     tree = TREES[len(case.algorithm.tiers())]
     plain = {
-        "data": SHARDS,
-        "model": models.mlp(INPUTS, 7, CLASSES),
-        "tree": tree,
-        "rounds": 3,
-        "score_every": 3,
+        "data": SHARDS, "model": models.mlp(INPUTS, 7, CLASSES), "tree": tree, "rounds": 3, "score_every": 3,
         "workers": 1,
-    }
+    }  # fmt: skip
     return Experiment(**{"algorithm": case.algorithm, **plain, **case.settings, **changes})
 
 

@@ -258,13 +258,9 @@ def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
 def everything() -> nn.Module:
     """A convolution with normalization and dropout."""
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3),
-        nn.BatchNorm2d(3),
-        nn.ReLU(),
-        nn.Dropout2d(0.2),
-        nn.Flatten(),
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(),
         nn.Linear(48, CLASSES),
-    )
+    )  # fmt: skip
 
 
 AUGMENT = [{"name": "crop", "pad": 2}, "flip"]

@@ -42,14 +42,8 @@ def test_the_gradient_of_an_envelope_is_its_finite_difference(coupling: str) -> 
     def child(x: Rows) -> Rows:
         tie = {"prox": (LAM, x)} if coupling == "prox" else {"linear": -LAM * x, "decay": 1.0}
         return descend(
-            x,
-            lambda c: task.full_gradient(c, IDS),
-            steps=2000,
-            lr=0.25,
-            tol=1e-12,
-            method="nesterov",
-            **tie,
-        )
+            x, lambda c: task.full_gradient(c, IDS), steps=2000, lr=0.25, tol=1e-12, method="nesterov", **tie,
+        )  # fmt: skip
 
     def envelope(x: Rows) -> Tensor:
         c = child(x)

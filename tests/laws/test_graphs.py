@@ -191,13 +191,8 @@ def test_only_so_many_sizes_are_captured() -> None:
     shards = covey.data.synthetic(devices=sum(sizes), sizes=[20] * sum(sizes), seed=1)
     algorithm = covey.algorithms.HierFAVG(sample=3, edge_rounds=1, steps=1)
     here = covey.Experiment(
-        algorithm,
-        shards,
-        covey.models.linear(60, 10),
-        covey.Tree.grouped(sizes),
-        rounds=60,
-        score_every=60,
-    )
+        algorithm, shards, covey.models.linear(60, 10), covey.Tree.grouped(sizes), rounds=60, score_every=60,
+    )  # fmt: skip
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)

@@ -50,13 +50,8 @@ LINKS: dict[str, dict[str, Any]] = {
     "stochastic int8 updates": {**INT8, "update": True},
     "stochastic int4 with feedback": {"name": "int4", "rounding": "stochastic", "feedback": True},
     "the largest tenth, with feedback": {"name": "coo", "keep": 0.1, "feedback": True},
-    "the largest half of updates, with feedback": {
-        "name": "bitmap",
-        "keep": 0.5,
-        "update": True,
-        "feedback": True,
-    },
-}
+    "the largest half of updates, with feedback": {"name": "bitmap", "keep": 0.5, "update": True, "feedback": True},
+}  # fmt: skip
 FEW = ("stochastic int8 updates", "the largest tenth, with feedback")
 CODED: dict[str, Sequence[str]] = {
     "SFedHP": list(LINKS),
@@ -78,7 +73,6 @@ def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
 
 def nodes(run: covey.Run) -> dict[str, Any]:
     """The bytes of every node in all rounds, and its share of non-zeros in the last."""
-    assert run.observed is not None
     totals = {f"{tier} {name}": values for (tier, name), values in run.totals.items()}
     shares = run.observed.nonzeros
     return totals | {model: figures.dense() for model, figures in shares.items()}

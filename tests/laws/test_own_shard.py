@@ -41,11 +41,8 @@ def shards(features: tuple[int, ...] = (4,), *, outputs: int | None = None) -> S
     classes = 4 if outputs is None else None
     shifted = (*SIZES[1:], 0)
     return own_parts(
-        train=part(0, SIZES),
-        validation=part(1, SIZES[::-1]),
-        test=part(2, shifted),
-        classes=classes,
-    )
+        train=part(0, SIZES), validation=part(1, SIZES[::-1]), test=part(2, shifted), classes=classes,
+    )  # fmt: skip
 
 
 class Running(nn.Module):

@@ -79,13 +79,10 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 ODD: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "skip": (Skip(), (2, 6, 6)),
     "in place": (stack(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), inputs=32), (1, 6, 6)),
-    "circular": (
-        stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50),
-        (1, 5, 5),
-    ),
+    "circular": (stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50), (1, 5, 5)),
     "transposed": (stack(nn.ConvTranspose2d(1, 2, 2), inputs=72), (1, 5, 5)),
     "one convolution twice": (stack(*[nn.Conv2d(1, 1, 3, padding=1)] * 2, inputs=25), (1, 5, 5)),
-}
+}  # fmt: skip
 
 
 def frozen() -> nn.Module:
@@ -185,11 +182,8 @@ def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -
     for path, other in zip(paths(space, x.shape[2:]), paths(moved, x.shape[2:]), strict=True):
         assert path.path == other.path
         torch.testing.assert_close(
-            outcome(path, space, rows, x)[0],
-            outcome(other, moved, there, x)[0],
-            rtol=1e-12,
-            atol=1e-12,
-        )
+            outcome(path, space, rows, x)[0], outcome(other, moved, there, x)[0], rtol=1e-12, atol=1e-12,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -49,14 +49,9 @@ LEARNERS = {
     if "radio" not in case.settings and case.algorithm.needs_examples is None
 }
 SOME = (
-    "FedAvg-sample",
-    "FedAvg-sample-train-cyclic",
-    "HierFAVG-sample-samples",
-    "PerMFL-lists",
-    "PerMFL-stale",
-    "FedAMP-sample",
-    "Nested-four-tiers",
-)
+    "FedAvg-sample", "FedAvg-sample-train-cyclic", "HierFAVG-sample-samples", "PerMFL-lists", "PerMFL-stale",
+    "FedAMP-sample", "Nested-four-tiers",
+)  # fmt: skip
 QUICK = {name: case for name, case in LEARNERS.items() if name in PLAIN or name in SOME}
 NAMES = ("FedAvg-sample", "FedAMP", "HierFAVG-device_sample-train", "PerMFL-stale", "FedPer")
 ACROSS = {name: LEARNERS[name] for name in NAMES}

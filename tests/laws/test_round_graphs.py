@@ -21,16 +21,9 @@ from tests.laws.test_graphs import CAPTURED, Odd, Rerun
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 ROUNDS = 4
 FEW = (
-    "FedAvg-sample-train-cyclic",
-    "FedMac-sparse-bitmap",
-    "HierFAVG-device_sample-train",
-    "FedAlt-four-tiers",
-    "PerMFL",
-    "PFedMe",
-    "Pruned",
-    "Scaffold",
-    "SFedHP-floor",
-)
+    "FedAvg-sample-train-cyclic", "FedMac-sparse-bitmap", "HierFAVG-device_sample-train", "FedAlt-four-tiers",
+    "PerMFL", "PFedMe", "Pruned", "Scaffold", "SFedHP-floor",
+)  # fmt: skip
 """They ask once or often, recall, note, prune, cut, answer in part; on two to four tiers."""
 
 

@@ -65,8 +65,6 @@ def assert_saved_as_reported(run: Run, tmp_path: Path, rounds: int) -> None:
             read = snapshot.read(path, run.runtime.task.space)
             assert (read.model, read.tier, read.round) == (name, figure.tier, round)
             right, lost, count = scored(run, path, read)
-            assert accuracy is not None
-            assert loss is not None
             assert right / count == pytest.approx(accuracy.mean, abs=1e-12), (name, place)
             assert lost / count == pytest.approx(loss.mean, rel=2e-5), (name, place)
 

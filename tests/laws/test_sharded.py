@@ -41,14 +41,9 @@ def results(world: int, folder: Path) -> dict[str, Any]:
     more = ("all",) if ALL else ()
     command = [sys.executable, *TORCHRUN, str(world), *script, *more]
     ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=1200, check=False,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     out: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return out

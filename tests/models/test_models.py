@@ -209,13 +209,9 @@ def _stored(module: nn.Module, name: str, transposed: bool) -> Tensor:
 def test_no_model_draws_at_random_or_needs_vmap() -> None:
     shards = own([(torch.rand(9, 256), torch.arange(9) % 3) for _ in range(2)])
     paths = {
-        "linear": "fused",
-        "mlp": "fused",
-        "cnn": "each",
-        "lenet": "each",
-        "permfl_cnn": "each",
+        "linear": "fused", "mlp": "fused", "cnn": "each", "lenet": "each", "permfl_cnn": "each",
         "vgg": "each",
-    }
+    }  # fmt: skip
     made = {
         "linear": linear(256, 3),
         "mlp": mlp(256, 4, 3),

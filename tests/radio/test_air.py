@@ -16,6 +16,7 @@ from covey import Experiment, Tree, data, models
 from covey.algorithms import AL2GD, FedAlt, FedAvg, HierFAVG, Local, Pruned, Scaffold
 from covey.codecs import header
 from covey.errors import CheckpointError, ConfigError
+from covey.radio.clock import RadioRecord
 from covey.wireless import (
     Cells,
     Channel,
@@ -34,11 +35,15 @@ from covey.wireless import (
     pruning_only,
     weighted,
 )
+from tests.given import drained
 
 BITS = 8 * (24 + header.SIZE)
 CHANNEL = Channel(Noise(1.0), LogDistance(reference=0.0, exponent=1.0), fading="none")
 PAIR = Devices.of(
     [0, 0], distance=1.0, cpu=[1e6, 0.5e6], cycles=100.0, power=[3.0, 1.0], capacitance=1e-12
+)
+TRIO = Devices.of(
+    [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
 )
 TWO = Radio(PAIR, Cells.of(40e3), CHANNEL)
 STEPS = 5 * 6 * 100  # cycles of five steps on six weights: 3 and 6 ms
@@ -59,12 +64,8 @@ def experiment(
 ) -> Experiment:
     tree = tree or Tree.flat(len(radio.devices) if radio else 2)
     plain: dict[str, Any] = {
-        "data": shards(tree.devices),
-        "model": models.linear(2, 2),
-        "tree": tree,
-        "rounds": 1,
-        "radio": radio,
-    }
+        "data": shards(tree.devices), "model": models.linear(2, 2), "tree": tree, "rounds": 1, "radio": radio,
+    }  # fmt: skip
     return Experiment(algorithm, **{**plain, **changes})
 
 
@@ -74,13 +75,21 @@ def first(
     return next(covey.run(experiment(algorithm, radio, tree, **changes)))
 
 
+def on_air(
+    algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: Any
+) -> RadioRecord:
+    """What the first round says of the radio."""
+    found = first(algorithm, radio, tree, **changes).radio
+    assert found is not None
+    return found
+
+
 def near(value: float) -> object:
     return pytest.approx(value, rel=1e-12)
 
 
 def test_the_slowest_is_waited_for() -> None:
-    radio = first(FedAvg(steps=5, batch=4), TWO).radio
-    assert radio is not None
+    radio = on_air(FedAvg(steps=5, batch=4), TWO)
     assert radio.seconds == near(SLOW)
     assert radio.upload_joules == near(3 * BITS / 40e3 + BITS / 20e3)
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
@@ -99,11 +108,9 @@ def test_a_straggler_is_dropped_at_the_deadline() -> None:
     """
     deadline = (FAST + SLOW) / 2
     algorithm, radio = FedAvg(steps=5, batch=4), replace(TWO, deadline=deadline)
-    waited = first(algorithm, radio).radio
+    waited = on_air(algorithm, radio)
     dropped = covey.run(experiment(algorithm, replace(radio, late="drop")))
     aired = next(dropped).radio
-    assert waited is not None
-    assert aired is not None
     assert (waited.seconds, waited.late) == (near(SLOW), [1])
     assert (aired.seconds, aired.late, aired.joules) == (near(deadline), [1], near(waited.joules))
     alone = covey.run(experiment(algorithm, None, Tree.flat(1), data=shards().chosen([0])))
@@ -116,7 +123,6 @@ def test_when_all_are_late_the_first_counts() -> None:
         experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop"))
     )
     aired = next(run).radio
-    assert aired is not None
     assert (aired.seconds, aired.late) == (near(FAST), [0, 1])
     alone = covey.run(
         experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0]))
@@ -130,26 +136,16 @@ def test_edges_wait_round_by_round_and_cross_their_wires() -> None:
 
     Three rounds at each edge, then 7 ms and the wire.
     """
-    devices = Devices.of(
-        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
-    )
     cells = Cells.of(40e3, wire_rate=[1e6, 1e3], wire_delay=0.007, count=2)
     tree, algorithm = Tree.grouped([2, 1]), HierFAVG(steps=5, batch=4, edge_rounds=3)
-    aired = first(algorithm, Radio(devices, cells, CHANNEL), tree).radio
-    assert aired is not None
+    aired = on_air(algorithm, Radio(TRIO, cells, CHANNEL), tree)
     lone = STEPS / 0.5e6 + BITS / 40e3
     assert aired.seconds == near(max(3 * SLOW + BITS / 1e6, 3 * lone + BITS / 1e3) + 0.007)
 
 
 def test_without_edges_the_base_stations_pass_messages_on() -> None:
-    devices = Devices.of(
-        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
-    )
     cells = Cells.of(40e3, wire_rate=[1e6, 1e4], wire_delay=0.007, count=2)
-    aired = first(
-        FedAvg(steps=5, batch=4), Radio(devices, cells, CHANNEL), Tree.grouped([2, 1])
-    ).radio
-    assert aired is not None
+    aired = on_air(FedAvg(steps=5, batch=4), Radio(TRIO, cells, CHANNEL), Tree.grouped([2, 1]))
     assert aired.seconds == near(
         max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007
     )
@@ -162,10 +158,8 @@ def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
     deadline = (FAST + SLOW) / 2
     cells = Cells.of(40e3, wire_rate=1e3, wire_delay=0.007)
     radio = replace(TWO, cells=cells, deadline=deadline)
-    dropped = first(FedAvg(steps=5, batch=4), replace(radio, late="drop"), Tree.flat(2)).radio
-    waited = first(FedAvg(steps=5, batch=4), radio, Tree.flat(2)).radio
-    assert dropped is not None
-    assert waited is not None
+    dropped = on_air(FedAvg(steps=5, batch=4), replace(radio, late="drop"), Tree.flat(2))
+    waited = on_air(FedAvg(steps=5, batch=4), radio, Tree.flat(2))
     assert dropped.late == [1]
     assert dropped.seconds == near(deadline + 0.007 + BITS / 1e3)
     assert waited.seconds == near(SLOW + 0.007 + 2 * BITS / 1e3)
@@ -173,25 +167,19 @@ def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
 
 def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
     """Local sends nothing; in AL2GD the edges answer once, and are then told how far to move."""
-    devices = Devices.of(
-        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
-    )
-    radio = Radio(devices, Cells.of(40e3, wire_delay=1000.0, count=2), CHANNEL)
+    radio = Radio(TRIO, Cells.of(40e3, wire_delay=1000.0, count=2), CHANNEL)
     for algorithm, wires in ((Local(steps=5, batch=4), 0), (AL2GD(batch=4), 1)):
-        aired = first(algorithm, radio, Tree.grouped([2, 1])).radio
-        assert aired is not None
+        aired = on_air(algorithm, radio, Tree.grouped([2, 1]))
         assert aired.seconds // 1000.0 == wires
 
 
 WIDE = Devices.of(
-    [0] * 4 + [1] * 4,
-    distance=[50.0, 80.0, 120.0, 900.0] * 2,
-    cpu=1e9,
-    cycles=[20.0, 30.0] * 4,
-    power=0.6,
-)
+    [0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 900.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6,
+)  # fmt: skip
 CELLS = Cells.of([2e6, 1e6], wire_rate=1e8, wire_delay=0.001)
+GROUPS = Tree.grouped([4, 4])
 FADING = Channel(Noise(1e-14), shadowing=4.0)
+SPARSE: dict[str, Any] = {"private": "head", "codec": "bitmap", "model": models.mlp(2, 40, 2)}
 PLANNED = Pruned(
     ratio="plan", steps=4, probe_steps=2, personal_steps=3, lr=0.1, personal_lr=0.1, batch=4
 )
@@ -199,14 +187,7 @@ PLANNED = Pruned(
 
 def planned(policy: Any = None, **changes: Any) -> covey.Run:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004, policy=policy, **changes)
-    settings: dict[str, Any] = {
-        "private": "head",
-        "codec": "bitmap",
-        "rounds": 3,
-        "seed": 7,
-        "model": models.mlp(2, 40, 2),
-    }
-    return covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings))
+    return covey.run(experiment(PLANNED, radio, GROUPS, rounds=3, seed=7, **SPARSE))
 
 
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
@@ -254,20 +235,9 @@ def test_plans_reckon_with_the_codec_of_the_link() -> None:
     """Fewer bits a weight prune less, and whatever the codec its bytes meet the deadline."""
     radio, parts = Radio(WIDE, CELLS, FADING, deadline=0.0004), []
     for codec in ("bitmap", "bitmap_f16", "int8", "int4"):
-        settings: dict[str, Any] = {
-            "private": "head",
-            "codec": codec,
-            "model": models.mlp(2, 40, 2),
-            "rounds": 3,
-            "seed": 7,
-        }
-        records = list(
-            covey.run(
-                experiment(
-                    replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings
-                )
-            )
-        )
+        settings = {**SPARSE, "codec": codec, "rounds": 3, "seed": 7}
+        here = experiment(replace(PLANNED, weight="samples"), radio, GROUPS, **settings)
+        records = list(covey.run(here))
         aired = [record.radio for record in records if record.radio is not None]
         assert [one.late for one in aired] == [[], [], []]
         for record, one in zip(records, aired, strict=True):
@@ -286,7 +256,6 @@ def test_dense_links_are_warned_of() -> None:
     )
     assert any("edge-device sends dense rows up" in note for note in run.notes)
     record = next(run)
-    assert record.radio is not None
     assert record.radio.late
 
 
@@ -302,18 +271,9 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: Any) -> None
         deadline=0.002,
         policy=policy,
     )
-    settings: dict[str, Any] = {
-        "private": "head",
-        "codec": "bitmap",
-        "rounds": 3,
-        "model": models.mlp(2, 40, 2),
-        "score_every": 3,
-    }
-    apart = [
-        experiment(PLANNED, radio, Tree.grouped([4, 4]), seed=seed, **settings) for seed in range(4)
-    ]
-    together = covey.runs(apart)
-    list(together)
+    settings = {**SPARSE, "rounds": 3, "score_every": 3}
+    apart = [experiment(PLANNED, radio, GROUPS, seed=seed, **settings) for seed in range(4)]
+    together = drained(covey.runs(apart))
     for seed, one in zip(together.seeds, apart, strict=True):
         assert [record.radio for record in seed.history] == [
             record.radio for record in covey.run(one)
@@ -324,21 +284,13 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: Any) -> None
 def test_the_number_of_examples_is_planned_for(late: Any) -> None:
     """With weight = "samples" a device sends one number more, which must not make it late."""
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0015, late=late)
-    settings: dict[str, Any] = {
-        "private": "head",
-        "codec": "bitmap",
-        "seed": 7,
-        "model": models.mlp(2, 40, 2),
-    }
-    record = first(replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings)
-    assert record.radio is not None
+    record = first(replace(PLANNED, weight="samples"), radio, GROUPS, seed=7, **SPARSE)
     assert record.notes["device"]["kept"].least < 1
     assert record.radio.late == []
 
 
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     record = next(planned(mask=False))
-    assert record.radio is not None
     assert len(record.radio.late) == 8 - len(record.radio.left_out)
 
 
@@ -357,22 +309,14 @@ def test_who_gets_no_band_is_left_out() -> None:
         rho_max=1.0,
         mask=False,
     )
-    aired = first(PLANNED, radio, private="head", codec="bitmap", model=models.mlp(2, 40, 2)).radio
-    assert aired is not None
+    aired = on_air(PLANNED, radio, **SPARSE)
     assert aired.left_out == [2, 3]
     assert aired.seconds < 0.005
 
 
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
-    settings: dict[str, Any] = {
-        "private": "head",
-        "codec": "bitmap",
-        "holdout_devices": (0, 5),
-        "model": models.mlp(2, 40, 2),
-    }
-    record = next(covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings)))
-    assert record.radio is not None
+    record = first(PLANNED, radio, GROUPS, holdout_devices=(0, 5), **SPARSE)
     assert len(record.cohorts["device"]) + len(record.radio.left_out) == 6
     assert record.accuracy("new_personal") is not None
 
@@ -439,10 +383,8 @@ def test_fastest_shares_end_together() -> None:
     algorithm = FedAlt(steps=5, personal_steps=1)
     settings: dict[str, Any] = {"private": "head", "model": models.mlp(2, 40, 2)}
     equal_shares, fastest = (
-        first(algorithm, replace(TWO, policy=p), **settings).radio for p in (None, personal_fastest)
+        on_air(algorithm, replace(TWO, policy=p), **settings) for p in (None, personal_fastest)
     )
-    assert equal_shares is not None
-    assert fastest is not None
     work = Work(120, 82, steps=5, personal_steps=1, probe_steps=0)
     expected = plan(Scenario(PAIR, TWO.cells, CHANNEL, work, 1.0), personal_fastest)
     assert fastest.formula_seconds == near(float(expected.round_seconds()))

@@ -31,14 +31,9 @@ from covey.wireless import (
 )
 
 DEVICES = Devices.of(
-    [0, 0],
-    distance=[6e-12**-0.5, 2e-12**-0.5],
-    cpu=[1e9, 0.5e9],
-    cycles=100.0,
-    power=0.5,
-    capacitance=1e-27,
+    [0, 0], distance=[6e-12**-0.5, 2e-12**-0.5], cpu=[1e9, 0.5e9], cycles=100.0, power=0.5, capacitance=1e-27,
     names=("near", "straggler"),
-)
+)  # fmt: skip
 WORK = Work(shared=100_000, personal=50_000, bits=32, steps=3, personal_steps=2, probe_steps=1)
 CHANNEL = Channel(Noise(1e-12), LogDistance(reference=0.0, exponent=2.0), fading="none")
 

@@ -45,13 +45,9 @@ def scenario(
         **changes,
     }
     population = Devices.of(
-        torch.arange(devices) % cells,
-        distance=Spread("disc", (20.0, 200.0)),
-        cpu=3e9,
-        cycles=Spread("uniform", (15.0, 40.0)),
-        power=0.63,
-        seed=seed,
-    )
+        torch.arange(devices) % cells, distance=Spread("disc", (20.0, 200.0)), cpu=3e9,
+        cycles=Spread("uniform", (15.0, 40.0)), power=0.63, seed=seed,
+    )  # fmt: skip
     return Scenario(
         population, Cells.of(20e6, count=cells), Channel(NOISES[noise]), seed=seed, **values
     )
@@ -68,7 +64,6 @@ def test_every_policy_makes_a_plan(policy: str, noise: str) -> None:
     assert math.isfinite(summary["round_ms"])
     if policy in ("optimal", "fair", "pruning_only"):
         assert not done.late(done.formula).any()
-        assert done.certificate is not None
         assert max(done.certificate.worst().values()) < 1e-9
 
 

@@ -50,7 +50,6 @@ def test_feasible_and_certified(
     p = problem(seed, devices=n, groups=groups, density=density, mask=mask, rho_max=rho_max)
     for solver in (best, level):
         found = solver(p)
-        assert found.certificate is not None
         assert max(found.certificate.worst().values()) < 1e-9
         assert (p.total(found.share) <= 1 + 1e-12).all()
         asked = found.reason == Reason.ASKED
@@ -154,7 +153,6 @@ def test_many_cells_over_many_orders_of_magnitude_are_certified(
     wide = wide if p.snr is None else replace(wide, snr=p.snr * 10 ** exponents.roll(7))
     for solver in (best, level):
         found = solver(wide)
-        assert found.certificate is not None
         assert max(found.certificate.worst().values()) < 1e-9
         assert (found.reason == Reason.ASKED).any()
 

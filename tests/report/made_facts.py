@@ -46,13 +46,9 @@ def facts(*runs: tuple[str, Shape], title: str = "digits on some devices") -> Fa
     for number, (name, shape) in enumerate(runs):
         out.append(_run(f"run-{number}", name, shape, populations))
     return {
-        "format": 2,
-        "made_by": "covey 0.1.0",
-        "title": title,
-        "baselines": [run["key"] for run in out[1:]],
-        "populations": populations,
-        "runs": out,
-    }
+        "format": 2, "made_by": "covey 0.1.0", "title": title, "baselines": [run["key"] for run in out[1:]],
+        "populations": populations, "runs": out,
+    }  # fmt: skip
 
 
 def _run(key: str, title: str, shape: Shape, populations: list[Facts]) -> Facts:
@@ -176,14 +172,9 @@ def _model(
         drawn = rng.random(sums.shape).argsort(1) < shape.sample
         sums = np.where(drawn, sums, 255 if shape.metric == "accuracy" else np.nan)
     model: Facts = {
-        "chosen": shape.rounds,
-        "value": float(curve[-1]),
-        "last": float(curve[-1]),
-        "nonzeros": 0.18,
-        "cut": 0.001,
-        "layers": {"1.weight": 0.2, "1.bias": 0.3},
-        "curve": curve.round(5).tolist(),
-    }
+        "chosen": shape.rounds, "value": float(curve[-1]), "last": float(curve[-1]), "nonzeros": 0.18,
+        "cut": 0.001, "layers": {"1.weight": 0.2, "1.bias": 0.3}, "curve": curve.round(5).tolist(),
+    }  # fmt: skip
     if shape.metric == "accuracy":
         model["worst"] = float(curve[-1] - 0.1)
     if shape.metrics:

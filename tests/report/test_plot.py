@@ -186,14 +186,13 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
     scores = [device(k, "global", 0.5) for k in range(count)]
     scores += [device(k, "personal", share) for k, share in enumerate(own.tolist())]
     figure = devices_figure([CLASSES], "Ditto", [scores])
-    assert figure is not None
     left, right = figure.axes
     assert left.get_title() == "Ditto: how every device does"
     better, worse = int((own > 0.5).sum()), int((own < 0.5).sum())
     assert labels(right) == [f"{better} gain", f"{worse} lose"]
     gains = 100 * (own - 0.5)
     if count == 10:
-        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(  # type: ignore[attr-defined]
+        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(
             sorted(gains.tolist())
         )
     areas = [area.get_paths()[0].get_extents() for area in right.collections]
@@ -244,7 +243,6 @@ def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -
         device("a", "personal", None, 9.0, "train"),
     ]
     pairs = compare([seed, seed])
-    assert pairs is not None
     assert pairs.metric.name == "loss"
     assert pairs.names == ["b", "b", "a", "a"]  # worst first
     assert pairs.gain.tolist() == [-1, -1, 3, 3]
@@ -252,7 +250,6 @@ def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -
         replace(line, figures=line.figures | {"rmse": 2 * (line.loss or 0.0)}) for line in seed
     ]
     pairs = compare([errors])
-    assert pairs is not None
     assert (pairs.metric.name, pairs.names, pairs.gain.tolist()) == ("rmse", ["b", "a"], [-2, 6])
     assert compare([[]]) is None
     assert devices_figure([CLASSES], "x", [[]]) is None
