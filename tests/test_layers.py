@@ -43,7 +43,7 @@ BETWEEN_ROOMS = {
     ("grid", "advice"),  # steps are tuned around those that the curvature asks for
 }
 UP = {
-    "cli.main": ROOMS,  # lists the commands of the rooms
+    "cli.begin": {"advice"},  # covey run warns of settings that diverge
     "files.assemble": {"radio"},  # the radio of an experiment
     "files.config": {"deployed", "radio"},  # the sections [deploy] and [radio]
     "files.registry": {"radio"},  # covey list policies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from covey.runs.saved.live_folder import check_store
 
 __all__ = ["Interrupted", "resume", "start"]
 
+Shown = Callable[[Summary], None]
+"""Receives the summary of a run."""
 _MAY_CHANGE = ("rounds=", "stop=", "stop.", "store=")
 """How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
 
@@ -35,10 +37,12 @@ def start(
     command: list[str],
     experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
+    show: Shown = lambda summary: None,
 ) -> tuple[Folder, Summary]:
     """A new run in a new folder; everything wrong with it is said before the folder is made.
 
     `experiments` are those of the file, where some were made already. `makers` make trackers.
+    `show` receives the summary before the pictures are drawn.
     """
     experiments = experiments or Experiments()
     path = out or unused(config.name, str(config.algorithm["name"]))
@@ -56,7 +60,8 @@ def start(
             )
     folder = Folder(path, writes=experiments.ranks.leads)
     with folder.lock():
-        return _Command(config, folder, console, command, experiments, makers or {}).play(first)
+        new = _Command(config, folder, console, command, experiments, makers or {}, show)
+        return new.play(first)
 
 
 def resume(
@@ -66,6 +71,7 @@ def resume(
     command: list[str],
     experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
+    show: Shown = lambda summary: None,
     *,
     anyway: bool = False,
 ) -> tuple[Folder, Summary]:
@@ -90,7 +96,7 @@ def resume(
         before = load(path / "config.toml", []).rounds
         recover.check_schedule(config, folders_of(config, folder).values(), before)
         resumed = _Command(
-            config, folder, console, command, experiments, makers or {}, True, anyway
+            config, folder, console, command, experiments, makers or {}, show, True, anyway
         )
         return resumed.play(None)
 
@@ -134,6 +140,7 @@ class _Command:
     command: list[str]
     experiments: Experiments
     makers: Mapping[str, Maker]
+    show: Shown
     resumed: bool = False
     anyway: bool = False
 
@@ -164,7 +171,13 @@ class _Command:
                     histories, engine = seeds.run()
                     others = self._beside(stop, seeds.printed)
                     summary = write_outcome(
-                        self.config, self.folder, histories, others, engine, self.command
+                        self.config,
+                        self.folder,
+                        histories,
+                        others,
+                        engine,
+                        self.command,
+                        self.show,
                     )
         except KeyboardInterrupt as error:
             rounds = max(recover.rounds_run(folder) for folder in folders.values())

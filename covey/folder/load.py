@@ -781,7 +781,7 @@ def _numbers(values: Any, name: str) -> Array:
 
 def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
-    from covey.report.pictures.compare import beside
+    from covey.report.reported import beside
     from covey.report.summary import summarise
 
     first = seeds[0]

@@ -71,9 +71,8 @@ def compare(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare algorithms at equal budget, each with tuned steps and penalty.
+    """Every method gets the same number of trials, judged on validation data alone.
 
-    Every method gets the same number of trials, judged on validation data alone.
     The best setting runs on all seeds. Local and FineTune are always compared.
     The file's own method is tested against the best other one, and every method
     against Local and FineTune: over seeds, from three seeds on, and over devices.
@@ -127,9 +126,8 @@ def sweep(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try settings of a file, and write the best as a file of its own.
+    """A key may have a list of values, a,b,c, or a range, low:high or low:high:log.
 
-    A key may have a list of values, a,b,c, or a range, low:high or low:high:log.
     A trial runs the file with one setting on all its seeds. Validation data choose;
     test data are not looked at.
 

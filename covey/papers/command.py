@@ -63,9 +63,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run tables of the papers again, and compare every cell with the printed figure.
-
-    The seeds of a row run side by side. A row is saved when it is done, and a
+    """The seeds of a row run side by side. A row is saved when it is done, and a
     row that is there is not run again: after a Ctrl-C, the same command
     continues. The same command in a second terminal takes the rows that the
     first has not begun.

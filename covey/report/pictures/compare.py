@@ -1,4 +1,4 @@
-"""Other algorithms beside a run, on the same data and tree: rows of its table, and one picture.
+"""The picture of other algorithms beside a run, on the same data and tree.
 
 The colour of a line is the tier that keeps the model, the style is the algorithm.
 """
@@ -6,7 +6,7 @@ The colour of a line is the tier that keeps the model, the style is the algorith
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -19,21 +19,17 @@ from covey.report.pictures.picture_file import save
 from covey.report.pictures.plot import (
     COLOURS,
     Histories,
-    most_personal,
     of_chosen,
     reported,
     ring,
     value_of,
 )
 from covey.report.reported import models as models
-from covey.report.summary import Gain, Summary, Yardstick, gains_over, summarise
+from covey.report.summary import Gain
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, headline
 from covey.runs.selection import Protocol
 
-Devices = Sequence[Sequence[DeviceScore]]
-"""The scores of every seed's devices."""
 Used = Callable[[Round], float]
 """What a round adds to the horizontal axis."""
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
@@ -41,22 +37,6 @@ OTHER = "C4"
 """The colour of tiers that only deeper trees have."""
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
 _GAP = 0.048  # of the axis' height between two labels
-
-
-def beside(
-    summary: Summary, devices: Devices, others: Mapping[str, tuple[Histories, Devices]]
-) -> Summary:
-    """The summary with the results of every other algorithm, by method, and the gains over it."""
-    yardsticks = []
-    gains = list(summary.gains)
-    own = most_personal(line.model for line in chain(*devices))
-    for method, (histories, scores) in others.items():
-        names = models(histories[0])
-        every = summarise(histories, summary.protocol).models
-        yardsticks.append(Yardstick(method, [each for each in every if each.model in names]))
-        wanted = headline(histories[0])
-        gains += gains_over(devices, scores, wanted, own, most_personal(names), method)
-    return replace(summary, yardsticks=yardsticks, gains=gains)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.links.meter import Meter, Traffic
 from covey.report.pictures.picture_file import save
+from covey.report.reported import Histories as Histories
+from covey.report.reported import most_personal
 from covey.report.summary import gains_over
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
@@ -29,8 +31,6 @@ Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]
 Figures = dict[tuple[int, str], float]
 """By seed and device."""
-Histories = Sequence[Sequence[Round]]
-"""The rounds of every seed."""
 
 LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
@@ -211,15 +211,6 @@ def compare(
     gains = gains_over(devices, devices, metric, model, "global")
     difference = gains[0].difference if gains else ""
     return replace(pairs, base=np.array([base[key] for key in keys]), difference=difference)
-
-
-def most_personal(names: Iterable[str]) -> str | None:
-    """The model nearest to the devices."""
-    listed = list(names)
-    for name in ("personal", "edge", "global", *listed):
-        if name in listed:
-            return name
-    return None
 
 
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
