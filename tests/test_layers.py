@@ -52,8 +52,6 @@ UP = {
     "runs.checks": {"radio"},
     "runs.experiment": {"radio"},  # the type of a field
     "runs.scores.record": {"radio"},  # a round on the clock
-    "report.seed_facts": {"radio"},
-    "report.summary": {"radio"},
 }
 """The modules of the core that still name rooms, and which."""
 MODULES = [

@@ -17,7 +17,6 @@ import numpy as np
 
 from covey.kernel.algorithm import Algorithm
 from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
-from covey.radio.clock import RadioRecord
 from covey.report.paired import Vector, interval
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
@@ -75,9 +74,8 @@ class ModelFigures:
     cut: float
     angle: OverSeeds | None  # between a sparse model and its signs, in degrees
     layers: dict[str, float]  # of a sparse model, the share of non-zeros of every parameter
-    rmse: OverSeeds | None = (
-        None  # these where numbers are predicted; over all devices, as `accuracy`
-    )
+    # These where numbers are predicted; over all devices, as `accuracy`.
+    rmse: OverSeeds | None = None
     mae: OverSeeds | None = None
     r2: OverSeeds | None = None
     rmse_holders: OverSeeds | None = None
@@ -271,6 +269,10 @@ def summarise(
     models = [_model(name, chosen) for name, chosen in selections.items()]
     sample, uncounted = _scored_devices(selections, headline(scored[0]))
     lengths = [len(history) for history in histories]
+    spent: dict[str, float] = {}
+    for record in chain(*histories):
+        for what, seconds in record.spent.items():
+            spent[what] = spent.get(what, 0.0) + seconds
     by = scored[0][-1].models[names[0]].select if names else ""
     return Summary(
         rounds=len(histories[0]),
@@ -279,7 +281,7 @@ def summarise(
         models=models,
         links=_links(histories[0]),
         protocol=protocol,
-        spent=_spent(histories),
+        spent=dict(sorted(spent.items(), key=itemgetter(1), reverse=True)),
         radio=_radio(histories) if histories[0] and histories[0][0].radio is not None else None,
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
@@ -409,46 +411,30 @@ def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures:
     every = [
         [record.radio for record in history if record.radio is not None] for history in histories
     ]
-    certificates = [radio.certificate for radio in chain(*every)]
-    return RadioFigures(
-        seconds=_total(every, "seconds") or _ZERO,
-        formula_seconds=_total(every, "formula_seconds"),
-        joules=_total(every, "joules") or _ZERO,
-        upload_joules=_total(every, "upload_joules") or _ZERO,
-        upload_bytes=_total(every, "upload_bytes") or _ZERO,
-        formula_bytes=_total(every, "formula_bytes"),
-        left_out=_mean_length(every, "left_out"),
-        late=_mean_length(every, "late"),
-        certificate=_largest(certificates),
-    )
 
-
-def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds | None:
-    """The sum over all rounds; None where the rounds have no such figure."""
-    sums = []
-    for history in every:
-        values = [getattr(record, name) for record in history]
-        if None in values:
+    def total(name: str) -> OverSeeds | None:
+        """The sum over all rounds; None where the rounds have no such figure."""
+        values = [[getattr(record, name) for record in history] for history in every]
+        if any(None in history for history in values):
             return None
-        sums.append(sum(values))
-    return _over(sums)
+        return _over([sum(history) for history in values])
 
+    def mean_length(name: str) -> OverSeeds:
+        """The mean over rounds of the length of a list."""
+        lengths = [[len(getattr(record, name)) for record in history] for history in every]
+        return _over([statistics.mean(of_seed) for of_seed in lengths])
 
-def _mean_length(every: Sequence[Sequence[RadioRecord]], name: str) -> OverSeeds:
-    """The mean over rounds of the length of a list."""
-    means = []
-    for history in every:
-        lengths = [len(getattr(record, name)) for record in history]
-        means.append(statistics.mean(lengths))
-    return _over(means)
-
-
-def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
-    spent: dict[str, float] = {}
-    for record in chain(*histories):
-        for name, seconds in record.spent.items():
-            spent[name] = spent.get(name, 0.0) + seconds
-    return dict(sorted(spent.items(), key=itemgetter(1), reverse=True))
+    return RadioFigures(
+        seconds=total("seconds") or _ZERO,
+        formula_seconds=total("formula_seconds"),
+        joules=total("joules") or _ZERO,
+        upload_joules=total("upload_joules") or _ZERO,
+        upload_bytes=total("upload_bytes") or _ZERO,
+        formula_bytes=total("formula_bytes"),
+        left_out=mean_length("left_out"),
+        late=mean_length("late"),
+        certificate=_largest([radio.certificate for radio in chain(*every)]),
+    )
 
 
 @dataclass(frozen=True)
@@ -544,16 +530,13 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
         down = meter.traffic(link=name, direction="down")
         up = meter.traffic(link=name, direction="up")
         both = down + up
-        share = None
-        if both.values:
-            share = both.nonzeros / both.values
         out.append(
             LinkFigures(
                 link=name,
                 down=down.bytes,
                 up=up.bytes,
                 dense=both.dense,
-                nonzeros=share,
+                nonzeros=both.nonzeros / both.values if both.values else None,
                 formula_dense=dense_bits(both.values) / 8,
                 formula_paper=paper_bits(down, up) / 8,
                 formula_bitmap=bitmap_bits(down, up) / 8,
