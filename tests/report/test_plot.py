@@ -19,7 +19,6 @@ from covey.links.meter import Traffic
 from covey.report.pictures.compare import lines
 from covey.report.pictures.plot import (
     COLOURS,
-    _spent,
     compare,
     devices_figure,
     draw,
@@ -275,8 +274,9 @@ def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path
         replace(one, radio=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100))
         for at, one in enumerate(CLASSES)
     ]
-    assert _spent(aired, "round") == [1, 2, 3, 4]
-    assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
-    assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]
+    first, *others = aired
+    figure = run_figure([[replace(first, models={}), *others]])
+    seconds, joules = (curve(axes, "global").get_xdata() for axes in figure.axes[:2])
+    assert np.array_equal([seconds, joules], [[1.5, 3.0, 5.0], [4, 6, 8]])
     draw([aired, aired[:2]], tmp_path / "plot.png")
     assert size(tmp_path / "plot.png") == (1980, 504)

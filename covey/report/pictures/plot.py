@@ -6,7 +6,7 @@ picture; several models of one tier differ by line style.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -27,13 +27,16 @@ from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.selection import Protocol, select
 
-Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]
 Figures = dict[tuple[int, str], float]
 """By seed and device."""
+Used = Callable[[Round], float]
+"""What a round adds to the horizontal axis."""
 
 LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
+OTHER = "C4"
+"""The colour of tiers that only deeper trees have, where they need not be told apart."""
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
 _GAIN = "tab:green"
@@ -338,8 +341,6 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     if not shortest:
         axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
         return
-    by_seed = [_spent(history, against)[:shortest] for history in histories]
-    spent = np.array(by_seed).mean(0)
     tiers = {}
     for name, model in scored[0][-1].models.items():
         tiers[name] = "new device" if name.startswith("new_") else model.tier
@@ -348,46 +349,74 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     colour = colours(tiers.values())
     metric = headline(scored[0])
     number = "{:.1f}" if metric.percent else "{:.4g}"
+
+    def used(record: Round) -> float:
+        if against == "round" or record.radio is None:
+            return 1.0
+        return float(getattr(record.radio, against))
+
     drawn: list[str] = []
     for name, tier in tiers.items():
-        rows = [[value_of(each, name, metric) for each in rounds[:shortest]] for rounds in scored]
-        curves: Curves = np.array(rows)
-        mean = curves.mean(0)
-        value, place = reported(scored, name, metric, protocol)
-        ring(axes, spent, mean, place, colour[tier])
-        spread = curves.std(0)
-        style = _STYLES[drawn.count(tier) % len(_STYLES)]
-        drawn.append(tier)
+        line = model_line(name, histories, metric, protocol, used)
+        mean = line.values.mean(0)
+        spread = line.values.std(0)
+        ring(axes, line.rounds, mean, line.ring, colour[tier])
         axes.plot(
-            spent,
+            line.rounds,
             mean,
-            style,
-            label=f"{name} {number.format(value)}",
+            _STYLES[drawn.count(tier) % len(_STYLES)],
+            label=f"{name} {number.format(line.reported)}",
             color=colour[tier],
             marker=_marker(shortest),
             markersize=4,
         )
-        if len(curves) > 1:
-            axes.fill_between(
-                spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0
-            )
+        drawn.append(tier)
+        if len(line.values) > 1:
+            low, high = mean - spread, mean + spread
+            axes.fill_between(line.rounds, low, high, color=colour[tier], alpha=0.2, linewidth=0)
     axes.set(ylabel=f"test {metric.axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _spent(history: Sequence[Round], unit: str) -> list[float]:
-    """The rounds, seconds or joules until the end of each round that is scored."""
-    out = []
-    total = 0.0
-    for record in history:
-        if unit == "round" or record.radio is None:
-            total += 1.0
-        else:
-            total += getattr(record.radio, unit)
-        if record.models:
-            out.append(total)
-    return out
+@dataclass(frozen=True)
+class Line:
+    """A model by round, in the metric by which runs are judged; accuracies in percent.
+
+    `values` are [seeds, scored rounds].
+    """
+
+    label: str
+    colour: str
+    style: str | tuple[int, tuple[float, ...]]
+    rounds: Sequence[float]  # or what was used until then, the mean of the seeds
+    values: npt.NDArray[np.float64]
+    reported: float  # in the chosen rounds, the mean over seeds
+    ring: int | None = None  # the place of the chosen round of a single seed
+    tier: str = ""
+
+    @property
+    def end(self) -> float:
+        """The mean over seeds in the last round."""
+        return float(self.values[:, -1].mean())
+
+
+def model_line(
+    name: str, histories: Histories, metric: Headline, protocol: Protocol, used: Used
+) -> Line:
+    """A model of a run against what its rounds used; seeds end where the shortest does."""
+    scored = [[record for record in history if record.models] for history in histories]
+    length = min(map(len, scored))
+    values = [[value_of(record, name, metric) for record in each[:length]] for each in scored]
+    places = []  # what was used up to every scored round
+    for history in histories:
+        sums = np.cumsum([used(record) for record in history])
+        places.append([sums[k] for k, record in enumerate(history) if record.models][:length])
+    value, place = reported(scored, name, metric, protocol)
+    tier = scored[0][-1].models[name].tier
+    colour = COLOURS.get(tier, OTHER)
+    rounds = np.mean(places, axis=0).tolist()
+    return Line(name, colour, "-", rounds, np.array(values), value, place, tier)
 
 
 def value_of(record: Round, name: str, metric: Headline) -> float:
