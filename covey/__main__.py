@@ -1,6 +1,6 @@
 """`python -m covey` is the command `covey`."""
 
-from covey.cli.overview import main
+from covey.cli.main import main
 
 if __name__ == "__main__":
     main()

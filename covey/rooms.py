@@ -23,20 +23,19 @@ PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a room: where `covey --help` lists it, and the function or group of it."""
+    """A command: where `covey --help` lists it, and the function or group of functions that it is.
+
+    The docstring of the function has the rest of its help.
+    """
 
     name: str
     panel: str
-    help: str  # the first line of its own help
+    help: str  # the first line
     call: str  # as package.module:name
-    more: tuple[str, ...] = ()  # functions that are commands of the group too
 
     def load(self) -> Any:
         """The function, or the group with all its commands."""
-        found = load(self.call)
-        for each in self.more:
-            found.command()(load(each))
-        return found
+        return load(self.call)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 import covey
-from covey.cli.main import app
+from covey.cli import main
 from covey.files.config import load
 from tools import algorithms
 
@@ -38,7 +38,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 CODE = re.compile(r"`[^`]*`")
 COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?covey (.*)|`covey ([^`]*)`", re.M)
 NUMBER = re.compile(r"\d*\.?\d+")
-COVEY = typer.main.get_command(app)
+COVEY = typer.main.get_command(main.app)
 
 
 def name_of(page: Path) -> str:
@@ -163,7 +163,7 @@ def test_every_command_and_its_options_exist(page: Path) -> None:
     whole_lines = page.read_text().replace("\\\n", " ")
     for line, inline in COMMAND.findall(whole_lines):
         words = shlex.split((line or inline).replace("\n", " "), comments=True)
-        command: Any = COVEY
+        command: Any = main.load(words.pop(0)) if words and words[0] in main.COMMANDS else COVEY
         while words and words[0] in getattr(command, "commands", ()):
             command = command.commands[words.pop(0)]
         if words:

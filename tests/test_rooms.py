@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli import overview
+from covey.cli import main
 from covey.rooms import Room, commands, load, rooms, sections
 from tests.laws.capture import everything
 from tools import without
@@ -41,7 +41,7 @@ def test_what_a_room_adds_is_there(room: Room) -> None:
 
 
 def test_commands_are_on_known_panels() -> None:
-    panels = {overview.TRAIN, overview.LOOK, overview.USE, overview.PREPARE, "Deploy"}
+    panels = {main.TRAIN, main.LOOK, main.USE, main.PREPARE, "Deploy"}
     assert {command.panel for command in commands()} <= panels
     assert "radio" in sections()
 

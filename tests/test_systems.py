@@ -21,12 +21,12 @@ for name in modules:
     if not name.endswith(("__main__", "_rows")):
         __import__(name)
 from rich.console import Console
-from covey.cli.main import _memory_free
+from covey.cli.doctor import memory_free
 from covey.folder.stop import stoppable
 with stoppable(Console()) as stop:
     assert not stop.asked
 assert sys.modules["fcntl"] is None
-print(len(modules), _memory_free())
+print(len(modules), memory_free())
 """
 
 

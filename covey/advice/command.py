@@ -48,9 +48,8 @@ def advise(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which step sizes and penalties to change, and why: one line per change.
+    """Run a few rounds of the file, and measure the curvature of the loss.
 
-    Runs a few rounds of the file and measures the curvature of the loss.
     Tries the steps and penalties that the curvature suggests, and advises what
     does better on validation data, never on test data. On the digits this takes
     less than 10 s; else about as long as 150 rounds of the file.

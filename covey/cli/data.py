@@ -20,7 +20,6 @@ from covey.data import Shards, overlaps
 from covey.data.partitions.leaks import copies
 from covey.data.published import inventory, locations
 from covey.data.published.catalog import known
-from covey.data.published.inventory import SetStatus
 from covey.data.shards import SPLITS
 from covey.files.config import load
 from covey.folder.terminal import Console
@@ -41,7 +40,7 @@ DataDir = Annotated[
 
 @app.callback(invoke_without_command=True)
 def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List every data set: present or missing, its folder, its size, and how to get it.
+    """It also compares files with published checksums, and shows who holds what in an experiment.
 
     Examples:
 
@@ -62,7 +61,17 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     console = Console()
     console.print(f"data folder: {locations.folder(data_dir)}")
     for status in statuses:
-        _print(console, status)
+        counts = f"{status.train:,} + {status.test:,}" if status.test else f"{status.train:,}"
+        state = "[green]present[/]" if status.present else "[yellow]missing[/]"
+        facts = f"{counts} images, {status.classes} classes"
+        console.print(f"[bold]{status.name:15}[/]{state}  {facts}", markup=True)
+        if status.present:
+            console.print(f"{'':15}{status.source}")
+            continue
+        if status.files:
+            lacking = ", ".join(status.missing)
+            console.print(f"{'':15}lacks {lacking} in {status.files[0].parent}")
+        console.print(f"{'':15}[dim]{escape(status.get)}[/]", markup=True)
 
 
 @app.command()
@@ -249,19 +258,3 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "overlaps": asdict(overlaps(shards)),
         "copies": asdict(copies(shards)),
     }
-
-
-def _print(console: Console, status: SetStatus) -> None:
-    counts = f"{status.train:,} + {status.test:,}" if status.test else f"{status.train:,}"
-    examples = f"{counts} images"
-    state = "[green]present[/]" if status.present else "[yellow]missing[/]"
-    console.print(
-        f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes", markup=True
-    )
-    if status.present:
-        console.print(f"{'':15}{status.source}")
-        return
-    if status.files:
-        lacking = ", ".join(status.missing)
-        console.print(f"{'':15}lacks {lacking} in {status.files[0].parent}")
-    console.print(f"{'':15}[dim]{escape(status.get)}[/]", markup=True)

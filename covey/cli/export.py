@@ -43,11 +43,11 @@ def export_command(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a model of a run, for use without covey.
+    """The model is the one that the table reports.
 
-    The model is the one that the table reports. Inputs are in the units of the training data: the
-    scaling is part of the file or, in a safetensors file, stated in its metadata. The file is read
-    again and compared with the model; a file that disagrees is not kept.
+    Inputs are in the units of the training data: the scaling is part of the file or, in a
+    safetensors file, stated in its metadata. The file is read again and compared with the model; a
+    file that disagrees is not kept.
 
     Examples:
 

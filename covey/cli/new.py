@@ -20,14 +20,14 @@ from covey.errors import ConfigError
 from covey.files import registry
 from covey.folder.terminal import Console
 
-app = typer.Typer(help="Write the files of something new, to start from.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TIERS = (2, 3)
 
 
-@app.callback()
+@app.callback(help="")
 def _new() -> None:
-    """Write the files of something new, to start from."""
+    """Nothing; a group of one command needs it."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,26 @@ def algorithm(
     files[test] = _filled(f"test-{tiers}.py", names)
     files[experiment] = _filled(f"experiment-{tiers}.toml", names, algorithm=named, file=experiment)
     _check_free(names, root, files)
-    _write(root, files)
-    _show(root, files, names, package)
+    written: list[Path] = []
+    try:
+        for path, text in ((root / name, text) for name, text in files.items()):
+            with refused(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "x", encoding="utf-8") as file:
+                    written.append(path)
+                    file.write(text)
+    except BaseException:  # all files, or none
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    console = Console()
+    for path in written:
+        console.print(f"wrote {path}")
+    tested = root if package else root / test
+    console.print(f"test it: pytest {shlex.quote(str(tested))}")
+    if package:
+        console.print(f"install it: pip install {shlex.quote(str(root))}")
+    console.print(f"run it: covey run {shlex.quote(str(root / experiment))}")
 
 
 def _filled(template: str, names: AlgorithmNames, **more: str) -> str:
@@ -128,33 +146,3 @@ def _check_free(names: AlgorithmNames, root: Path, files: dict[str, str]) -> Non
         )
     if find_spec(names.module) is not None:
         raise ConfigError(f"a module {names.module} is installed already; choose another name.")
-
-
-def _write(root: Path, files: dict[str, str]) -> None:
-    """Write all files, or none: those written before a failure are removed."""
-    written: list[Path] = []
-    try:
-        for name, text in files.items():
-            path = root / name
-            with refused(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "x", encoding="utf-8") as file:
-                    written.append(path)
-                    file.write(text)
-    except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
-
-
-def _show(root: Path, files: dict[str, str], names: AlgorithmNames, package: bool) -> None:
-    """What was written, and the next commands."""
-    console = Console()
-    for name in files:
-        console.print(f"wrote {root / name}")
-    tested = root if package else root / f"test_{names.stem}.py"
-    console.print(f"test it: pytest {shlex.quote(str(tested))}")
-    if package:
-        console.print(f"install it: pip install {shlex.quote(str(root))}")
-    experiment = shlex.quote(str(root / f"{names.stem}.toml"))
-    console.print(f"run it: covey run {experiment}")

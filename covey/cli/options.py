@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from covey.errors import ConfigError
-from covey.files.config import Config, load
-from covey.folder.terminal import Console
-from covey.runs.saved.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from covey.files.config import Config
+    from covey.folder.terminal import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 What = Annotated[
@@ -24,6 +25,8 @@ What = Annotated[
 
 def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     """The one word that is a file, if any, and the changes."""
+    from covey.runs.saved.run_folder import RunFolder  # imports torch, which options do without
+
     words = arguments or []
     files = [word for word in words if "=" not in word or Path(word).is_file()]
     if len(files) > 1:
@@ -49,6 +52,8 @@ def load_and_note(
 
     `demo` says that the command runs the demo without a file.
     """
+    from covey.files.config import load  # it imports torch, which options have no need of
+
     fix = "give the path of an experiment file"
     if demo:
         fix += ", or none for the demo"

@@ -33,9 +33,7 @@ def report(
         typer.Option("--open", help="Open the page in the browser."),
     ] = False,
 ) -> None:
-    """Write runs as one HTML page: curves, the tree, every device, bytes, settings.
-
-    The page is a single file. It opens offline and asks the network for nothing. Several runs of
+    """The page is a single file. It opens offline and asks the network for nothing. Several runs of
     the same data are shown side by side.
 
     Examples:

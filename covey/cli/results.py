@@ -1,4 +1,4 @@
-"""`covey show` and `covey predict`: the results of a run, and predictions of its models."""
+"""`covey show`, `predict` and `personalize`: the results of a run, and the use of its models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from covey.data.tables.files import unlabelled
 from covey.data.tables.options import ROLES, TableOptions
 from covey.data.tables.tables import Faults, Table
 from covey.errors import ConfigError
+from covey.folder import personalize as newcomers
 from covey.folder import show
 from covey.folder.load import Loaded, load, summary
 from covey.folder.terminal import Console, printable
 from covey.runs.csv_text import csv_text
 from covey.runs.scores.devices import DeviceScore
-from covey.runs.scores.headline import Headline, asked_for, for_devices, headline
+from covey.runs.scores.headline import asked_for, for_devices, headline
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
@@ -45,9 +46,7 @@ def show_run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the results of a run, finished or not.
-
-    Prints the table of models and links or, with --devices, a table of devices.
+    """Print the table of models and links or, with --devices, a table of devices.
 
     Examples:
 
@@ -104,12 +103,11 @@ def predict(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict new examples with the models of a run.
+    """Write a table of classes with probabilities, or of values.
 
-    Writes a table of classes with probabilities, or of values. Its column `model` says which model
-    answered; that is global where a device has no model of its own. The file has the columns of the
-    features, by name and in the units of the training data; a column of labels may be missing. An
-    .npz file has an array x.
+    Its column `model` says which model answered; that is global where a device has no model of its
+    own. The file has the columns of the features, by name and in the units of the training data; a
+    column of labels may be missing. An .npz file has an array x.
 
     Examples:
 
@@ -140,6 +138,56 @@ def predict(
     Console(stderr=True).print(f"{len(rows)} predictions: {out}")
 
 
+def personalize(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="The new devices' examples: .csv, .parquet or .npz.",
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the algorithm."),
+    ] = None,
+    edge: Annotated[
+        str | None,
+        typer.Option(help="The device's edge. Default: the edge whose model fits best."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The model to write; for several devices, a folder. "
+            "Default: RUN/personal-FILE.safetensors, or with DEVICE for FILE."
+        ),
+    ] = None,
+    seed: OfSeed = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """A file whose column of devices names several gives each a model of its own.
+
+    Takes a few steps of the algorithm's own inner problem. It starts from the global model
+    or, where the run has edge models, from the one that fits the device's training examples best. A
+    quarter of the device's examples are kept for testing, and never trained on.
+
+    Examples:
+
+      covey personalize runs/own-data-permfl-1 --data pump-17.csv
+
+      covey personalize runs/own-data-permfl-1 --data pump-17.csv --edge harbour algorithm.steps=50
+    """
+    done = newcomers.personalize(run, file, edge, out, changes or [], seed, trust=trust)
+    facts = [one.as_dict() for one in done]
+    if as_json:
+        print(json.dumps(facts if len(facts) > 1 else facts[0]))
+        return
+    for one in done:
+        show.newcomer(Console(), one)
+
+
 def _show_devices(
     seeds: Sequence[Loaded],
     scores: Sequence[Sequence[DeviceScore]],
@@ -152,50 +200,36 @@ def _show_devices(
         print(json.dumps([{"seed": seed, **line.as_dict()} for seed, line in lines]))
         return
     tested = [(seed, line) for seed, line in lines if line.part == "test"]
-    by_device: dict[tuple[int, str], dict[str, DeviceScore]] = {}
-    for seed, line in tested:
-        by_device.setdefault((seed, line.device), {})[line.model] = line
-    models = seeds[0].models()
-    own = seeds[0].most_personal()
     compared = [line for _, line in tested]
     metric = for_devices(headline(seeds[0].history), compared)
     if wanted is not None:
         metric = asked_for(wanted, headline(seeds[0].history), compared)
+    figures: dict[tuple[int, str], dict[str, float | None]] = {}
+    first: dict[tuple[int, str], DeviceScore] = {}
+    for seed, line in tested:
+        figures.setdefault((seed, line.device), {})[line.model] = metric.of_device(line)
+        first.setdefault((seed, line.device), line)
+    models = seeds[0].models()
+    own = seeds[0].most_personal()
     with_seeds = len(seeds) > 1
-    with_edges = any(line.edge is not None for _, line in tested)
-    table = _device_table(with_seeds, with_edges, [f"{name} {metric.unit}" for name in models])
-    ordered = sorted(by_device, key=lambda key: _goodness(by_device[key].get(own), metric))
-    for seed, device in ordered:
-        scored = by_device[seed, device]
-        first = next(iter(scored.values()))
-        words = [str(seed)] * with_seeds + [device]
-        words += [first.edge or ""] * with_edges
-        figures = [_figure(scored.get(name), metric) for name in models]
-        table.add_row(*words, str(first.examples), *figures)
-    show.print_wide(Console(), table)
-
-
-def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) -> RichTable:
-    """An empty table: who, the number of test examples, the figures."""
+    with_edges = any(line.edge is not None for line in compared)
     table = RichTable(box=None, pad_edge=False, header_style="bold")
     for head in ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges:
         table.add_column(head, no_wrap=True)
-    for head in ("test examples", *figures):
+    for head in ("test examples", *(f"{name} {metric.unit}" for name in models)):
         table.add_column(head, justify="right", no_wrap=True)
-    return table
 
+    def goodness(key: tuple[int, str]) -> float:
+        """A number whose min is that of the worst device; devices without a figure come last."""
+        figure = figures[key].get(own)
+        return float("inf") if figure is None else -metric.badness(figure)
 
-def _goodness(line: DeviceScore | None, metric: Headline) -> float:
-    """A number whose min is that of the worst device; devices without a figure come last."""
-    figure = None if line is None else metric.of_device(line)
-    if figure is None:
-        return float("inf")
-    return -metric.badness(figure)
-
-
-def _figure(line: DeviceScore | None, metric: Headline) -> str:
-    figure = None if line is None else metric.of_device(line)
-    return metric.text(figure, digits=1)
+    for seed, device in sorted(figures, key=goodness):
+        line = first[seed, device]
+        words = [str(seed)] * with_seeds + [device] + [line.edge or ""] * with_edges
+        cells = [metric.text(figures[seed, device].get(name), digits=1) for name in models]
+        table.add_row(*words, str(line.examples), *cells)
+    show.print_wide(Console(), table)
 
 
 def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
@@ -270,25 +304,22 @@ def _predictions(
 
 
 def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[dict[str, Any]]:
+    """The predictions of a model, a column each."""
     if run.classes is None:
         values = np.asarray(run.predict(x, device=device, model=model))
-        if values.ndim == 1:
-            return [{"prediction": value} for value in values.tolist()]
-        flat = values.reshape(len(values), -1)
-        kind = "probability" if run.yes_no else "prediction"
-        labels = run.names.labels or range(flat.shape[1])
-        heads = [f"{kind}_{label}" for label in labels]
-        return [dict(zip(heads, row, strict=True)) for row in flat.tolist()]
+        heads = ["prediction"]
+        table = values.reshape(len(values), -1)
+        if values.ndim > 1:
+            kind = "probability" if run.yes_no else "prediction"
+            heads = [f"{kind}_{label}" for label in run.names.labels or range(table.shape[1])]
+        return [dict(zip(heads, row, strict=True)) for row in table.tolist()]
     names = run.class_names
     shares = run.probabilities(x, device=device, model=model)
     if shares.ndim == 3:
         by_position = shares.argmax(2).tolist()
         return [{f"prediction_{t}": names[k] for t, k in enumerate(row)} for row in by_position]
-    best = shares.argmax(1).tolist()
+    heads = [f"probability_{name}" for name in names]
     return [
-        {
-            "prediction": names[k],
-            **{f"probability_{name}": round(p, 6) for name, p in zip(names, row, strict=True)},
-        }
-        for k, row in zip(best, shares.tolist(), strict=True)
+        {"prediction": names[best], **dict(zip(heads, (round(p, 6) for p in row), strict=True))}
+        for best, row in zip(shares.argmax(1).tolist(), shares.tolist(), strict=True)
     ]

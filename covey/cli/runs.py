@@ -64,10 +64,9 @@ def list_runs(
     ] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List runs: their state, rounds, test figures, bytes and seconds.
+    """Figures are those of `covey show`: the chosen round, the mean of all seeds.
 
-    Figures are those of `covey show`: the chosen round, the mean of all seeds. Bytes are those of
-    training in one seed.
+    Bytes are those of training in one seed.
 
     Examples:
 

@@ -33,9 +33,7 @@ def watch(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run while it is under way, as a page in a browser.
-
-    Prints the page's address on this machine, and serves it until Ctrl-C. The page is that of
+    """Print the page's address on this machine, and serve it until Ctrl-C. The page is that of
     `covey report`, and follows the run. Nothing is written, and the run does not notice.
 
     Examples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from covey.runs.saved.status import StatusFile
 
 __all__ = ["Interrupted", "resume", "start"]
 
+Shown = Callable[[Summary], None]
+"""Receives the summary of a run."""
 _MAY_CHANGE = ("rounds=", "stop=", "stop.", "store=")
 """How changes of a resumed run begin: nothing else leaves the rounds before as they are."""
 
@@ -37,10 +39,12 @@ def start(
     command: list[str],
     experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
+    show: Shown = lambda summary: None,
 ) -> tuple[RunFolder, Summary]:
     """A new run in a new folder; everything wrong with it is said before the folder is made.
 
     `experiments` are those of the file, where some were made already. `makers` make trackers.
+    `show` receives the summary before the pictures are drawn.
     """
     experiments = experiments or Experiments()
     path = out or unused(config.name, str(config.algorithm["name"]))
@@ -58,7 +62,8 @@ def start(
             )
     folder = RunFolder(path, writes=experiments.ranks.leads)
     with folder.lock():
-        return _Command(config, folder, console, command, experiments, makers or {}).play(first)
+        new = _Command(config, folder, console, command, experiments, makers or {}, show)
+        return new.play(first)
 
 
 def resume(
@@ -68,6 +73,7 @@ def resume(
     command: list[str],
     experiments: Experiments | None = None,
     makers: Mapping[str, Maker] | None = None,
+    show: Shown = lambda summary: None,
     *,
     anyway: bool = False,
 ) -> tuple[RunFolder, Summary]:
@@ -90,7 +96,7 @@ def resume(
         before = load(folder.config, []).rounds
         recover.check_schedule(config, folder.of_seeds(config.seed, config.seeds).values(), before)
         resumed = _Command(
-            config, folder, console, command, experiments, makers or {}, True, anyway
+            config, folder, console, command, experiments, makers or {}, show, True, anyway
         )
         return resumed.play(None)
 
@@ -134,6 +140,7 @@ class _Command:
     command: list[str]
     experiments: Experiments
     makers: Mapping[str, Maker]
+    show: Shown
     resumed: bool = False
     anyway: bool = False
 
@@ -154,7 +161,13 @@ class _Command:
                     histories, engine = seeds.run()
                     others = self._beside(stop, seeds.printed)
                     summary = write_outcome(
-                        self.config, self.folder, histories, others, engine, self.command
+                        self.config,
+                        self.folder,
+                        histories,
+                        others,
+                        engine,
+                        self.command,
+                        self.show,
                     )
         except KeyboardInterrupt as error:
             rounds = max(recover.rounds_run(folder) for folder in folders.values())

@@ -438,7 +438,7 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
     from covey.files.config import as_file
     from covey.folder.models import RunModels
-    from covey.report.pictures.compare import beside
+    from covey.report.reported import beside
     from covey.report.summary import summarise
 
     first = seeds[0]

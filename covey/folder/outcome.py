@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.atomic import refused
@@ -11,6 +11,7 @@ from covey.files.config import Config
 from covey.files.registry import method
 from covey.folder.folder import environment
 from covey.folder.seeds import Histories
+from covey.report.reported import beside
 from covey.report.summary import Gain, Summary, summarise
 from covey.runs.run import private_part
 from covey.runs.saved.run_folder import RunFolder
@@ -39,13 +40,13 @@ def write_outcome(
     others: Mapping[str, Histories],
     engine: Mapping[str, Any],
     command: list[str],
+    show: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
     """The summary and the pictures of a run whose seeds are all in their folders.
 
-    `others` are the rounds of the algorithms that ran beside it, by method.
+    `others` are the rounds of the algorithms that ran beside it, by method. The user need not wait
+    for the pictures: `show` is called before they are drawn.
     """
-    from covey.report.pictures import compare
-
     if not folder.writes:
         return summarise(histories, config.protocol)
     devices = device_scores(config, folder)
@@ -59,9 +60,10 @@ def write_outcome(
             scores = device_scores(other, folder.beside(name))
             compared[other.method()] = (others[other.method()], scores)
     if compared:
-        summary = compare.beside(summary, devices, compared)
+        summary = beside(summary, devices, compared)
     folder.write_json(folder.environment, environment(command) | {"engine": dict(engine)})
     folder.write_json(folder.summary, summary.as_dict())
+    show(summary)
     _draw(config, folder, histories, others, devices, summary.gains)
     return summary
 

@@ -18,6 +18,8 @@ from covey.runtimes.ranks.ranks import ALONE, Ranks
 class Interrupted(CoveyError):
     """The user stopped the run; it is saved."""
 
+    exit_code = 130
+
 
 @dataclass(eq=False)
 class Stop(RunTracker):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from covey.atomic import refused
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
 from covey.folder.show import print_wide
@@ -21,12 +21,10 @@ from covey.folder.stop import Interrupted, stoppable
 from covey.folder.terminal import Console
 from covey.grid import grid, plan, result, store, tables
 from covey.grid import sweep as sweeps
-from covey.grid.grid import Told
+from covey.grid.grid import Came, Grid, Told
 from covey.grid.pool import cores
-from covey.grid.result import Result
-from covey.grid.store import GridStore
-from covey.grid.sweep import SweepResult
 from covey.grid.tables import TextTable
+from covey.runs.saved.run_folder import Folder
 
 Jobs = Annotated[
     int | None,
@@ -41,6 +39,15 @@ Resume = Annotated[
     typer.Option(metavar="DIR", help="Go on in this folder; finished cells are not run again."),
 ]
 _LINES = 10  # of progress without a terminal
+
+
+class Planned(Protocol):
+    """Makes the plan of a grid."""
+
+    def __call__(
+        self, path: Path | None, changes: list[str], *, told: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """The plan for a file with changes; `told` hears what is being done."""
 
 
 def compare(
@@ -71,9 +78,8 @@ def compare(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare algorithms at equal budget, each with tuned steps and penalty.
+    """Every method gets the same number of trials, judged on validation data alone.
 
-    Every method gets the same number of trials, judged on validation data alone.
     The best setting runs on all seeds. Local and FineTune are always compared.
     The file's own method is tested against the best other one, and every method
     against Local and FineTune: over seeds, from three seeds on, and over devices.
@@ -89,27 +95,12 @@ def compare(
 
       covey compare --resume runs/my-compare-1     after a crash, or to draw again
     """
-    console = Console(stderr=as_json)
-    path, changes = split(arguments)
-    processes = _processes(jobs, path, changes, out, resume)
-    if resume is not None:
-        folder = store.resumed(resume, "compare")
-    else:
-        with console.status("reading the file") as status:
-            planned = plan.comparison(path, changes, budget, trials, model, status.update)
-            folder = store.new(planned, out)
-    with _under_way(console, folder, "cells") as told:
-        found = grid.run(
-            folder, processes, told, lambda done: result.collect(done, model), tables.write
-        )
-        _draw_comparison(folder.path, found)
-    if as_json:
-        print(json.dumps({"folder": str(folder.path), **found.as_dict()}))
-        return
-    for table in tables.tables(found):
-        _show(console, table)
+    words = _Words(arguments, jobs, out, resume, as_json)
+    planned = partial(plan.comparison, budget=budget, trials=trials, model=model)
+    collect = partial(result.collect, model=model)
+    folder, found = words.play("compare", planned, collect, tables.write, tables.draw)
     files = "compare.png, compare.csv, compare.json"
-    console.print(f"\nfolder: {folder.path}   files: {files}")
+    words.show(folder, found.as_dict(), tables.tables(found), files)
 
 
 def sweep(
@@ -127,9 +118,8 @@ def sweep(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try settings of a file, and write the best as a file of its own.
+    """A key may have a list of values, a,b,c, or a range, low:high or low:high:log.
 
-    A key may have a list of values, a,b,c, or a range, low:high or low:high:log.
     A trial runs the file with one setting on all its seeds. Validation data choose;
     test data are not looked at.
 
@@ -145,49 +135,83 @@ def sweep(
 
       covey run runs/my-sweep-1/best.toml        the best setting, on test data
     """
-    console = Console(stderr=as_json)
-    path, changes = split(arguments)
-    processes = _processes(jobs, path, changes, out, resume)
-    if resume is not None:
-        folder = store.resumed(resume, "sweep")
-    else:
-        folder = store.new(plan.sweep(path, changes, search, trials), out)
-    with _under_way(console, folder, "trials") as told:
-        found = grid.run(folder, processes, told, sweeps.collect, sweeps.write)
-        _draw_sweep(folder.path, found)
-    if as_json:
-        print(json.dumps({"folder": str(folder.path), **found.as_dict()}))
-        return
-    _show(console, sweeps.table(found))
+    words = _Words(arguments, jobs, out, resume, as_json)
+    planned = partial(plan.sweep, name=search, trials=trials)
+    folder, found = words.play("sweep", planned, sweeps.collect, sweeps.write, sweeps.draw)
     files = "sweep.csv, sweep.json, sensitivity.png, parallel.png"
-    console.print(f"\nfolder: {folder.path}   files: {files}")
-    if found.best is not None:
-        console.print(f"run the best: covey run {folder.path / 'best.toml'}")
+    words.show(folder, found.as_dict(), [sweeps.table(found)], files)
+    if found.best is not None and not as_json:
+        words.console.print(f"run the best: covey run {folder / 'best.toml'}")
 
 
-def _processes(
-    jobs: int | None, path: Path | None, changes: list[str], out: Path | None, resume: Path | None
-) -> int:
-    """The number of processes; an error for words that a resumed grid cannot have."""
-    words = [] if path is None else [str(path)]
-    words += changes if out is None else [*changes, f"--out {out}"]
-    if resume is not None and words:
-        raise ConfigError(f"--resume {resume} brings its own plan; leave out {words[0]}.")
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: give 1 or more.")
-    return jobs or cores()
+@dataclass(frozen=True)
+class _Words:
+    """What both commands are given."""
 
+    arguments: list[str] | None
+    jobs: int | None
+    out: Path | None
+    resume: Path | None
+    as_json: bool
 
-@contextmanager
-def _under_way(console: Console, folder: GridStore, cells: str) -> Iterator[Told]:
-    """The line of progress; however the grid ends, the user is told how to go on."""
-    command = str(folder.plan["kind"])
-    try:
-        with stoppable(console), _progress(console, command) as told:
-            yield told
-    except KeyboardInterrupt as error:
-        go_on = f"covey {command} --resume {folder.path}"
-        raise Interrupted(f"the finished {cells} are saved; resume with: {go_on}") from error
+    @cached_property
+    def console(self) -> Console:
+        """Where to tell of the progress; the results too, unless they are JSON."""
+        return Console(stderr=self.as_json)
+
+    def play(
+        self,
+        kind: str,
+        planned: Planned,
+        collect: Callable[[Grid], Came],
+        write: Callable[[Came, Folder], None],
+        draw: Callable[[Path, Came], None],
+    ) -> tuple[Path, Came]:
+        """Run a new grid, or what is left of one; its folder and what it came to."""
+        path, changes = split(self.arguments)
+        brought = [*([] if path is None else [path]), *changes]
+        if self.out is not None:
+            brought.append(f"--out {self.out}")
+        if self.resume is not None and brought:
+            raise ConfigError(
+                f"--resume {self.resume} brings its own plan; leave out {brought[0]}."
+            )
+        if self.jobs is not None and self.jobs < 1:
+            raise ConfigError(f"--jobs {self.jobs}: give 1 or more.")
+        if self.resume is not None:
+            folder = store.resumed(self.resume, kind)
+        else:
+            with self.console.status("reading the file") as status:
+                folder = store.new(planned(path, changes, told=status.update), self.out)
+        try:
+            with stoppable(self.console), _progress(self.console, kind) as told:
+                found = grid.run(folder, self.jobs or cores(), told, collect, write)
+                draw(folder.path, found)
+        except KeyboardInterrupt as error:
+            cells = {"compare": "cells", "sweep": "trials"}[kind]
+            go_on = f"covey {kind} --resume {folder.path}"
+            raise Interrupted(f"the finished {cells} are saved; resume with: {go_on}") from error
+        return folder.path, found
+
+    def show(
+        self, folder: Path, facts: dict[str, Any], listed: Iterable[TextTable], files: str
+    ) -> None:
+        """Print the tables, with their titles and notes, or all as JSON."""
+        if self.as_json:
+            print(json.dumps({"folder": str(folder), **facts}))
+            return
+        for table in listed:
+            rich = RichTable(box=None, pad_edge=False, header_style="bold")
+            for number, head in enumerate(table.heads):
+                justify: Literal["left", "right"] = "left" if number < table.left else "right"
+                rich.add_column(head, justify=justify, no_wrap=True)
+            for row in table.rows:
+                rich.add_row(*row)
+            self.console.print(f"\n{table.title}")
+            print_wide(self.console, rich)
+            for note in table.notes:
+                self.console.print(f"note: {note}")
+        self.console.print(f"\nfolder: {folder}   files: {files}")
 
 
 @contextmanager
@@ -217,50 +241,3 @@ def _progress(console: Console, label: str) -> Iterator[Told]:
         yield lambda finished, total, text: bar.update(
             task, completed=finished, total=total, note=text
         )
-
-
-def _show(console: Console, table: TextTable) -> None:
-    """Print a table with its title and notes."""
-    rich = RichTable(box=None, pad_edge=False, header_style="bold")
-    for number, head in enumerate(table.heads):
-        justify: Literal["left", "right"] = "left" if number < table.left else "right"
-        rich.add_column(head, justify=justify, no_wrap=True)
-    for row in table.rows:
-        rich.add_row(*row)
-    console.print(f"\n{table.title}")
-    print_wide(console, rich)
-    for note in table.notes:
-        console.print(f"note: {note}")
-
-
-def _draw_comparison(folder: Path, found: Result) -> None:
-    """compare.png, with a line for every method that has a result."""
-    from covey.report.pictures import grid_picture
-
-    rows = [row for row in found.rows if row.model]
-    runs = {row.title: (row.model, row.label, found.histories[row.title]) for row in rows}
-    path = folder / "compare.png"
-    if runs:
-        with refused(path):
-            grid_picture.draw(runs, path, modelled=found.modelled)
-
-
-def _draw_sweep(folder: Path, found: SweepResult) -> None:
-    """sensitivity.png and parallel.png, of the trials that ended well."""
-    from covey.report.pictures.sweep_picture import Point, Scale, draw_parallel, draw_sensitivity
-
-    whole = [trial for trial in found.trials if math.isfinite(trial.score)]
-    metric = found.metric
-    if not whole or metric is None:
-        return
-    points = [Point(trial.settings, metric.scaled(trial.score)) for trial in whole]
-    scales = []
-    for axis in found.axes:
-        values = [trial.settings[axis.key] for trial in whole]
-        scales.append(Scale.of(axis.key, values, log=axis.log))
-    label = f"validation {metric.axis}"
-    if not metric.higher:
-        label += ", less is better"
-    for name, draw in (("sensitivity.png", draw_sensitivity), ("parallel.png", draw_parallel)):
-        with refused(folder / name):
-            draw(points, scales, folder / name, label, lower=not metric.higher)

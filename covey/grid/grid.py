@@ -86,10 +86,9 @@ class Grid:
         self.axes = [Axis(**values) for values in plan["axes"]]
         self.seeds = list(range(self.config.seed, self.config.seed + self.config.seeds))
         self._processes = processes
-        if self.compares:
-            self.methods = [Method.read(values) for values in plan["methods"]]
-        else:
-            self.methods = [self._own_method()]
+        self.methods = [Method.read(values) for values in plan.get("methods", ())]
+        if not self.compares:
+            self.methods = [Method.of_file(self.config)]
         self._searches = {method.label: self._search(method) for method in self.methods}
 
     @property
@@ -205,14 +204,6 @@ class Grid:
         table = self.table(method, settings)
         model = str(plan.get("model", ""))
         return Cell(purpose, table, seeds, settings, plan["beside"], method.budget, model)
-
-    def _own_method(self) -> Method:
-        """The file's own algorithm, which a sweep is over; its cells have no label."""
-        config = self.config
-        table = config.algorithm
-        name = str(table["name"])
-        rounds = (config.rounds, config.score_every)
-        return Method(name, "", config.method(), table, *rounds, budget=None, round_cost=0.0)
 
     def _search(self, method: Method) -> Search:
         plan = self.store.plan

@@ -19,7 +19,7 @@ from typing import Any
 import covey
 from covey import rooms
 from covey.advice import levers
-from covey.advice.curvature import Curvature, Probe
+from covey.advice.curvature import Probe
 from covey.errors import ConfigError, DivergedError
 from covey.fields import nearest, spelled
 from covey.files import config as files
@@ -61,6 +61,38 @@ class Method:
         return f"{self.label}/trial-" if self.label else "trial-"
 
     @staticmethod
+    def of_file(config: Config) -> Method:
+        """The file's own algorithm, which a sweep is over; its cells have no label."""
+        rounds = (config.rounds, config.score_every)
+        name = str(config.algorithm["name"])
+        table = config.algorithm
+        return Method(name, "", config.method(), table, *rounds, budget=None, round_cost=0.0)
+
+    @staticmethod
+    def under(
+        budget: Budget, title: str, config: Config, base: Config, costs: Sequence[float]
+    ) -> Method:
+        """A method with its number of rounds; all methods are scored about equally often."""
+        round_cost = _mean(costs)
+        rounds = expected = base.rounds
+        if round_cost:
+            rounds = expected = int(budget.amount / round_cost + 1e-9)
+        if round_cost and (budget.unit != "gradients" or len(set(costs)) > 1):
+            rounds = _MOST * expected  # of which the budget ends the last ones
+        scored = max(1, base.rounds // base.score_every)
+        name = str(config.algorithm["name"])
+        return Method(
+            name=name,
+            label=re.sub(r"[^A-Za-z0-9_.-]", "-", name),
+            title=title,
+            algorithm=dict(config.resolved()["algorithm"]),
+            rounds=rounds,
+            score_every=max(1, round(expected / scored)),
+            budget=budget if round_cost else None,
+            round_cost=round_cost,
+        )
+
+    @staticmethod
     def read(values: Mapping[str, Any]) -> Method:
         """A method from a plan."""
         budget = values["budget"]
@@ -68,7 +100,11 @@ class Method:
 
 
 def sweep(
-    path: Path | None, changes: Sequence[str], name: str, trials: int | None
+    path: Path | None,
+    changes: Sequence[str],
+    name: str,
+    trials: int | None,
+    told: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The plan of a sweep over the changes that have several values."""
     search.check(name, trials)
@@ -85,6 +121,7 @@ def sweep(
     for each in axes:
         for value in each.grid():
             files.load(path, [*plain, f"{each.key}={spelled(value)}"]).learner()
+    told("trying a setting")
     first = files.load(path, [*plain, *(f"{each.key}={spelled(each.grid()[0])}" for each in axes)])
     covey.run(first.experiment(first.seed))  # which says what is wrong with it
     return {
@@ -141,7 +178,13 @@ def comparison(
     _check_room(paid, {title: _mean(costs[title]) for title in methods})
     told("measuring the curvature of the loss")
     first = next(iter(methods.values()))
-    curvature = _curvature(experiments.of(first, first.seed))
+    experiment = experiments.of(first, first.seed)
+    run = covey.run(replace(validated(experiment), rounds=1))
+    curvature = None  # where it cannot be measured
+    with suppress(ConfigError):
+        curvature = Probe(experiment, run.trained).measure(run.w)
+    if curvature is not None and not curvature.typical:
+        curvature = None
     return {
         "kind": "compare",
         **_shared(base, path, axes),
@@ -150,7 +193,7 @@ def comparison(
         "model": model,
         "curvature": None if curvature is None else asdict(curvature),
         "methods": [
-            asdict(_method(title, config, base, paid, costs[title]))
+            asdict(Method.under(paid, title, config, base, costs[title]))
             for title, config in methods.items()
         ],
     }
@@ -178,10 +221,10 @@ def _file(path: Path | None, plain: Sequence[str]) -> Config:
 def _budget(text: str) -> tuple[Unit, float | None]:
     """A budget from its words; None where they have no number."""
     word, equals, number = text.partition("=")
-    unit = next((unit for unit in typing.get_args(Unit) if unit == word), None)
-    if unit is None:
+    if word not in typing.get_args(Unit):
         form = "gradients, examples, bytes or seconds, as in --budget bytes=2e6"
         raise ConfigError(f"--budget {text}: give {form}.")
+    unit: Any = word
     if not equals:
         return unit, None
     try:
@@ -286,35 +329,3 @@ def _check_room(budget: Budget, round_costs: Mapping[str, float]) -> None:
         f"--budget {budget.unit}={budget.amount:g} is less than one round of some methods takes: "
         f"{listed} {budget.unit}; give {budget.unit}={least} or more, or leave them out."
     )
-
-
-def _method(
-    title: str, config: Config, base: Config, budget: Budget, costs: Sequence[float]
-) -> Method:
-    """A method with its number of rounds; all methods are scored about equally often."""
-    round_cost = _mean(costs)
-    rounds = expected = base.rounds
-    if round_cost:
-        rounds = expected = int(budget.amount / round_cost + 1e-9)
-    if round_cost and (budget.unit != "gradients" or len(set(costs)) > 1):
-        rounds = _MOST * expected  # of which the budget ends the last ones
-    scored = max(1, base.rounds // base.score_every)
-    return Method(
-        name=str(config.algorithm["name"]),
-        label=re.sub(r"[^A-Za-z0-9_.-]", "-", str(config.algorithm["name"])),
-        title=title,
-        algorithm=dict(config.resolved()["algorithm"]),
-        rounds=rounds,
-        score_every=max(1, round(expected / scored)),
-        budget=budget if round_cost else None,
-        round_cost=round_cost,
-    )
-
-
-def _curvature(experiment: Experiment) -> Curvature | None:
-    """The curvature of the loss at the initial model; None where it cannot be measured."""
-    run = covey.run(replace(validated(experiment), rounds=1))
-    with suppress(ConfigError):
-        measured = Probe(experiment, run.trained).measure(run.w)
-        return measured if measured is not None and measured.typical else None
-    return None

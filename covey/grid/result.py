@@ -53,6 +53,29 @@ class MethodRow:
         """The figures of the reported model."""
         return next((figures for figures in self.models if figures.model == self.model), None)
 
+    def as_line(self, figures: ModelFigures | None, names: Sequence[str]) -> dict[str, Any]:
+        """A line of the CSV file; figures that there are not are empty."""
+        line: dict[str, Any] = {
+            "method": self.title,
+            "model": figures.model if figures else "",
+            "tier": figures.tier if figures else "",
+            "reported": figures is not None and figures.model == self.model,
+            "seeds": self.seeds,
+        }
+        for name in names:
+            figure = figures.figure(name) if figures else None
+            line[name] = figure.mean if figure else ""
+            line[f"{name}_sd"] = figure.deviation if figure else ""
+        for name in ("rounds", "gradients", "bytes", "seconds", "trials", "failed_trials"):
+            line[name] = getattr(self, name)
+        line["settings"] = "; ".join(f"{key}={value}" for key, value in self.settings.items())
+        line["error"] = self.error
+        return line
+
+
+_FIGURES = ("accuracy", "worst_decile", "last", "loss", "rmse", "mae", "r2")
+"""The columns of every CSV file."""
+
 
 @dataclass(frozen=True)
 class PairedModels:
@@ -133,13 +156,14 @@ class Result:
 
     def csv(self) -> str:
         """One line per method and model; the reported model of a method is marked."""
-        names = [*_FIGURES, *self.metrics]
+        names = list(_FIGURES)
         if any(row.reported and row.reported.perplexity for row in self.rows):
-            names.insert(len(_FIGURES), "perplexity")
+            names.append("perplexity")
+        names += self.metrics
         lines = []
         for row in self.rows:
             of_models: list[ModelFigures | None] = [*row.models]
-            lines += [_line(row, figures, names) for figures in of_models or [None]]
+            lines += [row.as_line(figures, names) for figures in of_models or [None]]
         return csv_text(list(lines[0]), lines)
 
 
@@ -305,32 +329,3 @@ def _by_device(scores: Sequence[DeviceScore], model: str, metric: Headline) -> d
     own = [score for score in scores if score.model == model and score.part == "test"]
     values = {score.device: metric.of_device(score) for score in own}
     return {device: value for device, value in values.items() if value is not None}
-
-
-_FIGURES = ("accuracy", "worst_decile", "last", "loss", "rmse", "mae", "r2")
-
-
-def _line(row: MethodRow, figures: ModelFigures | None, names: Sequence[str]) -> dict[str, Any]:
-    """A line of the CSV file; figures that there are not are empty."""
-    line: dict[str, Any] = {
-        "method": row.title,
-        "model": figures.model if figures else "",
-        "tier": figures.tier if figures else "",
-        "reported": figures is not None and figures.model == row.model,
-        "seeds": row.seeds,
-    }
-    for name in names:
-        figure = figures.figure(name) if figures else None
-        line[name] = "" if figure is None else figure.mean
-        line[f"{name}_sd"] = "" if figure is None or figure.deviation is None else figure.deviation
-    settings = "; ".join(f"{key}={value}" for key, value in row.settings.items())
-    return line | {
-        "rounds": row.rounds,
-        "gradients": row.gradients,
-        "bytes": row.bytes,
-        "seconds": row.seconds,
-        "trials": row.trials,
-        "failed_trials": row.failed_trials,
-        "settings": settings,
-        "error": row.error,
-    }

@@ -63,7 +63,7 @@ class Optuna:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._axes = {axis.key: axis for axis in axes}
         self._before = before
-        self._spaces = {axis.key: _distribution(axis) for axis in axes}
+        self._spaces = {axis.key: _space(axis) for axis in axes}
         sampler = optuna.samplers.TPESampler(seed=seed)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._asked: dict[int, Any] = {}
@@ -81,7 +81,8 @@ class Optuna:
             if len(self._asked) >= running:
                 break
             self._asked[number] = self._study.ask(self._spaces)
-            self._settings.append(self._values(self._asked[number].params))
+            params = self._asked[number].params.items()
+            self._settings.append({key: _value(self._axes[key], param) for key, param in params})
         return list(self._settings)
 
     def total(self, scores: Scores) -> int:
@@ -107,21 +108,9 @@ class Optuna:
             )
             self._study.add_trial(known)
 
-    def _values(self, params: Mapping[str, Any]) -> Settings:
-        """Values of the keys; of a list, optuna knows the positions alone."""
-        out = {}
-        for key, value in params.items():
-            axis = self._axes[key]
-            if axis.values:
-                out[key] = axis.values[value]
-            elif axis.whole:
-                out[key] = int(value)
-            else:
-                out[key] = float(f"{value:.4g}")
-        return out
 
-
-def _distribution(axis: Axis) -> Any:
+def _space(axis: Axis) -> Any:
+    """Where optuna looks for a value; of a list, it knows the positions alone."""
     from optuna import distributions as kinds
 
     if axis.values:
@@ -129,6 +118,13 @@ def _distribution(axis: Axis) -> Any:
     if axis.whole:
         return kinds.IntDistribution(int(axis.low), int(axis.high))
     return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _value(axis: Axis, param: Any) -> Any:
+    """The value that optuna's parameter stands for."""
+    if axis.values:
+        return axis.values[param]
+    return int(param) if axis.whole else float(f"{param:.4g}")
 
 
 def check(name: str, trials: int | None) -> None:

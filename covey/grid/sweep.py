@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from covey.atomic import refused
 from covey.fields import spelled
 from covey.files import config as files
 from covey.grid.axes import Axis, Settings
@@ -107,6 +109,27 @@ def write(result: SweepResult, folder: Folder) -> None:
     folder.write("sweep.csv", result.csv())
     if result.best is not None:
         folder.write("best.toml", result.best)
+
+
+def draw(folder: Path, result: SweepResult) -> None:
+    """sensitivity.png and parallel.png, of the trials that ended well."""
+    from covey.report.pictures.sweep_picture import Point, Scale, draw_parallel, draw_sensitivity
+
+    whole = [trial for trial in result.trials if math.isfinite(trial.score)]
+    metric = result.metric
+    if not whole or metric is None:
+        return
+    points = [Point(trial.settings, metric.scaled(trial.score)) for trial in whole]
+    scales = [
+        Scale.of(axis.key, [trial.settings[axis.key] for trial in whole], log=axis.log)
+        for axis in result.axes
+    ]
+    label = f"validation {metric.axis}"
+    if not metric.higher:
+        label += ", less is better"
+    for name, picture in (("sensitivity.png", draw_sensitivity), ("parallel.png", draw_parallel)):
+        with refused(folder / name):
+            picture(points, scales, folder / name, label, lower=not metric.higher)
 
 
 def table(result: SweepResult) -> TextTable:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from covey.atomic import refused
 from covey.fields import spelled
 from covey.grid.result import MethodRow, Result
 from covey.report.paired import EXACT, LEAST
 from covey.report.summary import ModelFigures
 from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.headline import Headline, named
+
+_P = ("p", "p (Holm)")
+_WORST = "worst_decile"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,18 @@ def write(result: Result, folder: Folder) -> None:
     folder.write("compare.txt", "\n\n".join(table.text() for table in tables(result)) + "\n")
 
 
+def draw(folder: Path, result: Result) -> None:
+    """compare.png, with a line for every method that has a result."""
+    from covey.report.pictures import grid_picture
+
+    rows = [row for row in result.rows if row.model]
+    runs = {row.title: (row.model, row.label, result.histories[row.title]) for row in rows}
+    path = folder / "compare.png"
+    if runs:
+        with refused(path):
+            grid_picture.draw(runs, path, modelled=result.modelled)
+
+
 def tables(result: Result) -> Iterator[TextTable]:
     """The methods, their settings, and their differences over seeds and over devices."""
     yield methods(result)
@@ -54,19 +71,27 @@ def tables(result: Result) -> Iterator[TextTable]:
 
 def methods(result: Result) -> TextTable:
     """One row per method, the best first."""
-    budget = f"{_amount(result.budget['amount'])} {result.budget['unit']}"
-    metrics = _shown(result)
-    figures = [_head(metric) for metric in metrics]
+    amount = result.budget["amount"]
+    budget = f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
+    shown = _shown(result)
     seconds = "seconds on air" if result.modelled else "seconds"
-    heads = ["method", "model", *figures, "rounds", "gradients", "MB", seconds]
-    rows = [_method(row, metrics) for row in ordered(result)]
+    heads = ["method", "model", *shown.values(), "rounds", "gradients", "MB", seconds]
+    rows = []
+    for row in ordered(result):
+        if row.reported is None:
+            rows.append([row.title, "-", "failed", *["-"] * (len(shown) + 3)])
+            continue
+        figures = [_cell(row.reported, name) for name in shown]
+        used = [f"{row.rounds:.0f}", f"{row.gradients:,.0f}"]
+        used += [f"{row.bytes / 1e6:.1f}", f"{row.seconds:.1f}"]
+        rows.append([row.title, row.label, *figures, *used])
     by = f" by {result.metric.title}" if result.selected else ""
     what = "rounds and models"
     if result.asked:
         what = f"{result.asked} models where there are some; rounds and other models"
-    title = f"equal budget: {budget} per seed; {what} chosen{by} on validation data"
-    failed = [row for row in result.rows if row.error]
-    notes = tuple(f"{row.title}: {row.error}" for row in failed)
+    spent = f"equal budget: {budget} {result.budget['unit']} per seed"
+    title = f"{spent}; {what} chosen{by} on validation data"
+    notes = tuple(f"{row.title}: {row.error}" for row in result.rows if row.error)
     return TextTable(title, heads, rows, left=2, notes=notes)
 
 
@@ -128,38 +153,15 @@ def over_devices(result: Result) -> TextTable:
     return TextTable(title, heads, rows, left=2)
 
 
-_P = ("p", "p (Holm)")
-_WORST = "worst_decile"
-
-
-def _shown(result: Result) -> list[str]:
-    """The figures that have a column, the one by which methods are ordered first."""
+def _shown(result: Result) -> dict[str, str]:
+    """The figures that have a column, and its heading; that by which methods are ordered first."""
     names = [result.metric.name]
     if result.classifies:
         names = [*names, "accuracy", _WORST] if result.selected else ["accuracy", *names, _WORST]
-    return list(dict.fromkeys([*names, *result.metrics]))
-
-
-def _head(name: str) -> str:
-    if name == _WORST:
-        return "worst 10 %"
-    return f"test {named(name).unit}"
-
-
-def _method(row: MethodRow, metrics: Sequence[str]) -> list[str]:
-    figures = row.reported
-    if figures is None:
-        empty = ["-"] * (len(metrics) + 3)
-        return [row.title, "-", "failed", *empty]
-    return [
-        row.title,
-        row.label,
-        *(_cell(figures, name) for name in metrics),
-        f"{row.rounds:.0f}",
-        f"{row.gradients:,.0f}",
-        f"{row.bytes / 1e6:.1f}",
-        f"{row.seconds:.1f}",
-    ]
+    heads = {name: f"test {named(name).unit}" for name in [*names, *result.metrics]}
+    if result.classifies:
+        heads[_WORST] = "worst 10 %"
+    return heads
 
 
 def _cell(figures: ModelFigures, name: str) -> str:
@@ -169,14 +171,6 @@ def _cell(figures: ModelFigures, name: str) -> str:
     if name == _WORST or named(name).percent:
         return figure.percent()
     return str(figure)
-
-
-def _amount(amount: float) -> str:
-    """
-    >>> _amount(1234567.0), _amount(1.23456)
-    ('1,234,567', '1.235')
-    """
-    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
 
 
 def _corrected(result: Result) -> str:

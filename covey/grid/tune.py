@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from covey.advice import levers
@@ -70,10 +71,23 @@ class Tuner:
             values[axis.key] = axis.values[0] if axis.values else axis.at(0.5)
         return values
 
+    @cached_property
+    def _own(self) -> dict[str, Axis]:
+        """The fields whose values the user has given."""
+        return {axis.key: axis for axis in self.axes}
+
+    def _groups(self) -> list[list[str]]:
+        """What is tuned: given fields, penalties, steps, steps of upper models.
+
+        The range of a field follows from the groups before its own.
+        """
+        steps = [step.field for step in levers.steps(self.algorithm)]
+        curvature = self.curvature or Curvature(1.0, 1.0)
+        uppers = [upper.field for upper in levers.uppers(self.algorithm, curvature)]
+        return [list(self._own), self._penalties(), steps, uppers]
+
     def _fields(self) -> list[str]:
-        """What is tuned: given fields, penalties, steps, steps of upper models."""
-        own = [axis.key for axis in self.axes]
-        return list(dict.fromkeys([*own, *self._penalties(), *self._steps(), *self._uppers()]))
+        return list(dict.fromkeys(itertools.chain(*self._groups())))
 
     def _settings(self, point: Point | None) -> Settings:
         """The values of all tuned fields at a point; None stands for the given ones."""
@@ -81,10 +95,7 @@ class Tuner:
             return self._given()
         changed: Any = self.algorithm
         out: Settings = {}
-        for fields in ([axis.key for axis in self.axes], self._penalties()):
-            out |= self._values(changed, fields, point)
-            changed = replace(changed, **out)
-        for fields in (self._steps(), self._uppers()):
+        for fields in self._groups():
             free = [field for field in fields if field not in out]
             out |= self._values(changed, free, point)
             changed = replace(changed, **out)
@@ -93,15 +104,14 @@ class Tuner:
     def _values(self, algorithm: Algorithm, fields: Iterable[str], point: Point) -> Settings:
         """The values of some fields at a point, under the settings of `algorithm`."""
         out: Settings = {}
-        by_key = {axis.key: axis for axis in self.axes}
         for field in fields:
-            if field in by_key:
-                out[field] = by_key[field].at(point[field])
+            if field in self._own:
+                out[field] = self._own[field].at(point[field])
                 continue
             low, high = self._range(algorithm, field)
             value = levers.neat(low * (high / low) ** point[field])
             alike = [name for tie in self._ties() if tie.field == field for name in tie.alike]
-            out |= dict.fromkeys([field, *(name for name in alike if name not in by_key)], value)
+            out |= dict.fromkeys([field, *(name for name in alike if name not in self._own)], value)
         return out
 
     def _grown(
@@ -147,12 +157,11 @@ class Tuner:
 
     def _position(self, settings: Settings) -> Point:
         """Where given values lie in their ranges, perhaps outside of 0 to 1."""
-        own = [axis.key for axis in self.axes]
         out = {}
         for field in self._fields():
             out[field] = 0.5
             value = settings[field]
-            if field not in own and value > 0:
+            if field not in self._own and value > 0:
                 low, high = self._range(self.algorithm, field)
                 out[field] = math.log(value / low) / math.log(high / low)
         return out
@@ -182,18 +191,10 @@ class Tuner:
 
     def _penalties(self) -> list[str]:
         """The main penalty: the first that the algorithm states, else its field `lam`."""
-        own = [axis.key for axis in self.axes]
         fields = [tie.field for tie in self._ties()] or ["lam"]
         values = {field: getattr(self.algorithm, field, None) for field in fields}
         numbers = [field for field, value in values.items() if is_number(value) and value > 0]
-        return [field for field in numbers[:1] if field not in own]
-
-    def _steps(self) -> list[str]:
-        return [step.field for step in levers.steps(self.algorithm)]
-
-    def _uppers(self) -> list[str]:
-        curvature = self.curvature or Curvature(1.0, 1.0)
-        return [upper.field for upper in levers.uppers(self.algorithm, curvature)]
+        return [field for field in numbers[:1] if field not in self._own]
 
 
 def explored(count: int) -> int:

@@ -63,9 +63,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run tables of the papers again, and compare every cell with the printed figure.
-
-    The seeds of a row run side by side. A row is saved when it is done, and a
+    """The seeds of a row run side by side. A row is saved when it is done, and a
     row that is there is not run again: after a Ctrl-C, the same command
     continues. The same command in a second terminal takes the rows that the
     first has not begun.
@@ -115,7 +113,14 @@ def reproduce(
       covey reproduce merge other/pfedme.json --out runs/papers
     """
     if names[0] == "merge":
-        _merge(out, [Path(name) for name in names[1:]])
+        if not names[1:]:
+            raise ConfigError("merge needs files of results: merge DIR/PAPER.json ... --out DIR.")
+        for file in map(Path, names[1:]):
+            with ResultStore(out, file.stem) as store:
+                there, left = store.merge(file)
+                papers.write_page(store.path)
+            said = f"{left} of {file} were there, or are no better"
+            print(f"{out / file.name}: {there} rows; {said}")
         return
     if names[0] == tables.LIST:
         _list(tables.select(names[1:] or ["*"]), out, as_json)
@@ -129,7 +134,7 @@ def reproduce(
     results = read_papers(out, (table.paper for table in selected))
     lines = [verdicts.lines(table, results[table.paper], rows) for table in selected]
     if as_json:
-        print(json.dumps([_as_dict(line) for own in lines for line in own]))
+        print(json.dumps([line.as_dict() for own in lines for line in own]))
     else:
         asked = {row.name for row in chosen}
         for table, own in zip(selected, lines, strict=True):
@@ -213,17 +218,6 @@ def _list(listed: Sequence[PaperTable], out: Path, as_json: bool) -> None:
     console.print(report.whereabouts(out, results))
 
 
-def _merge(folder: Path, files: Sequence[Path]) -> None:
-    """Add the results of files to those of the same name in the folder."""
-    if not files:
-        raise ConfigError("merge needs files of results: merge DIR/PAPER.json ... --out DIR.")
-    for file in files:
-        with ResultStore(folder, file.stem) as store:
-            rows, left = store.merge(file)
-            papers.write_page(store.path)
-        print(f"{folder / file.name}: {rows} rows; {left} of {file} were there, or are no better")
-
-
 def _print(table: PaperTable, shown: Sequence[VerdictLine], results: Results) -> None:
     console = Console()
     console.print(f"[bold]{escape(table.title)}[/]", markup=True)
@@ -243,42 +237,16 @@ def _print(table: PaperTable, shown: Sequence[VerdictLine], results: Results) ->
         if known and settings & set(claim.setting.split(", ")):
             text, setting, printed, ours = report.claim_cells(claim)
             console.print(f"{text}, {setting}: {ours} here; {printed} in the paper")
-    for reason, rows in _reasons(shown).items():
+    rows_by_reason: dict[str, dict[str, None]] = {}
+    for line in shown:
+        rows_by_reason.setdefault(report.why(line), {})[line.row.name] = None
+    rows_by_reason.pop("", None)
+    for reason, rows in rows_by_reason.items():
         console.print(f"why: {reason} ({', '.join(rows)})")
     for choice in table.unprinted:
         console.print(f"not printed in the paper: {choice}")
     for note in report.notes(own):
         console.print(note)
-
-
-def _reasons(shown: Sequence[VerdictLine]) -> dict[str, list[str]]:
-    """The rows that differ, by the reason."""
-    out: dict[str, list[str]] = {}
-    for line in shown:
-        rows = out.setdefault(report.why(line), [])
-        if line.row.name not in rows:
-            rows.append(line.row.name)
-    out.pop("", None)
-    return out
-
-
-def _as_dict(line: VerdictLine) -> dict[str, Any]:
-    cell = line.printed
-    return {
-        "row": line.row.key,
-        "model": line.model,
-        "printed": None if cell is None else [cell.value, cell.sd],
-        "best_on_test": list(line.paper),
-        "pooled_sd_apart": line.deviations,
-        "error_ratio": line.error_ratio,
-        "chosen_on_validation": list(line.honest),
-        "seconds": line.seconds,
-        "devices": list(line.devices),
-        "draws": line.draws,
-        "verdict": line.verdict,
-        "searched": dict(line.searched),
-        "why": line.why,
-    }
 
 
 def _say_what_is_missing(rows: Sequence[Row], results: Mapping[str, Results]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -181,11 +182,10 @@ def _collected(seeds: Iterable[Iterable[tuple[str, float]]]) -> dict[str, list[f
 
 def _curves(histories: Sequence[Sequence[Round]]) -> dict[str, dict[int, float]]:
     """The mean of the seeds that were scored in a round, by model and by rounds until then."""
-    accuracies: dict[str, dict[int, list[float]]] = {}
-    for record in (record for history in histories for record in history):
+    accuracies: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in itertools.chain(*histories):
         for model in record.models:
-            rounds = accuracies.setdefault(model, {})
-            rounds.setdefault(record.round + 1, []).append(accuracy(record, model))
+            accuracies[model][record.round + 1].append(accuracy(record, model))
     return {
         model: {number: round(statistics.mean(values), 2) for number, values in rounds.items()}
         for model, rounds in accuracies.items()

@@ -45,6 +45,17 @@ class Group:
     cells: Mapping[str, PrintedCell] = field(default_factory=dict)
     note: str = ""
 
+    @staticmethod
+    def read(values: Mapping[str, Any]) -> Group:
+        """A group from its table."""
+        cells = {}
+        for name, figures in values.items():
+            if name not in _FACTS:
+                marks = (name in values.get(mark, ()) for mark in ("uncertain", "given"))
+                value, sd = (*figures, None)[:2]
+                cells[name] = PrintedCell(value, sd, *marks)
+        return Group(cells, values.get("note", ""))
+
 
 @cache
 def groups() -> Mapping[str, Mapping[str, Group]]:
@@ -55,7 +66,7 @@ def groups() -> Mapping[str, Mapping[str, Group]]:
     """
     content = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return {
-        paper: {name: _group(values) for name, values in by_name.items()}
+        paper: {name: Group.read(values) for name, values in by_name.items()}
         for paper, by_name in content.items()
     }
 
@@ -64,14 +75,3 @@ def cell(row: Row, model: str) -> PrintedCell | None:
     """The printed figure of a model of a row; None where the paper has none."""
     group = groups().get(row.paper, {}).get(row.printed, Group())
     return group.cells.get(row.cells.get(model, ""))
-
-
-def _group(values: Mapping[str, Any]) -> Group:
-    uncertain = values.get("uncertain", ())
-    given = values.get("given", ())
-    cells = {}
-    for name, figures in values.items():
-        if name not in _FACTS:
-            value, sd = (*figures, None)[:2]
-            cells[name] = PrintedCell(value, sd, name in uncertain, name in given)
-    return Group(cells, values.get("note", ""))

@@ -71,6 +71,38 @@ class SeedRounds:
     def _models(self) -> Sequence[str]:
         return list(self.scored[-1].models) if self.scored else ()
 
+    def last(self, model: str) -> float:
+        """Test accuracy in percent in the last scored round."""
+        return accuracy(self.scored[-1], model)
+
+    def nonzeros(self, model: str) -> float:
+        """The share of entries that are not zero, in percent."""
+        return 100 * self.scored[-1].models[model].nonzeros
+
+    def loss(self, model: str) -> float:
+        """The mean loss over test examples."""
+        loss = self.scored[-1].models[model].scores["test"].loss_fallback
+        return math.nan if loss is None else loss
+
+    def falls(self, model: str) -> float:
+        """By how many points the accuracy falls from a scored round to the next, in the mean.
+
+        It is 0 where the accuracy never falls. A run that ends early falls to 0 at its end.
+        """
+        accuracies = [accuracy(record, model) for record in self.scored]
+        if self.diverged:
+            accuracies.append(0.0)
+        falls = [max(0.0, before - after) for before, after in itertools.pairwise(accuracies)]
+        return statistics.mean(falls) if falls else 0.0
+
+    def sent(self) -> float:
+        """The weights that all nodes send upwards in a round, zeros left out, in thousands."""
+        counts = [
+            Meter(record.traffic).traffic(direction="up", lane="train").nonzeros
+            for record in self.rounds
+        ]
+        return statistics.mean(counts) / 1e3
+
 
 def accuracy(record: Round, model: str) -> float:
     """Test accuracy in percent."""
@@ -78,40 +110,13 @@ def accuracy(record: Round, model: str) -> float:
     return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
-def _loss(history: SeedRounds, model: str) -> float:
-    """The mean loss over test examples."""
-    loss = history.scored[-1].models[model].scores["test"].loss_fallback
-    return math.nan if loss is None else loss
-
-
-def _falls(history: SeedRounds, model: str) -> float:
-    """By how many points the accuracy falls from a scored round to the next, in the mean.
-
-    It is 0 where the accuracy never falls. A run that ends early falls to 0 at its end.
-    """
-    accuracies = [accuracy(record, model) for record in history.scored]
-    if history.diverged:
-        accuracies.append(0.0)
-    falls = [max(0.0, before - after) for before, after in itertools.pairwise(accuracies)]
-    return statistics.mean(falls) if falls else 0.0
-
-
-def _sent(history: SeedRounds) -> float:
-    """The weights that all nodes send upwards in a round, zeros left out, in thousands."""
-    counts = [
-        Meter(record.traffic).traffic(direction="up", lane="train").nonzeros
-        for record in history.rounds
-    ]
-    return statistics.mean(counts) / 1e3
-
-
 OF_MODELS: Mapping[str, Callable[[SeedRounds, str], float]] = {
-    LAST: lambda history, model: accuracy(history.scored[-1], model),
-    NON_ZEROS: lambda history, model: 100 * history.scored[-1].models[model].nonzeros,
-    LOSS: _loss,
-    FALLS: _falls,
+    LAST: SeedRounds.last,
+    NON_ZEROS: SeedRounds.nonzeros,
+    LOSS: SeedRounds.loss,
+    FALLS: SeedRounds.falls,
 }
-OF_ROWS: Mapping[str, Callable[[SeedRounds], float]] = {SENT: _sent}
+OF_ROWS: Mapping[str, Callable[[SeedRounds], float]] = {SENT: SeedRounds.sent}
 NAMES = (*OF_MODELS, *OF_ROWS)
 
 _WORST = {LAST: -math.inf, LOSS: math.inf, FALLS: math.inf}

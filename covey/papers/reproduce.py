@@ -100,13 +100,14 @@ def _one(
         if before is not None and is_better(before, wanted):
             watcher.stays(row, protocol, _reason(before, wanted, missing))
             return None
-        if missing:
-            result: dict[str, Any] = {**wanted, "seconds": 0.0, "missing": missing}
-        else:
-            measured = _measured(store, row, protocol, options, watcher)
-            if measured is None:
-                return None
-            result = measured
+        result: dict[str, Any] = {**wanted, "seconds": 0.0, "missing": missing}
+        if not missing and not row.search:
+            result = measure(row, protocol, options, watcher.tick)
+        elif not missing:
+            chosen = search(row, store, options, lambda done: watcher.tick(done / 2))
+            if chosen is None:
+                return None  # another process searches the grid
+            result = measure(chosen, protocol, options, lambda done: watcher.tick((1 + done) / 2))
         better = store.put(row, protocol, result)  # of another folder's process, merged meanwhile
         if better is not None:
             watcher.stays(row, protocol, _reason(better, result, missing))
@@ -120,21 +121,6 @@ def _reason(stays: Entry, lesser: Entry, missing: str) -> str:
     if missing:
         return f"{text}; {missing} is not here"
     return f"{text}; {size_in_words(lesser)} are less: choose another --out for them"
-
-
-def _measured(
-    store: ResultStore, row: Row, protocol: Protocol, options: Options, watcher: Watcher
-) -> dict[str, Any] | None:
-    """The figures of a row, at the best point of its grid where it has one.
-
-    None where another process searches the grid.
-    """
-    if not row.search:
-        return measure(row, protocol, options, watcher.tick)
-    chosen = search(row, store, options, lambda done: watcher.tick(done / 2))
-    if chosen is None:
-        return None
-    return measure(chosen, protocol, options, lambda done: watcher.tick((1 + done) / 2))
 
 
 def _missing(row: Row, options: Options) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from covey import atomic
 from covey.errors import ConfigError
 from covey.papers import tables
-from covey.papers.measure import PROTOCOLS, Options, Protocol
+from covey.papers.measure import Options, Protocol
 from covey.papers.tables import Row
 from covey.runs.saved import lock
 
@@ -46,7 +46,8 @@ def read(path: Path) -> dict[str, Entry]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} does not hold results of rows; move it away.")
     for key, entry in content.items():
-        if not _is_entry(entry):
+        whole = isinstance(entry, dict) and isinstance(entry.get("settings"), str)
+        if not whole or not all(_PARTS[name](entry[name]) for name in _PARTS.keys() & entry):
             raise ConfigError(f"{path} does not hold a result of {key}; take it out.")
     return content
 
@@ -54,16 +55,6 @@ def read(path: Path) -> dict[str, Entry]:
 def read_papers(folder: Path, papers: Iterable[str]) -> dict[str, Results]:
     """The results of these papers in a folder; each file is read once."""
     return {paper: read(folder / f"{paper}.json") for paper in dict.fromkeys(papers)}
-
-
-def _is_entry(entry: Any) -> bool:
-    """Whether this is what a row has: the hash of its settings, results, and a search."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("settings"), str):
-        return False
-    results = [entry[protocol] for protocol in PROTOCOLS if protocol in entry]
-    if not all(_is_result(result) for result in results):
-        return False
-    return "search" not in entry or _is_search(entry["search"])
 
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
@@ -112,6 +103,14 @@ def _is_search(search: Any) -> bool:
         and _are_numbers([*point["validation"].values(), point.get("seconds")])
         for point in search["points"]
     )
+
+
+_PARTS: Mapping[str, Callable[[Any], bool]] = {
+    "paper": _is_result,
+    "honest": _is_result,
+    "search": _is_search,
+}
+"""What an entry may have besides the digest of its settings, and what each has to be."""
 
 
 def _are_numbers(values: Any) -> bool:

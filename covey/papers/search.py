@@ -42,7 +42,12 @@ def search(row: Row, store: ResultStore, options: Options, tick: Tick) -> Row | 
         wanted = grid(row)
         for number in range(len(points), len(wanted)):
             points.append(_point(row, wanted[number], shorter))
-            store.put(row, "search", _result(row, points, shorter))
+            seconds = sum(point["seconds"] for point in points)
+            result = {"rounds": rounds, "seeds": 1, "seconds": round(seconds, 1), "points": points}
+            result["device"] = device_name(options.device)
+            if len(points) == len(wanted):
+                result["chosen"] = best_of(row, points)["fields"]
+            store.put(row, "search", result)
             tick((number + 1) / len(wanted))
     best = best_of(row, points)
     return replace(row, algorithm={**row.algorithm, **best["fields"]}, search={})
@@ -56,41 +61,28 @@ def grid(row: Row) -> list[dict[str, Any]]:
 
 def best_of(row: Row, points: list[Point]) -> Point:
     """The point with the best mean over the models that have a printed cell; the first of equal."""
+
+    def score(point: Point) -> float:
+        by_model: Mapping[str, float] = point["validation"]
+        compared = [accuracy for model, accuracy in by_model.items() if model in row.cells]
+        return statistics.mean(compared or by_model.values())
+
     scored = [point for point in points if point["validation"]]
     if not scored:
         raise ConfigError(f"every point of the grid of {row.key} diverged; use smaller steps.")
-    return max(scored, key=lambda point: _score(row, point))
-
-
-def _score(row: Row, point: Point) -> float:
-    by_model: Mapping[str, float] = point["validation"]
-    compared = [accuracy for model, accuracy in by_model.items() if model in row.cells]
-    return statistics.mean(compared or by_model.values())
+    return max(scored, key=score)
 
 
 def _point(row: Row, fields: Mapping[str, Any], options: Options) -> Point:
     """Train at a point; without scores where that diverges."""
     began = time.perf_counter()
     tried = replace(row, algorithm={**row.algorithm, **fields})
-    experiment = make_experiment(tried, "honest", options, SEED)
-    experiment = replace(experiment, parts=("validation",))
+    experiment = replace(make_experiment(tried, "honest", options, SEED), parts=("validation",))
     (history,), diverged = histories([experiment], lambda done: None)
     best: dict[str, float] = {}
-    for record in history:
+    for record in () if diverged else history:
         for model, scores in record.models.items():
             accuracy = 100 * (scores.scores["validation"].accuracy_fallback or 0.0)
             best[model] = max(best.get(model, 0.0), round(accuracy, 4))
-    if diverged:
-        best = {}
     seconds = round(time.perf_counter() - began, 1)
     return {"fields": fields, "validation": best, "seconds": seconds}
-
-
-def _result(row: Row, points: list[Point], options: Options) -> dict[str, Any]:
-    """A search as JSON holds it; `chosen` is there when all points are done."""
-    seconds = sum(point["seconds"] for point in points)
-    out = {"rounds": options.rounds, "seeds": 1, "seconds": round(seconds, 1), "points": points}
-    out["device"] = device_name(options.device)
-    if len(points) == len(grid(row)):
-        out["chosen"] = best_of(row, points)["fields"]
-    return out

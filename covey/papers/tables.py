@@ -122,6 +122,19 @@ class Ordering:
     of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
     printed: float | None = None  # the gap in points, where the paper prints it and no figures
 
+    @staticmethod
+    def read(entry: Fields, methods: Iterable[str]) -> Ordering:
+        """An ordering, in whose chain METHOD is every method that a pattern stands for."""
+        chain = []
+        for group in entry.get("chain", ()):
+            names: list[str] = []
+            for name in group:
+                pattern, _, model = name.partition(":")
+                matching = fnmatch.filter(methods, pattern)
+                names += [f"{method}:{model}" for method in matching] or [name]
+            chain.append(tuple(names))
+        return Ordering(**{**entry, "chain": tuple(chain)})
+
     @property
     def names(self) -> list[str]:
         """All names of the chain."""
@@ -228,7 +241,8 @@ def read(name: str) -> PaperTable:
         rows=tuple(rows),
         unprinted=tuple(content.get("unprinted", ())),
         orderings=tuple(
-            _ordering(entry, content.get("methods", {})) for entry in content.get("orderings", ())
+            Ordering.read(entry, content.get("methods", {}))
+            for entry in content.get("orderings", ())
         ),
         why=content.get("why", {}),
     )
@@ -245,19 +259,6 @@ def _content(paper: str, table: str) -> dict[str, Any]:
     return content
 
 
-def _ordering(entry: Fields, methods: Iterable[str]) -> Ordering:
-    """An ordering, in whose chain METHOD is every method that a pattern stands for."""
-    chain = []
-    for group in entry.get("chain", ()):
-        names: list[str] = []
-        for name in group:
-            pattern, _, model = name.partition(":")
-            matching = fnmatch.filter(methods, pattern)
-            names += [f"{method}:{model}" for method in matching] or [name]
-        chain.append(tuple(names))
-    return Ordering(**{**entry, "chain": tuple(chain)})
-
-
 def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
     for setting, own in content.get("settings", {}).items():
         values = {**content.get("defaults", {}), **own}
@@ -266,12 +267,15 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 continue
             if "only" in values and method not in values["only"]:
                 continue
+            known = inspect.signature(ALGORITHMS[entry["algorithm"]["name"]]).parameters
+            common = values.get("common", {})
+            shared = {name: value for name, value in common.items() if name in known}
             yield Row(
                 paper=paper,
                 table=table,
                 setting=setting,
                 method=method,
-                algorithm=_algorithm(method, entry["algorithm"], values),
+                algorithm=shared | entry["algorithm"] | values.get("methods", {}).get(method, {}),
                 data=values["data"],
                 model=entry.get("model", values["model"]),
                 tree=entry.get("tree", values.get("tree", {})),
@@ -296,11 +300,3 @@ def _sections(setting: Fields, entry: Fields) -> dict[str, Fields]:
         if table:
             out[name] = table
     return out
-
-
-def _algorithm(method: str, table: Fields, setting: Fields) -> dict[str, Any]:
-    """The fields of an algorithm in a setting."""
-    known = inspect.signature(ALGORITHMS[table["name"]]).parameters
-    common = setting.get("common", {})
-    shared = {name: value for name, value in common.items() if name in known}
-    return {**shared, **table, **setting.get("methods", {}).get(method, {})}

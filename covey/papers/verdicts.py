@@ -88,6 +88,25 @@ class VerdictLine:
             return None
         return (100 - statistics.mean(self.paper)) / (100 - self.printed.value)
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        cell = self.printed
+        return {
+            "row": self.row.key,
+            "model": self.model,
+            "printed": None if cell is None else [cell.value, cell.sd],
+            "best_on_test": list(self.paper),
+            "pooled_sd_apart": self.deviations,
+            "error_ratio": self.error_ratio,
+            "chosen_on_validation": list(self.honest),
+            "seconds": self.seconds,
+            "devices": list(self.devices),
+            "draws": self.draws,
+            "verdict": self.verdict,
+            "searched": dict(self.searched),
+            "why": self.why,
+        }
+
 
 @dataclass(frozen=True)
 class Claim:

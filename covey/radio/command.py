@@ -65,9 +65,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan rounds over the air: bandwidth, pruning ratio, latency and energy per device.
-
-    Also says which devices are starved or left out, and why.
+    """Also say which devices are starved or left out, and why.
 
     Examples:
 

@@ -6,6 +6,7 @@ are checked against the figures that the run recorded.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Iterable, Sequence
@@ -108,6 +109,11 @@ class _Run:
         return folder.name
 
     @property
+    def data(self) -> str:
+        """The name of its data."""
+        return str(self.files.settings.get("data", {}).get("name", "data"))
+
+    @property
     def method(self) -> str:
         """What the algorithm calls itself; the name in the file where no seed has begun."""
         if self.records:
@@ -156,8 +162,7 @@ class _Run:
             {"name": metric.name, "higher": metric.higher} for metric in first.metrics.values()
         ]
         if metrics:
-            out["metrics"] = metrics
-            out["shown"] = first.shown.name
+            out |= {"metrics": metrics, "shown": first.shown.name}
         last = {name: chosen.last.models[name] for name, chosen in first.selections.items()}
         names = labels({name: model.tier for name, model in last.items()}, described["private"])
         if names:
@@ -181,22 +186,16 @@ def _unique(keys: Sequence[str]) -> list[str]:
     """The keys, numbered where two are the same."""
     out: list[str] = []
     for key in keys:
-        number = 1
-        other = key
-        while other in out:
-            number += 1
-            other = f"{key} ({number})"
-        out.append(other)
+        numbered = (f"{key} ({number})" for number in itertools.count(2))
+        out.append(next(each for each in itertools.chain([key], numbered) if each not in out))
     return out
 
 
 def _title(runs: Sequence[_Run]) -> str:
     """What the page is about: the data and the number of devices, or the number of runs."""
-    names = set()
-    for run in runs:
-        data = run.files.settings.get("data", {}).get("name", "data")
-        for record in run.records:
-            names.add(f"{data} on {record.described['sizes'][-1]:,} devices")
-    if len(names) == 1:
-        return names.pop()
-    return f"{len(runs)} runs"
+    names = {
+        f"{run.data} on {record.described['sizes'][-1]:,} devices"
+        for run in runs
+        for record in run.records
+    }
+    return names.pop() if len(names) == 1 else f"{len(runs)} runs"

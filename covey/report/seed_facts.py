@@ -12,6 +12,7 @@ import numpy as np
 
 from covey import rooms
 from covey.errors import CheckpointError, ConfigError
+from covey.links.meter import Traffic
 from covey.report.run_files import SeedRecord, intact
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import Headline, headline, named
@@ -48,10 +49,23 @@ class SeedFacts:
     def __init__(self, record: SeedRecord, protocol: Protocol) -> None:
         self.record = record
         self.protocol = protocol
+        self.described = record.described
+        self.history = record.history
+        self.nodes = record.nodes
         self.metric: str = record.described["metric"]
         self.scored = [round for round in record.history if round.models]
         self._asked: Mapping[str, bool] = record.described.get("metrics", {})
         """The metrics that the experiment asks for, and whether higher is better."""
+
+    @property
+    def tiers(self) -> list[str]:
+        """The names of the tiers, from the server down."""
+        return list(self.described["tiers"])
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of nodes of every tier."""
+        return list(self.described["sizes"])
 
     @cached_property
     def shown(self) -> Headline:
@@ -78,7 +92,7 @@ class SeedFacts:
         if not self.scored:
             return {}
         names = list(self.scored[-1].models)
-        if not self.record.described["learns_global"]:
+        if not self.described["learns_global"]:
             names = [name for name in names if name not in ("global", "new_global")]
         out = {}
         for name in names:
@@ -98,17 +112,16 @@ class SeedFacts:
     def as_dict(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
         """All facts; a new population is added to `populations`."""
         with intact(str(self.record.folder)):
-            history = self.record.history
-            described = self.record.described
+            history = self.history
             node_rounds: list[int] = []
-            if self.record.nodes:
-                recorded = list(self.record.nodes)
+            if self.nodes:
+                recorded = list(self.nodes)
                 chosen = {selection.chosen.round for selection in self.selections.values()}
                 node_rounds = thinned(recorded, {recorded[-1], *(chosen & set(recorded))}, rounds)
             out: dict[str, Any] = {
                 "seed": self.record.seed,
-                "tiers": described["tiers"],
-                "sizes": described["sizes"],
+                "tiers": self.tiers,
+                "sizes": self.sizes,
                 "rounds": [record.round + 1 for record in self.scored],
                 "node_rounds": [round + 1 for round in node_rounds],
                 "seconds": sum(record.seconds for record in history),
@@ -116,14 +129,14 @@ class SeedFacts:
                 "models": self._models(node_rounds),
                 "links": self._links(),
             }
-            if "note" in described:
-                out["note"] = described["note"]
+            if "note" in self.described:
+                out["note"] = self.described["note"]
             else:
-                value = dict(described["population"])
+                value = dict(self.described["population"])
                 if value not in populations:
                     populations.append(value)
                 out["population"] = populations.index(value)
-                out["parents"] = described["parents"]
+                out["parents"] = self.described["parents"]
                 out |= self._of_nodes()
             if history and history[0].environment is not None:
                 name = history[0].environment.name
@@ -140,16 +153,15 @@ class SeedFacts:
         for name, selection in self.selections.items():
             if not name.startswith("new_"):
                 facts = self._model(name, selection) | self._sums(name, node_rounds)
-                devices = self.record.described["sizes"][-1]
                 for metric, of_metric in facts.get("metrics", {}).items():
-                    values = np.full((len(node_rounds), devices), np.nan)
+                    values = np.full((len(node_rounds), self.sizes[-1]), np.nan)
                     for row, round in enumerate(node_rounds):
-                        recorded = self.record.nodes[round].metrics.get(metric, {}).get(name)
+                        recorded = self.nodes[round].metrics.get(metric, {}).get(name)
                         if recorded is not None:
                             values[row] = recorded
                     if not np.isnan(values).all():
                         of_metric["devices"] = pack(values, whole=False)
-                figures = self.record.nodes.get(selection.chosen.round)
+                figures = self.nodes.get(selection.chosen.round)
                 if figures is not None and name in figures.nonzeros:
                     facts["sparsity"] = _rounded(figures.nonzeros[name], 4)
                     holds = figures.holds[name]
@@ -200,74 +212,71 @@ class SeedFacts:
         return _known(out)
 
     def _sums(self, name: str, node_rounds: Sequence[int]) -> dict[str, Any]:
-        """The sums of every device in some rounds; nothing where none was recorded."""
+        """The sums of every device in some rounds; nothing where none was recorded.
+
+        A CheckpointError unless they are those of the run's record.
+        """
         if not node_rounds:
             return {}
-        devices = self.record.described["sizes"][-1]
-        sums = np.full((len(node_rounds), devices), np.nan)
+        sums = np.full((len(node_rounds), self.sizes[-1]), np.nan)
         for row, round in enumerate(node_rounds):
-            values = self.record.nodes[round].devices.get(name)
-            if values is not None:
-                sums[row] = values
-                self._check_sums(name, round, values)
+            values = self.nodes[round].devices.get(name)
+            if values is None:
+                continue
+            sums[row] = values
+            score = self.history[round].models[name].scores["test"]
+            recorded = _finite(named(self.metric).of(score))
+            counted = ~np.isnan(values)
+            examples = np.asarray(self.described["population"]["test"])[counted].sum()
+            if recorded is None or not examples or score.uncounted:
+                continue  # the answers of devices with few examples are in the record alone
+            value = float(values[counted].sum() / examples)
+            if self.metric == "rmse":
+                value = math.sqrt(value)
+            if math.isfinite(value) and not math.isclose(value, recorded, rel_tol=1e-5):
+                raise CheckpointError(
+                    f"{RunFolder(self.record.folder).nodes} is damaged: in round {round + 1} the "
+                    f"devices' {name} has a test {self.metric} of {value:.6g}, "
+                    f"the run's record says {recorded:.6g}."
+                )
         return {"sums": pack(sums, whole=self.metric == "accuracy")}
-
-    def _check_sums(self, name: str, round: int, sums: Array) -> None:
-        """A CheckpointError unless the devices' sums are those that the run recorded."""
-        score = self.record.history[round].models[name].scores["test"]
-        recorded = _finite(named(self.metric).of(score))
-        counted = ~np.isnan(sums)
-        examples = np.asarray(self.record.described["population"]["test"])[counted].sum()
-        if recorded is None or not examples or score.uncounted:
-            return  # the answers of devices with few examples are in the record alone
-        value = float(sums[counted].sum() / examples)
-        if self.metric == "rmse":
-            value = math.sqrt(value)
-        if math.isfinite(value) and not math.isclose(value, recorded, rel_tol=1e-5):
-            raise CheckpointError(
-                f"{RunFolder(self.record.folder).nodes} is damaged: in round {round + 1} the "
-                f"devices' {name} has a test {self.metric} of {value:.6g}, "
-                f"the run's record says {recorded:.6g}."
-            )
 
     # Links and nodes
 
     def _links(self) -> dict[str, dict[str, list[int]]]:
         """The bytes of training in every round, by link."""
-        history = self.record.history
         out: dict[str, dict[str, list[int]]] = {}
-        tiers = self.record.described["tiers"]
-        for link in map("-".join, pairwise(tiers)):
-            by_direction = {}
-            dense = [0] * len(history)
-            for direction in ("down", "up"):
-                traffic = [record.traffic.get((link, direction, "train")) for record in history]
-                by_direction[direction] = [sent.bytes if sent else 0 for sent in traffic]
-                for number, sent in enumerate(traffic):
-                    dense[number] += sent.dense if sent else 0
+        for link in map("-".join, pairwise(self.tiers)):
+            down, up = (
+                [record.traffic.get((link, way, "train"), Traffic()) for record in self.history]
+                for way in ("down", "up")
+            )
+            dense = [one.dense + other.dense for one, other in zip(down, up, strict=True)]
             if sum(dense):
-                out[link] = by_direction | {"dense": dense}
+                out[link] = {
+                    "down": [sent.bytes for sent in down],
+                    "up": [sent.bytes for sent in up],
+                    "dense": dense,
+                }
         return out
 
     def _of_nodes(self) -> dict[str, Any]:
         """The names of nodes, their bytes, and how often they were asked."""
         out: dict[str, Any] = {}
-        if self.record.described["names"]:
-            out["names"] = self.record.described["names"]
+        if self.described["names"]:
+            out["names"] = self.described["names"]
         if self.record.totals_rounds:
             out["bytes"] = self._bytes()
             out["bytes_rounds"] = self.record.totals_rounds
         asked = {}
-        history = self.record.history
-        described = self.record.described
-        for tier, size in zip(described["tiers"][1:], described["sizes"][1:], strict=True):
-            cohorts = [record.cohorts.get(tier, []) for record in history]
+        for tier, size in zip(self.tiers[1:], self.sizes[1:], strict=True):
+            cohorts = [record.cohorts.get(tier, []) for record in self.history]
             if any(isinstance(ids, ManyIds) and not ids.listed for ids in cohorts):
                 continue  # there is but a hash of the ids
             counts = np.zeros(size, dtype=np.int64)
             for ids in cohorts:
                 counts[list(ids)] += 1
-            if bool((counts < len(history)).any()):
+            if bool((counts < len(self.history)).any()):
                 asked[tier] = counts.tolist()
         if asked:
             out["asked"] = asked
@@ -278,7 +287,7 @@ class SeedFacts:
         out: dict[str, dict[str, list[int]]] = {}
         rounds = self.record.totals_rounds
         links = self._links()
-        for above, tier in pairwise(self.record.described["tiers"]):
+        for above, tier in pairwise(self.tiers):
             link = links.get(f"{above}-{tier}")
             if link is None:
                 continue
@@ -291,8 +300,8 @@ class SeedFacts:
                         f"{RunFolder(self.record.folder).totals} is damaged: the nodes of tier "
                         f"{tier} have {sum(values)} bytes {direction}, their link {sent}."
                     )
-                size = self.record.described["sizes"][self.record.described["tiers"].index(tier)]
-                out[tier][direction] = [int(value) for value in values] or [0] * size
+                size = self.sizes[self.tiers.index(tier)]
+                out[tier][direction] = list(map(int, values)) or [0] * size
         return out
 
     # Newcomers
@@ -305,10 +314,10 @@ class SeedFacts:
                 facts = self._model(name, selection)
                 kept = ("value", "last", "chosen", "curve", "nonzeros", "metrics")
                 models[name] = {key: facts[key] for key in kept if key in facts}
-                figures = self.record.nodes.get(selection.chosen.round)
+                figures = self.nodes.get(selection.chosen.round)
                 if figures is not None and name in figures.newcomers:
                     models[name]["sums"] = _rounded(figures.newcomers[name], 6)
-        described = self.record.described.get("newcomers")
+        described = self.described.get("newcomers")
         if not models or described is None:
             return {}
         out = {"train": described["train"], "test": described["test"], "models": models}

@@ -73,9 +73,8 @@ class ModelFigures:
     cut: float
     angle: OverSeeds | None  # between a sparse model and its signs, in degrees
     layers: dict[str, float]  # of a sparse model, the share of non-zeros of every parameter
-    rmse: OverSeeds | None = (
-        None  # these where numbers are predicted; over all devices, as `accuracy`
-    )
+    # These where numbers are predicted; over all devices, as `accuracy`.
+    rmse: OverSeeds | None = None
     mae: OverSeeds | None = None
     r2: OverSeeds | None = None
     rmse_holders: OverSeeds | None = None
@@ -281,6 +280,10 @@ def summarise(
     models = [_model(name, chosen) for name, chosen in selections.items()]
     sample, uncounted = _scored_devices(selections, headline(scored[0]))
     lengths = [len(history) for history in histories]
+    spent: dict[str, float] = {}
+    for record in chain(*histories):
+        for what, seconds in record.spent.items():
+            spent[what] = spent.get(what, 0.0) + seconds
     by = scored[0][-1].models[names[0]].select if names else ""
     return Summary(
         rounds=len(histories[0]),
@@ -289,7 +292,7 @@ def summarise(
         models=models,
         links=_links(histories[0]),
         protocol=protocol,
-        spent=_spent(histories),
+        spent=dict(sorted(spent.items(), key=itemgetter(1), reverse=True)),
         environment=_environment(histories),
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
@@ -424,14 +427,6 @@ def _environment(histories: Sequence[Sequence[Round]]) -> EnvironmentFigures | N
     return typing.cast(EnvironmentFigures, summarised)
 
 
-def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
-    spent: dict[str, float] = {}
-    for record in chain(*histories):
-        for name, seconds in record.spent.items():
-            spent[name] = spent.get(name, 0.0) + seconds
-    return dict(sorted(spent.items(), key=itemgetter(1), reverse=True))
-
-
 @dataclass(frozen=True)
 class _Rounds:
     """One model in one of the selected rounds, for every seed."""
@@ -526,16 +521,13 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
         down = meter.traffic(link=name, direction="down")
         up = meter.traffic(link=name, direction="up")
         both = down + up
-        share = None
-        if both.values:
-            share = both.nonzeros / both.values
         out.append(
             LinkFigures(
                 link=name,
                 down=down.bytes,
                 up=up.bytes,
                 dense=both.dense,
-                nonzeros=share,
+                nonzeros=both.nonzeros / both.values if both.values else None,
                 formula_dense=dense_bits(both.values) / 8,
                 formula_paper=paper_bits(down, up) / 8,
                 formula_bitmap=bitmap_bits(down, up) / 8,

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer.main
 from safetensors.torch import load_file
 
 import covey as package
 from covey import history
-from covey.cli import main as main_module
-from covey.cli.main import app
-from covey.cli.overview import EXIT_CODES
+from covey.cli import doctor
+from covey.cli.main import COMMANDS, EXIT_CODES, load
 from covey.folder import recording
 from covey.folder.recording import Recorder
 from covey.runs.saved import checkpoint
@@ -482,9 +480,7 @@ def test_doctor() -> None:
 
 def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVEY_DATA", str(tmp_path))
-    monkeypatch.setattr(
-        main_module, "find_spec", lambda name: None if name == "pyarrow" else object()
-    )
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "pyarrow" else object())
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["data sets"]["here"] == "none"
     assert "mnist, fashion_mnist" in facts["data sets"]["not here"]
@@ -526,8 +522,7 @@ def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path
 def test_nothing_in_brackets_is_swallowed_by_help() -> None:
     """Rich takes [word] for markup unless it is escaped."""
     seen = 0
-    group: Any = typer.main.get_command(app)
-    commands = dict(group.commands)
+    commands = {name: load(name) for name in COMMANDS}
     commands |= {f"data {name}": inner for name, inner in commands["data"].commands.items()}
     for name, command in commands.items():
         said = re.sub(r"[^\w\[\].]", "", covey(*name.split(), "--help").out)

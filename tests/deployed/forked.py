@@ -20,7 +20,7 @@ from covey.deployed.plan.plan_files import NODE
 
 _SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
-    "covey.cli.main",
+    "covey.deployed.commands.node",
     "covey.deployed.transport.grpc_network",
     "cryptography.x509",
     "grpc.aio",

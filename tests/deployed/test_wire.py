@@ -38,7 +38,7 @@ PROTO = (Path(covey.__file__).parent / "deployed" / "transport" / "wire.proto").
 WITHOUT = """
 import sys
 sys.modules["google.protobuf"] = None
-import covey.cli.main, covey.deployed.node.local_tree
+import covey.deployed.commands.node, covey.deployed.node.local_tree
 from covey.deployed.transport.extras import needed
 try:
     needed("google.protobuf")

@@ -4,17 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import covey
 from covey.report.facts import facts
-from covey.report.pictures.plot import _spent, draw
+from covey.report.pictures.plot import draw, run_figure
 from covey.report.summary import OverSeeds, summarise
 from covey.wireless import RadioRecord
 from tests.cli.command import ROOT
 from tests.report.folders import run_into
 from tests.report.rounds import record
-from tests.report.test_plot import CLASSES, size
+from tests.report.test_plot import CLASSES, curve, size
 
 
 def test_the_virtual_clock_of_two_seeds() -> None:
@@ -53,9 +54,10 @@ def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path
         replace(one, environment=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100))
         for at, one in enumerate(CLASSES)
     ]
-    assert _spent(aired, "round") == [1, 2, 3, 4]
-    assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
-    assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]
+    first, *others = aired
+    figure = run_figure([[replace(first, models={}), *others]])
+    drawn = [np.asarray(curve(axes, "global").get_xdata()).tolist() for axes in figure.axes[:2]]
+    assert drawn == [[1.5, 3.0, 5.0], [4.0, 6.0, 8.0]]
     draw([aired, aired[:2]], tmp_path / "plot.png")
     assert size(tmp_path / "plot.png") == (1980, 504)
 

@@ -25,7 +25,7 @@ from covey.deployed.operate.certificates import REVOKED
 from covey.errors import ConfigError
 from covey.folder.terminal import Console
 
-app = typer.Typer(help="Make, renew and revoke the certificates of a tree.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Folder = Annotated[
     Path,

@@ -34,7 +34,6 @@ from covey.folder.show import print_wide
 from covey.folder.terminal import Console
 
 app = typer.Typer(
-    help="Look at running nodes, and pause, resume, stop, evict or admit them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -27,7 +27,6 @@ from covey.folder.own_code import own_modules
 from covey.folder.terminal import Console
 
 app = typer.Typer(
-    help="Run a tree on real machines.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

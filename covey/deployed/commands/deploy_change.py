@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from covey.cli.options import AsJson, load_and_note
-from covey.deployed.commands.deploy import AUTHORITY, Changes, TreeFile, scripts
+from covey.deployed.commands.deploy import AUTHORITY, Changes, TreeFile, app, scripts
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.device_data import CENSUS_FILE
 from covey.deployed.files.server_folder import RUN
@@ -54,6 +54,7 @@ class _Both:
         return plan_files.disk_moves(self.old.processes, self.new.processes)
 
 
+@app.command()
 def change(
     file: TreeFile,
     changes: Changes = None,

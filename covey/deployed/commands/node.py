@@ -108,10 +108,9 @@ def node(
     insecure: Insecure = False,
     jump: Jump = 0,
 ) -> None:
-    """Run one node of a deployed tree: a device, an edge, or the server.
+    """A node with children listens, a node with a parent dials it, and the server runs the rounds.
 
-    A node with children listens, a node with a parent dials it, and the server runs the rounds. It
-    goes on from its disk. SIGTERM or Ctrl-C ends it after what is under way.
+    It goes on from its disk. SIGTERM or Ctrl-C ends it after what is under way.
 
     With --name and no NODE.toml, its settings are those of the table \\[deploy] of the experiment.
 

@@ -35,9 +35,7 @@ def replay_command(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a deployed run in the simulator, with the same nodes late and absent.
-
-    All rows, every record, the traffic and the notes must be those of the deployed run, bit for
+    """All rows, every record, the traffic and the notes must be those of the deployed run, bit for
     bit; only seconds differ. The exit code is 1 where anything else does. The data of all devices
     must be on this machine.
 

@@ -1,7 +1,8 @@
 """The report of runs as one HTML page that needs no network: its text from their facts.
 
-The page's style and scripts lie in covey/report/page. A strict content policy names them by their
-hashes, so that nothing else runs, and forbids every request.
+The page's style and scripts lie in covey/report/page/assets. A script that is added there is part
+of the page. A strict content policy names them by their hashes, so that nothing else runs, and
+forbids every request.
 """
 
 from __future__ import annotations
@@ -17,25 +18,9 @@ from typing import Any
 
 from covey import rooms
 
-SCRIPTS = (
-    "base",
-    "facts",
-    "state",
-    "figure",
-    "overview",
-    "curves",
-    "tree",
-    "node",
-    "devices",
-    "metrics",
-    "links",
-    "settings",
-    "main",
-)
-"""The parts of the page's script, in the order in which they are joined; those of rooms come before
-the last.
-"""
-
+_ASSETS = resources.files("covey.report").joinpath("page", "assets")
+_OTHERS = ("theme", "main", "live")
+"""theme.js is a script of its own; the others end the page's script."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -44,11 +29,10 @@ def build(facts: Mapping[str, Any], live: bool = False) -> str:
 
     A `live` page reads `facts.json` of its own server again whenever `events` says so.
     """
-    scripts = [_file(f"{name}.js") for name in SCRIPTS]
-    scripts[-1:-1] = [_panel(where) for where in rooms.added("panels").values()]
-    if live:
-        scripts.append(_file("live.js"))
-    joined = "\n".join(scripts)
+    names = ["main", "live"] if live else ["main"]
+    scripts = [_file(f"{name}.js") for name in ("base", *parts_of_script())]
+    scripts += [_panel(where) for where in rooms.added("panels").values()]
+    joined = "\n".join([*scripts, *(_file(f"{name}.js") for name in names)])
     css = _file("report.css")
     js = f'"use strict";\n(() => {{\n{joined}}})();\n'
     theme = _file("theme.js")
@@ -75,10 +59,14 @@ def build(facts: Mapping[str, Any], live: bool = False) -> str:
     return _PLACE.sub(lambda place: parts[place[1]], _file("report.html"))
 
 
+def parts_of_script() -> list[str]:
+    """The parts between base.js and main.js, each with the sections of the page that it adds."""
+    names = [file.name.partition(".")[::2] for file in _ASSETS.iterdir()]
+    return sorted({stem for stem, kind in names if kind == "js"} - {"base", *_OTHERS})
+
+
 def _file(name: str) -> str:
-    return (
-        resources.files("covey.report").joinpath("page", "assets", name).read_text(encoding="utf-8")
-    )
+    return _ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
 def _panel(where: str) -> str:

@@ -1,83 +1,30 @@
-"""Other algorithms beside a run, on the same data and tree: rows of its table, and one picture.
+"""The picture of other algorithms beside a run, on the same data and tree.
 
 The colour of a line is the tier that keeps the model, the style is the algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covey.report.pictures.picture_file import save
-from covey.report.pictures.plot import (
-    COLOURS,
-    Histories,
-    most_personal,
-    of_chosen,
-    reported,
-    ring,
-    value_of,
-)
+from covey.report.pictures.plot import Histories, Used, model_line, of_chosen, ring
+from covey.report.pictures.plot import Line as Line
 from covey.report.reported import models as models
-from covey.report.summary import Gain, Summary, Yardstick, gains_over, summarise
-from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
+from covey.report.summary import Gain
 from covey.runs.scores.headline import Headline, headline
 from covey.runs.selection import Protocol
 
-Devices = Sequence[Sequence[DeviceScore]]
-"""The scores of every seed's devices."""
-Used = Callable[[Round], float]
-"""What a round adds to the horizontal axis."""
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
-OTHER = "C4"
-"""The colour of tiers that only deeper trees have."""
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
 _GAP = 0.048  # of the axis' height between two labels
-
-
-def beside(
-    summary: Summary, devices: Devices, others: Mapping[str, tuple[Histories, Devices]]
-) -> Summary:
-    """The summary with the results of every other algorithm, by method, and the gains over it."""
-    yardsticks = []
-    gains = list(summary.gains)
-    own = most_personal(line.model for line in chain(*devices))
-    for method, (histories, scores) in others.items():
-        names = models(histories[0])
-        every = summarise(histories, summary.protocol).models
-        yardsticks.append(Yardstick(method, [each for each in every if each.model in names]))
-        wanted = headline(histories[0])
-        gains += gains_over(devices, scores, wanted, own, most_personal(names), method)
-    return replace(summary, yardsticks=yardsticks, gains=gains)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A model by round, in the metric by which runs are judged; accuracies in percent.
-
-    `values` are [seeds, scored rounds].
-    """
-
-    label: str
-    colour: str
-    style: str | tuple[int, tuple[float, ...]]
-    rounds: Sequence[float]
-    values: npt.NDArray[np.float64]
-    reported: float  # in the chosen rounds, the mean over seeds
-    ring: int | None = None  # the place of the chosen round of a single seed
-
-    @property
-    def end(self) -> float:
-        """The mean over seeds in the last round."""
-        return float(self.values[:, -1].mean())
 
 
 def lines(runs: Mapping[str, Histories], protocol: Protocol = "honest") -> list[Line]:
@@ -104,24 +51,9 @@ def line_of(
     protocol: Protocol = "honest",
     used: Used = lambda record: 1.0,
 ) -> Line:
-    """One model of the method of a number; its horizontal places are means of seeds."""
-    scored = [[record for record in history if record.models] for history in histories]
-    length = min(map(len, scored))
-    values = [[value_of(record, model, metric) for record in each[:length]] for each in scored]
-    places = []  # what was used up to every scored round
-    for history in histories:
-        sums = np.cumsum([used(record) for record in history])
-        places.append([sums[k] for k, record in enumerate(history) if record.models][:length])
-    value, place = reported(scored, model, metric, protocol)
-    return Line(
-        label=f"{method} {model}",
-        colour=COLOURS.get(scored[0][-1].models[model].tier, OTHER),
-        style=STYLES[number % len(STYLES)],
-        rounds=np.mean(places, axis=0).tolist(),
-        values=np.array(values),
-        reported=value,
-        ring=place,
-    )
+    """One model of the method of a number."""
+    line = model_line(model, histories, metric, protocol, used)
+    return replace(line, label=f"{method} {model}", style=STYLES[number % len(STYLES)])
 
 
 def _same(line: Line, other: Line) -> bool:

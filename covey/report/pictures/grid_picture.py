@@ -12,9 +12,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covey.report.pictures.compare import Line, Used, line_of, metric_of, zoom
+from covey.report.pictures.compare import line_of, metric_of, zoom
 from covey.report.pictures.picture_file import save
-from covey.report.pictures.plot import Histories
+from covey.report.pictures.plot import Histories, Line, Used
 from covey.runs.scores.headline import Headline
 
 Runs = Mapping[str, tuple[str, str, Histories]]

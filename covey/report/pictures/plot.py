@@ -6,7 +6,7 @@ A tier has the same colour in every picture; several models of one tier differ b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -19,20 +19,23 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.links.meter import Meter, Traffic
 from covey.report.pictures.picture_file import save
+from covey.report.reported import Histories as Histories
+from covey.report.reported import most_personal
 from covey.report.summary import gains_over
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.selection import Protocol, select
 
-Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]
 Figures = dict[tuple[int, str], float]
 """By seed and device."""
-Histories = Sequence[Sequence[Round]]
-"""The rounds of every seed."""
+Used = Callable[[Round], float]
+"""What a round adds to the horizontal axis."""
 
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
+OTHER = "C4"
+"""The colour of tiers that only deeper trees have, where they need not be told apart."""
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
 _GAIN = "tab:green"
@@ -212,15 +215,6 @@ def compare(
     return replace(pairs, base=np.array([base[key] for key in keys]), difference=difference)
 
 
-def most_personal(names: Iterable[str]) -> str | None:
-    """The model nearest to the devices."""
-    listed = list(names)
-    for name in ("personal", "edge", "global", *listed):
-        if name in listed:
-            return name
-    return None
-
-
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
     """One position per device, worst first: its own model's figure and the global one's.
 
@@ -348,8 +342,6 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     if not shortest:
         axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
         return
-    by_seed = [_spent(history, against)[:shortest] for history in histories]
-    spent = np.array(by_seed).mean(0)
     tiers = {}
     for name, model in scored[0][-1].models.items():
         tiers[name] = "new device" if name.startswith("new_") else model.tier
@@ -358,43 +350,74 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     colour = colours(tiers.values())
     metric = headline(scored[0])
     number = "{:.1f}" if metric.percent else "{:.4g}"
+
+    def used(record: Round) -> float:
+        if against == "round":
+            return 1.0
+        return float(getattr(record.environment, against))
+
     drawn: list[str] = []
     for name, tier in tiers.items():
-        rows = [[value_of(each, name, metric) for each in rounds[:shortest]] for rounds in scored]
-        curves: Curves = np.array(rows)
-        mean = curves.mean(0)
-        value, place = reported(scored, name, metric, protocol)
-        ring(axes, spent, mean, place, colour[tier])
-        spread = curves.std(0)
-        style = _STYLES[drawn.count(tier) % len(_STYLES)]
-        drawn.append(tier)
+        line = model_line(name, histories, metric, protocol, used)
+        mean = line.values.mean(0)
+        spread = line.values.std(0)
+        ring(axes, line.rounds, mean, line.ring, colour[tier])
         axes.plot(
-            spent,
+            line.rounds,
             mean,
-            style,
-            label=f"{name} {number.format(value)}",
+            _STYLES[drawn.count(tier) % len(_STYLES)],
+            label=f"{name} {number.format(line.reported)}",
             color=colour[tier],
             marker=_marker(shortest),
             markersize=4,
         )
-        if len(curves) > 1:
-            axes.fill_between(
-                spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0
-            )
+        drawn.append(tier)
+        if len(line.values) > 1:
+            low, high = mean - spread, mean + spread
+            axes.fill_between(line.rounds, low, high, color=colour[tier], alpha=0.2, linewidth=0)
     axes.set(ylabel=f"test {metric.axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _spent(history: Sequence[Round], unit: str) -> list[float]:
-    """The rounds, seconds or joules until the end of each round that is scored."""
-    out = []
-    total = 0.0
-    for record in history:
-        total += 1.0 if unit == "round" else getattr(record.environment, unit)
-        if record.models:
-            out.append(total)
-    return out
+@dataclass(frozen=True)
+class Line:
+    """A model by round, in the metric by which runs are judged; accuracies in percent.
+
+    `values` are [seeds, scored rounds].
+    """
+
+    label: str
+    colour: str
+    style: str | tuple[int, tuple[float, ...]]
+    rounds: Sequence[float]  # or what was used until then, the mean of the seeds
+    values: npt.NDArray[np.float64]
+    reported: float  # in the chosen rounds, the mean over seeds
+    ring: int | None = None  # the place of the chosen round of a single seed
+    tier: str = ""
+
+    @property
+    def end(self) -> float:
+        """The mean over seeds in the last round."""
+        return float(self.values[:, -1].mean())
+
+
+def model_line(
+    name: str, histories: Histories, metric: Headline, protocol: Protocol, used: Used
+) -> Line:
+    """A model of a run against what its rounds used; seeds end where the shortest does."""
+    scored = [[record for record in history if record.models] for history in histories]
+    length = min(map(len, scored))
+    values = [[value_of(record, name, metric) for record in each[:length]] for each in scored]
+    places = []  # what was used up to every scored round
+    for history in histories:
+        sums = np.cumsum([used(record) for record in history])
+        places.append([sums[k] for k, record in enumerate(history) if record.models][:length])
+    value, place = reported(scored, name, metric, protocol)
+    tier = scored[0][-1].models[name].tier
+    colour = COLOURS.get(tier, OTHER)
+    rounds = np.mean(places, axis=0).tolist()
+    return Line(name, colour, "-", rounds, np.array(values), value, place, tier)
 
 
 def value_of(record: Round, name: str, metric: Headline) -> float:

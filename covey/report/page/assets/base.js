@@ -2,6 +2,13 @@
 
 const SVG = "http://www.w3.org/2000/svg"; // a name, not an address that is asked
 
+/** The parts of the page, the one with the lowest place at the top; every file adds its own. */
+const PARTS = [];
+function addPart(place, draw) {
+  PARTS.push({ place, draw });
+  PARTS.sort((one, other) => one.place - other.place);
+}
+
 /** Set attributes and listeners of an element, then append its children as text or elements. */
 function put(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -27,7 +34,7 @@ function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** What rooms add: a part of the page, a tile of a run, and figures of every device of a seed. */
+/** What rooms add beside parts of the page: a tile of a run, and figures of every device of a seed. */
 const ROOMS = [];
 
 const EMPTY = "–";

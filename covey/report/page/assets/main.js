@@ -1,9 +1,5 @@
 /* The page: its header, its parts in order, the theme. */
 
-const PARTS = [
-  runsPart, metricsPart, curvesPart, treePart, devicesPart, confusionPart, newcomersPart,
-  bytesPart, ...ROOMS.map((room) => room.part), layersPart, settingsPart,
-];
 const mainElement = document.getElementById("top");
 const runPicker = document.getElementById("run");
 const seedPicker = document.getElementById("seed");
@@ -17,7 +13,7 @@ function draw() {
   figures.clear();
   fillPickers();
   mainElement.replaceChildren(...overview());
-  for (const part of PARTS) {
+  for (const { draw: part } of PARTS) {
     const element = part();
     if (element) mainElement.append(element);
   }
