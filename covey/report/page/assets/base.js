@@ -34,7 +34,7 @@ function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** What rooms add beside parts of the page: a tile of a run, and figures of every device of a seed. */
+/** What rooms add beside parts: a tile of a run, and figures of every device of a seed. */
 const ROOMS = [];
 
 const EMPTY = "–";
