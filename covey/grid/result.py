@@ -29,7 +29,7 @@ class MethodRow:
 
     `label` is the model in words, `validation` its quality on validation data; more is better.
     `gradients`, `bytes` and `seconds` are of all rounds of one seed. Seconds are modelled where
-    the file has a radio, else measured. A method without a result has an `error`.
+    the file has a clock, else measured. A method without a result has an `error`.
     """
 
     method: str

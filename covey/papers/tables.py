@@ -7,8 +7,7 @@ A table has `methods` and `settings`, and every method runs in every setting. A 
 fields of single ones. It leaves out the methods in `without`, or all but those in `only`. With
 `idle = "skip"` devices that do not take part in a round do not train. With `extends` a table has
 the methods, orderings and reasons of another. A table with `rows` shows those rows of other tables
-of its paper, and the cells of its `models`. A setting may have the table of a room, such as a
-radio, of which a method may change fields. With a clock it has the model "latency, ms" beside the
+of its paper, and the cells of its `models`. A setting may have the table of a room, of which a method may change fields. With a clock it has the model "latency, ms" beside the
 others. `links` of a method are the fields
 `private` and `codec` of its experiment.
 
@@ -78,7 +77,7 @@ class Row:
     printed: str  # the group of printed cells; "" where there is none
     cells: Mapping[str, str] = field(default_factory=dict)
     sections: Mapping[str, Fields] = field(default_factory=dict)
-    """Tables of rooms by name, as the file of a paper states them: a radio in SI units."""
+    """Tables of rooms by name, as the file of a paper states them, in SI units."""
     links: Fields = field(default_factory=dict)
     quantities: tuple[str, ...] = ()  # what is measured beside accuracies
     idle: Idle = "train"  # what devices do that are not asked

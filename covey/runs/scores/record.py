@@ -44,7 +44,7 @@ class Round:
     `seconds` is this seed's share. `spent` says what the seconds went to: training, links, cohorts,
     scores, other, and the checkpoint before. `notes` are what programs noted of the nodes that were
     asked, by tier and name. `environment` is what the environment records, such as the round on
-    the clock of a radio; `record.radio` is the same. `gradients` were evaluated by all devices on
+    a virtual clock; it has the name of its room too. `gradients` were evaluated by all devices on
     their data, idle ones that train included.
     """
 
