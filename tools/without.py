@@ -21,7 +21,7 @@ from pathlib import Path
 from covey.rooms import Room, rooms
 
 ROOT = Path(__file__).parents[1]
-NOT_COPIED = (".git", ".venv", "build", "dist", ".ruff_cache", ".hypothesis")
+NOT_COPIED = (".git", ".venv", ".carry", "build", "dist", ".ruff_cache", ".hypothesis")
 CAPTURED = Path("tests", "laws", "captured.json")
 LAWS = (
     "(test_captured or test_chunks or test_loopback or test_resume) and (FedAvg or PFedMe)"

@@ -7,9 +7,9 @@ A table has `methods` and `settings`, and every method runs in every setting. A 
 fields of single ones. It leaves out the methods in `without`, or all but those in `only`. With
 `idle = "skip"` devices that do not take part in a round do not train. With `extends` a table has
 the methods, orderings and reasons of another. A table with `rows` shows those rows of other tables
-of its paper, and the cells of its `models`. A setting may have the table of a room, of which a method may change fields. With a clock it has the model "latency, ms" beside the
-others. `links` of a method are the fields
-`private` and `codec` of its experiment.
+of its paper, and the cells of its `models`. A setting may have the table of a room, of which a
+method may change fields. With a clock it has the model "latency, ms" beside the others. `links` of
+a method are the fields `private` and `codec` of its experiment.
 
 `quantities` of a setting name what is measured beside accuracies, and stand among the models, too.
 "last accuracy, %", "non-zeros, %" and "loss" of every model are of the last scored round. "falls"
