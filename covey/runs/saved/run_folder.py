@@ -27,14 +27,14 @@ DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, Recursion
 """Errors that a damaged file leads to."""
 
 
+@dataclass(frozen=True)
 class FileName:
     """A file of a folder, as an attribute: its path."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
     def __get__(self, folder: Folder, kind: object) -> Path:
-        return folder.path / self._name
+        return folder.path / self.name
 
 
 @dataclass(eq=False)
@@ -229,15 +229,15 @@ class RunFolder(Folder):
         return GrowingFile(self.metrics, lambda line: record.read(json.loads(line)))
 
 
+@dataclass(eq=False)
 class GrowingFile(Generic[T]):
     """The lines of a file to which others append; a last line without its end is not read yet."""
 
-    def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
-        self.path = path
-        self._parse = parse
-        self._lines: list[T] = []
-        self._identity: tuple[int, int] | None = None
-        self._length = 0
+    path: Path
+    parse: Callable[[str], T]
+    _lines: list[T] = field(default_factory=list)
+    _identity: tuple[int, int] | None = None
+    _length: int = 0
 
     def read(self) -> list[T]:
         """All lines so far; none where there is no file yet."""
@@ -259,7 +259,7 @@ class GrowingFile(Generic[T]):
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
             try:
-                self._lines.append(self._parse(line.decode()))
+                self._lines.append(self.parse(line.decode()))
             except DAMAGE as error:
                 damage = f"{self.path} is damaged in line {len(self._lines) + 1}"
                 raise CheckpointError(f"{damage}: {error!r}.") from error
