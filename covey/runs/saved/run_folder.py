@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from covey import atomic
 from covey.atomic import refused
@@ -21,6 +21,9 @@ from covey.runs.saved import checkpoint
 from covey.runs.saved.lock import locked
 from covey.runs.scores import record
 from covey.runs.scores.record import Round
+
+if TYPE_CHECKING:
+    from covey.runs.models import Which
 
 T = TypeVar("T")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
@@ -199,7 +202,7 @@ class RunFolder(Folder):
         is_beside = self.path.absolute().parent.name == main.compared.name
         return main if is_beside else self
 
-    def model(self, name: str, which: str = "chosen") -> Path:
+    def model(self, name: str, which: Which = "chosen") -> Path:
         """The file of a model as it was in its chosen round, or in the last (saved/snapshot.py)."""
         folder = self.last_models if which == "last" else self.models
         return folder / f"{name}.safetensors"
