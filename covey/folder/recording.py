@@ -99,8 +99,16 @@ class Recorder(RunTracker):
         self.folder.write(self.folder.metrics_csv, rounds_csv(self.run.history))
         self.sync()
         self.run.save(self.folder.checkpoint)
-        if error is None:
-            self._say_what_lacks(left_out)
+        if error is not None:
+            return
+        for name in left_out:
+            self.say(
+                f"note: the rows of {name!r} are in checkpoint.rows alone, because they are large; "
+                "covey predict and covey export read single nodes there."
+            )
+        scored = min(_devices(self.run), self.run.experiment.score_sample or math.inf)
+        if scored > DEVICES:
+            self.say(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
 
     def sync(self) -> None:
         """Bring everything to the disk that a checkpoint counts on."""
@@ -126,18 +134,6 @@ class Recorder(RunTracker):
             text = confusion.to_csv(run.history, classes, run.experiment.protocol)
             if text is not None:
                 self.folder.write(self.folder.confusion, text)
-
-    def _say_what_lacks(self, left_out: Sequence[str]) -> None:
-        for name in left_out:
-            self.say(
-                f"note: the rows of {name!r} are in checkpoint.rows alone, because they are large; "
-                "covey predict and covey export read single nodes there."
-            )
-        scored = _devices(self.run)
-        if self.run.experiment.score_sample is not None:
-            scored = min(scored, self.run.experiment.score_sample)
-        if scored > DEVICES:
-            self.say(f"note: devices.csv has {DEVICES:,} of {scored:,} devices at most.")
 
     def _write_nodes(self) -> None:
         """The figures of nodes so far, without the lines of rounds that will be run again."""

@@ -38,7 +38,7 @@ class SeedRecord:
     seed: int
     folder: Path
     described: Mapping[str, Any]
-    """nodes.json."""
+    """The nodes, as `RunFolder.described` has them."""
     history: list[Round]
     nodes: dict[int, NodeRound]
     """Figures of nodes by round, of rounds in the history."""

@@ -3,15 +3,10 @@
     device = covey.load("/var/lib/covey/device17/device17")
     device.predict(readings)                   # with its own model of the chosen round
 
-It holds the node's disk and, for those who use its models:
-
-    config.toml                 the resolved experiment
-    own_data.json               the device's own file, where it has one
-    data.json                   the form of the data (classes, names, scaling)
-    models/NAME.safetensors     the models that the node uses, each of the round chosen for it
-    node.json                   which node this is, and these rounds
-
-The models are written when the run ends, and when the server is stopped.
+It holds the node's disk and, for those who use its models, some files of a run folder
+(covey/runs/saved/run_folder.py): `config`, `data`, `own_data`, `node`, and in `models` those that
+the node uses, each of the round chosen for it. The models are written when the run ends, and when
+the server is stopped.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from covey import atomic
 from covey.atomic import refused
@@ -22,19 +22,22 @@ from covey.runs.saved.lock import locked
 from covey.runs.scores import record
 from covey.runs.scores.record import Round
 
+if TYPE_CHECKING:
+    from covey.runs.models import Which
+
 T = TypeVar("T")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Errors that a damaged file leads to."""
 
 
+@dataclass(frozen=True)
 class FileName:
     """A file of a folder, as an attribute: its path."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
     def __get__(self, folder: Folder, kind: object) -> Path:
-        return folder.path / self._name
+        return folder.path / self.name
 
 
 @dataclass(eq=False)
@@ -199,7 +202,7 @@ class RunFolder(Folder):
         is_beside = self.path.absolute().parent.name == main.compared.name
         return main if is_beside else self
 
-    def model(self, name: str, which: str = "chosen") -> Path:
+    def model(self, name: str, which: Which = "chosen") -> Path:
         """The file of a model as it was in its chosen round, or in the last (saved/snapshot.py)."""
         folder = self.last_models if which == "last" else self.models
         return folder / f"{name}.safetensors"
@@ -229,15 +232,15 @@ class RunFolder(Folder):
         return GrowingFile(self.metrics, lambda line: record.read(json.loads(line)))
 
 
+@dataclass(eq=False)
 class GrowingFile(Generic[T]):
     """The lines of a file to which others append; a last line without its end is not read yet."""
 
-    def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
-        self.path = path
-        self._parse = parse
-        self._lines: list[T] = []
-        self._identity: tuple[int, int] | None = None
-        self._length = 0
+    path: Path
+    parse: Callable[[str], T]
+    _lines: list[T] = field(default_factory=list)
+    _identity: tuple[int, int] | None = None
+    _length: int = 0
 
     def read(self) -> list[T]:
         """All lines so far; none where there is no file yet."""
@@ -259,7 +262,7 @@ class GrowingFile(Generic[T]):
         end = data.rfind(b"\n") + 1
         for line in data[:end].splitlines():
             try:
-                self._lines.append(self._parse(line.decode()))
+                self._lines.append(self.parse(line.decode()))
             except DAMAGE as error:
                 damage = f"{self.path} is damaged in line {len(self._lines) + 1}"
                 raise CheckpointError(f"{damage}: {error!r}.") from error

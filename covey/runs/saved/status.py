@@ -7,7 +7,7 @@ killed.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,31 +36,29 @@ class Status:
         return asdict(self)
 
 
+@dataclass(eq=False)
 class StatusFile(RunTracker):
     """Writes down that a run is under way and, in the end, how it ended."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._began: Status | None = None
+    folder: RunFolder
+    began: Status | None = None
 
     def begin(self) -> None:
         """The run is under way; it keeps the time of its first start."""
-        self._began = Status("running", written(self._folder.path).started or _now())
-        self._write(self._began)
+        self.began = Status("running", written(self.folder.path).started or _now())
+        self.folder.write_json(self.folder.status, self.began.as_dict())
 
     def end(self, error: BaseException | None) -> None:
         """The run has ended with all its rounds, or by an error or the user, if it ever began."""
-        if self._began is None:
+        if self.began is None:
             return
-        if error is None:
-            self._write(replace(self._began, state="finished", ended=_now()))
-            return
-        state: State = "diverged" if isinstance(error, DivergedError) else "stopped"
-        with suppress(CheckpointError):  # the error itself says more than this one
-            self._write(replace(self._began, state=state, ended=_now(), reason=str(error) or None))
-
-    def _write(self, status: Status) -> None:
-        self._folder.write_json(self._folder.status, status.as_dict())
+        ended = replace(self.began, state="finished", ended=_now())
+        if error is not None:
+            state: State = "diverged" if isinstance(error, DivergedError) else "stopped"
+            ended = replace(ended, state=state, reason=str(error) or None)
+        # An error itself says more than one of the disk.
+        with suppress(CheckpointError) if error is not None else nullcontext():
+            self.folder.write_json(self.folder.status, ended.as_dict())
 
 
 def read(path: Path) -> Status:
