@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from covey.deployed.node.faults import FAULT_VARIABLE
+from covey.deployed.faults import FAULT_VARIABLE
 from covey.deployed.plan.local import LOG, LocalProcesses
 from covey.deployed.plan.plan_files import NODE
 

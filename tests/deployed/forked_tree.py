@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from covey.deployed.node.faults import set_fault
+from covey.deployed.faults import set_fault
 from covey.deployed.node.node import Node
 from covey.deployed.node.process import Member, parts_of
 from covey.deployed.operate.authority import Authority

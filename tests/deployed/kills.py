@@ -33,7 +33,7 @@ import torch
 
 import covey
 from covey.data import Shards, own
-from covey.deployed.node.faults import kill_at
+from covey.deployed.faults import kill_at
 from covey.deployed.plan.process import Durability, Process
 from covey.runs.experiment import Experiment
 from covey.tree import Tree

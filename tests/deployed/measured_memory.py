@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from covey import models
+from covey.deployed.memory import give_back_free, give_back_large
 from covey.deployed.node.assemble import TreeMember, node_of, tree_members
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.epoch import Epoch
-from covey.deployed.node.mapped import mapped_parts, mapped_tensor, share
-from covey.deployed.node.memory import give_back_free, give_back_large
 from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import NodeRow
-from covey.deployed.node.process import parts_of
+from covey.deployed.node.process import mapped_parts, mapped_tensor, parts_of, share
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Seat
 from covey.runs.parts import Parts
 from covey.runtimes.alone.envelope import Pieces

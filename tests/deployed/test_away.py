@@ -17,8 +17,8 @@ pytest.importorskip("grpc")
 
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.missed import FollowedOrders, PendingOrders
 from covey.deployed.node.node_rows import open_order, seal_order
-from covey.deployed.node.pending_orders import FollowedOrders, PendingOrders
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import missing_of, server_run
 from covey.deployed.operate.progress import Progress

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from covey.deployed.node import blobs
+from covey.deployed.node import database
 from covey.deployed.node.database import Durability
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
@@ -47,7 +47,7 @@ def test_long_values_are_read_as_they_were_written(
 def test_a_log_is_moved_when_much_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "LOG", 2**19)
+    monkeypatch.setattr(database, "LOG", 2**19)
     path = tmp_path / "node.sqlite"
     disk = Disk(path)
     before = path.stat().st_size

@@ -21,7 +21,7 @@ from covey.deployed.commands import deploy_change
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.pending_orders import PendingOrders
+from covey.deployed.node.missed import PendingOrders
 from covey.deployed.node.server_run import captured_in, finish, server_run
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from covey.deployed.faults import arm_fault, fault, kill_at, set_fault
 from covey.deployed.node.database import Durability
 from covey.deployed.node.disk import Disk, number_in
-from covey.deployed.node.faults import arm_fault, fault, kill_at, set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.server_run import server_run

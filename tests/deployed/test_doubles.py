@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.deployed.node.blobs import Connection
-from covey.deployed.node.database import Durability
+from covey.deployed.node.database import Connection, Durability
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow

@@ -23,12 +23,12 @@ import torch
 import covey
 from covey.deployed.commands.node import _rounds
 from covey.deployed.commands.replay import run_folder
+from covey.deployed.faults import set_fault
 from covey.deployed.files import deploy_local, server_folder
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import ServerFolder
 from covey.deployed.node import orders, own_models
 from covey.deployed.node.disk import Disk
-from covey.deployed.node.faults import set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.process import Member

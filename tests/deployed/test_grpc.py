@@ -703,10 +703,8 @@ def test_a_revoked_parent_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def watched(port: GrpcPort, server: SeatCertificate) -> ParentStream:
-    """A stream to a parent with this certificate."""
     limits = replace(FAST, check_seconds=0.001)
-    closing = asyncio.Event()
-    return ParentStream(None, "", limits, closing, port.revoked, Counter(), server)
+    return ParentStream(None, "", limits, asyncio.Event(), port.revoked, Counter(), server)
 
 
 def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
@@ -716,10 +714,7 @@ def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
     authority = Authority.create(tmp_path / "certs")
     server = Identity(authority.issue("server")).check()
     identity = Identity(authority.issue("device0"))
-    limits = replace(FAST, check_seconds=0.001)
-    port = GrpcPort(
-        "127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity, limits=limits
-    )
+    port = GrpcPort("127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity)
     damaged = identity.folder / REVOKED
     whole = damaged.read_bytes()
 
@@ -745,10 +740,7 @@ def test_a_parent_whose_certificate_ends_is_left_though_the_list_is_damaged(
     authority = Authority.create(tmp_path / "certs")
     server = replace(Identity(authority.issue("server")).check(), ends=datetime.now(UTC))
     identity = Identity(authority.issue("device0"))
-    limits = replace(FAST, check_seconds=0.001)
-    port = GrpcPort(
-        "127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity, limits=limits
-    )
+    port = GrpcPort("127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity)
     (identity.folder / REVOKED).write_bytes(b"damaged")
     watching = asyncio.wait_for(watched(port, server).check_parent(), 5)
     with pytest.raises(CoveyError, match="its certificate ended at"):

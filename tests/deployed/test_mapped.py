@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.deployed.node.disk_store import LARGE
-from covey.deployed.node.mapped import mapped_tensor
+from covey.deployed.node.process import mapped_tensor
 from covey.deployed.transport.stored import AnswerFile
 
 ROW = torch.arange(LARGE, dtype=torch.float32)

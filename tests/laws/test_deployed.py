@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import covey
+from covey.deployed.faults import set_fault
 from covey.deployed.node import tree_runtime
-from covey.deployed.node.faults import set_fault
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run

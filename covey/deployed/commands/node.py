@@ -14,7 +14,7 @@ from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.device_data import own_data, with_whole_paths
 from covey.deployed.files.node_folder import make_folders, write_forms
 from covey.deployed.files.server_folder import RUN, ServerFolder
-from covey.deployed.node.memory import give_back_large
+from covey.deployed.memory import give_back_large
 from covey.deployed.node.process import Member, parts_of
 from covey.deployed.node.server_run import finish
 from covey.deployed.operate.certificates import CERTIFICATE, Identity

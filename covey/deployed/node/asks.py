@@ -7,13 +7,12 @@ from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
 
+from covey.deployed.faults import fault
+from covey.deployed.memory import give_back_free
 from covey.deployed.node.checked import ChildCheck, ReplyCheck, child_error
 from covey.deployed.node.checked_facts import Subtree
 from covey.deployed.node.disk import MISSED, Disk
-from covey.deployed.node.faults import fault
-from covey.deployed.node.memory import give_back_free
-from covey.deployed.node.missed import MissedAsks, Missing
-from covey.deployed.node.pending_orders import PendingOrders
+from covey.deployed.node.missed import MissedAsks, Missing, PendingOrders
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Patience, Seat, Transport
 from covey.errors import CoveyError, ProgramError

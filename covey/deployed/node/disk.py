@@ -27,9 +27,16 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from covey.deployed.node.blobs import Connection, check, insert, move, read
-from covey.deployed.node.database import Durability, SqliteFile
-from covey.deployed.node.faults import fault
+from covey.deployed.faults import fault
+from covey.deployed.node.database import (
+    Connection,
+    Durability,
+    SqliteFile,
+    check,
+    insert,
+    move,
+    read,
+)
 from covey.deployed.node.node_rows import NodeRow, as_bytes, dtype_name, dtype_of
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import Admission, Answer, AskKey, Seat, Status

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from covey.deployed.node.disk import PENDING_ORDERS, Disk
-from covey.deployed.node.pending_orders import FollowedOrders
+from covey.deployed.node.missed import FollowedOrders
 from covey.deployed.operate.certificates import Identity, read_again
 from covey.deployed.transport.transport import AskKey
 from covey.errors import ConfigError, DecodeError, TransportError

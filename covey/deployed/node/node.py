@@ -18,6 +18,7 @@ from torch import Tensor
 
 from covey import native
 from covey.data.shards import some
+from covey.deployed.faults import fault
 from covey.deployed.node import own_models
 from covey.deployed.node.asks import ChildAsks
 from covey.deployed.node.checked import ReplyCheck
@@ -26,11 +27,9 @@ from covey.deployed.node.checked_orders import ENDING, read_ask, read_order
 from covey.deployed.node.disk import ENDED, GOOD_ENDED, GOOD_MISSED, MISSED, Disk
 from covey.deployed.node.disk_store import DiskStore
 from covey.deployed.node.epoch import BEHIND, Epoch, Standing
-from covey.deployed.node.faults import fault
-from covey.deployed.node.missed import Missing, remembered
+from covey.deployed.node.missed import FollowedOrders, Missing, remembered
 from covey.deployed.node.node_rows import NodeRow, RowRange, dtype_name, dtype_of, seal_order
 from covey.deployed.node.orders import ONCE, ChildOrders, Order
-from covey.deployed.node.pending_orders import FollowedOrders
 from covey.deployed.transport.transport import AskKey, Seat, digest
 from covey.errors import (
     CheckpointError,

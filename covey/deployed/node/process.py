@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import mmap
 import os
 import platform
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from covey.data import Shards
+from covey.deployed.faults import arm_fault
+from covey.deployed.memory import give_back_free
 from covey.deployed.node.assemble import (
     MAX_VALUE,
     TreeMember,
@@ -26,11 +32,9 @@ from covey.deployed.node.assemble import (
     tree_members,
 )
 from covey.deployed.node.disk import Disk, DiskAdmission
-from covey.deployed.node.faults import arm_fault
-from covey.deployed.node.mapped import mapped_parts, share
-from covey.deployed.node.memory import give_back_free
+from covey.deployed.node.disk_store import LARGE
 from covey.deployed.node.node import Node
-from covey.deployed.node.node_rows import seal_order
+from covey.deployed.node.node_rows import as_bytes, seal_order
 from covey.deployed.node.own_models import DISK
 from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
@@ -40,6 +44,7 @@ from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
+from covey.deployed.transport.grpc_options import say
 from covey.deployed.transport.socket_bytes import counted
 from covey.deployed.transport.transport import AskKey, Handler, Seat, Transport
 from covey.errors import ConfigError, TransportError
@@ -304,3 +309,52 @@ class Member:
         for transport in self._parents.values():
             transport.admit(name)
         self.log.info("admitted", seat=name)
+
+
+# The model of a process that only aggregates lies in files that are mapped into memory. Such a
+# process computes with rows, and hardly ever with the parameters of its module or with the initial
+# row. Memory holds the pages of the files that somebody has read.
+
+
+def mapped_parts(parts: Parts, folder: Path) -> Parts:
+    """The parts of nodes, with large parameters that train and the initial row in files.
+
+    The files have no names: they are gone when the process ends.
+    """
+    for parameter in parts.module.parameters():
+        if parameter.requires_grad:
+            parameter.data = mapped_tensor(parameter.data, folder)
+    return replace(parts, start=mapped_tensor(parts.start, folder))
+
+
+def share(node: Node, parts: Parts) -> None:
+    """Let a node use the parameters and the initial row of its process, instead of copies."""
+    own = dict(node.task.space.module.named_parameters())
+    for name, parameter in parts.module.named_parameters():
+        copied = own[name]
+        if parameter.requires_grad and parameter.dtype == copied.dtype:
+            copied.data = parameter.data
+    if parts.start.dtype == node.start.dtype:
+        node.start = parts.start
+
+
+def mapped_tensor(tensor: Tensor, folder: Path) -> Tensor:
+    """A large tensor's numbers in a file of a folder; writing to them changes memory alone.
+
+    Where the folder takes no file, as on a full disk, the tensor stays in memory, which is logged.
+
+    >>> mapped_tensor(torch.ones(2), Path())
+    tensor([1., 1.])
+    """
+    if tensor.nbytes <= LARGE or tensor.device.type != "cpu":
+        return tensor
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(as_bytes(tensor))
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        text = f"a part of the model stays in memory, since {folder} takes no file: {error}"
+        say(logging.WARNING, "model_held", text)
+        return tensor
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from covey.data.shards import some
+from covey.deployed.faults import fault
 from covey.deployed.node.checked_orders import ENDING
 from covey.deployed.node.disk import CHILDREN
 from covey.deployed.node.epoch import Epoch
-from covey.deployed.node.faults import fault
 from covey.deployed.node.missed import Missing
 from covey.deployed.node.node import Node
 from covey.deployed.node.node_rows import NodeRow, RowRange

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.deployed.node.memory import give_back_free
+from covey.deployed.memory import give_back_free
 from covey.deployed.node.node_rows import open_order
 from covey.deployed.transport.admission import Refusal
 from covey.deployed.transport.ask import Ask, Asks
@@ -71,7 +71,7 @@ class Incoming:
 
 
 @dataclass(eq=False)
-class Answers:
+class Receiver:
     """Takes the replies of all streams: no seat is believed before its answer is checked."""
 
     asks: Asks

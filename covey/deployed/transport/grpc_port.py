@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import covey
 from covey import draws
-from covey.deployed.node.faults import fault
+from covey.deployed.faults import fault
 from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport.admission import EVICTED, signed_text
 from covey.deployed.transport.extras import grpc

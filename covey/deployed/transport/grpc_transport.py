@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport.admission import AllowList, Refusal
-from covey.deployed.transport.answers import Answers, Incoming
+from covey.deployed.transport.answers import Incoming, Receiver
 from covey.deployed.transport.ask import Ask, Asks
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler, Message, cut
@@ -88,7 +88,7 @@ class GrpcTransport:
         self.handshakes = Handshakes(identity, self.allowed, self._limits, self.refused)
         self.table = SeatTable(self.allowed, Background(), remember)
         self.asks = Asks()
-        self._answers = Answers(self.asks, self.table, self._limits, self.refused, folder)
+        self._answers = Receiver(self.asks, self.table, self._limits, self.refused, folder)
         self._loop = shared_loop()
         self.address: str = self._do(self._start(address))
 
@@ -292,7 +292,7 @@ class Conversation:
 
     stream: ChildStream
     context: Any
-    answers: Answers
+    answers: Receiver
     limits: Limits
     carried: Counter[str]
 
