@@ -48,8 +48,9 @@ class TrainingTree(Topology):
             nodes = torch.arange(self.size(tier))
             parent, child = self.whole.cohort(tier, nodes, sample=None, address=0)
             trains = self.trains[self.below(tier) or ""]
-            counts = torch.bincount(parent[trains[child]], minlength=len(nodes))
-            self._members[tier] = child[trains[child]]
+            own = trains[child]
+            counts = torch.bincount(parent[own], minlength=len(nodes))
+            self._members[tier] = child[own]
             self._counts[tier] = counts
             self._starts[tier] = torch.cumsum(counts, 0) - counts
 
@@ -67,7 +68,8 @@ class TrainingTree(Topology):
     def members(self, tier: str, node: int) -> Tensor:
         """The ids of the children of one node that train."""
         start = int(self._starts[tier][node])
-        return self._members[tier][start : start + int(self._counts[tier][node])]
+        stop = start + int(self._counts[tier][node])
+        return self._members[tier][start:stop]
 
     def smallest(self, tier: str) -> int:
         """The min number of children that train, over the nodes of a tier that have any."""
@@ -82,7 +84,8 @@ class TrainingTree(Topology):
 
     def child(self, tier: str, ids: Tensor, position: Tensor, number: Tensor) -> Tensor:
         """The ids of children, [m], by their numbers among those that train."""
-        return self._members[tier][self._starts[tier][ids][position] + number]
+        start = self._starts[tier][ids][position]
+        return self._members[tier][start + number]
 
     def child_number(self, tier: str, ids: Tensor, position: Tensor, child: Tensor) -> Tensor:
         """The number of each child among the children of its parent that train, [m]."""

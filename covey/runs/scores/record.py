@@ -96,11 +96,11 @@ class Round:
             out[f"{name}/nonzeros"] = model.nonzeros
             for part, facts in self._plain["models"][name]["scores"].items():
                 prefix = f"{name}/{part}"
-                out |= _numbers(prefix, facts) | _numbers(prefix, facts.get("metrics", {}))
-                for metric, value in facts.get("metrics_fallback", {}).items():
-                    out |= _numbers(prefix, {f"{metric}_fallback": value})
-                for metric, value in facts.get("standard_errors_fallback", {}).items():
-                    out |= _numbers(prefix, {f"{metric}_standard_error": value})
+                errors = facts.get("standard_errors_fallback", {})
+                out |= _numbers(prefix, facts)
+                out |= _numbers(prefix, facts.get("metrics", {}))
+                out |= _numbers(prefix, facts.get("metrics_fallback", {}), "_fallback")
+                out |= _numbers(prefix, errors, "_standard_error")
         for tier, notes in self.notes.items():
             for name, note in notes.items():
                 out |= _numbers(f"notes/{tier}/{name}", vars(note))
@@ -145,13 +145,13 @@ class Round:
         return text
 
 
-def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """The values that are numbers, each under the prefix and its own name."""
-    return {
-        f"{prefix}/{name}": value
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    }
+def _numbers(prefix: str, values: Mapping[str, Any], ending: str = "") -> dict[str, float]:
+    """The values that are numbers, each under the prefix and its own name with an ending."""
+    out = {}
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            out[f"{prefix}/{name}{ending}"] = value
+    return out
 
 
 def _figure(model: Model) -> str:

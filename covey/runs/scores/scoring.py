@@ -501,7 +501,9 @@ class Scorer:
         (_, _, _, few, _), _ = self._split(total)
         held = few[:, :, 2]
         others = few[:, :, 5] - held
-        hidden = ((held > 0) & (held < self.least)) | ((others > 0) & (others < self.least))
+        few_held = (held > 0) & (held < self.least)
+        few_others = (others > 0) & (others < self.least)
+        hidden = few_held | few_others
         few[:, :, : _FEW - 1].masked_fill_(hidden[:, :, None], 0)
         return total
 
