@@ -25,7 +25,6 @@ from covey.origin import FAULTS, told
 
 _STREAM = 1
 """The word of augmentation in an address; that of dropout is another."""
-_IMAGES = "needs images, examples of shape [channels, height, width] or [height, width]"
 
 
 class RandomNumbers:
@@ -158,8 +157,9 @@ class OwnAugmentation(Augmentation):
         except FAULTS as error:
             raise ConfigError(f"augment: {self.name} fails with {told(error)}") from error
         if not isinstance(out, Tensor):
-            kind = type(out).__name__
-            raise ConfigError(f"augment: {self.name} returns {kind}; return the examples.")
+            raise ConfigError(
+                f"augment: {self.name} returns {type(out).__name__}; return the examples."
+            )
         if out.shape != x.shape or out.dtype != x.dtype:
             have = f"{tuple(out.shape)} of {out.dtype}"
             want = f"{tuple(x.shape)} of {x.dtype}"
@@ -178,31 +178,22 @@ def augmentations(value: Augment | list[Augment] | tuple[Augment, ...]) -> tuple
     >>> augmentations(["flip", {"name": "crop", "pad": 2}])
     (Flip(), Crop(pad=2))
     """
-    if isinstance(value, list | tuple):
-        return tuple(_augmentation(item) for item in value)
-    return (_augmentation(value),)
+    items = value if isinstance(value, list | tuple) else [value]
+    out = []
+    for item in items:
+        if isinstance(item, Augmentation):
+            out.append(item)
+            continue
+        options = dict(item) if isinstance(item, Mapping) else {"name": item}
+        name = options.pop("name", None)
+        if callable(name):
+            out.append(OwnAugmentation(name, options))
+        else:
+            out.append(read(named_kind(NAMED, name, "augment"), options, "augment."))
+    return tuple(out)
 
 
-def _augmentation(item: Augment) -> Augmentation:
-    if isinstance(item, Augmentation):
-        return item
-    if isinstance(item, Mapping):
-        options = {key: value for key, value in item.items() if key != "name"}
-        return _with_options(item.get("name"), options)
-    return _with_options(item, {})
-
-
-def _with_options(name: Any, options: Mapping[str, Any]) -> Augmentation:
-    if callable(name):
-        return OwnAugmentation(name, options)
-    return read(named_kind(NAMED, name, "augment"), options, "augment.")
-
-
-def augmented(
-    steps: Sequence[Augmentation],
-    x: Tensor,
-    draw: Draw,
-) -> Tensor:
+def augmented(steps: Sequence[Augmentation], x: Tensor, draw: Draw) -> Tensor:
     """The batch x [n, B, ...] with every change made, in order."""
     if not len(x):
         return x
@@ -215,11 +206,8 @@ def _changed(step: Augmentation, x: Tensor, draw: Draw) -> Tensor:
     rows, size = x.shape[:2]
     if isinstance(step, OwnAugmentation) and x.device.type == "cpu" and rows > 1:
         # Bits of a function that is not known may depend on how many rows there are.
-        by_row = []
-        for i in range(rows):
-            row = slice(i, i + 1)
-            by_row.append(_changed(step, x[row], draw.take(row)))
-        return torch.cat(by_row)
+        each = [slice(i, i + 1) for i in range(rows)]
+        return torch.cat([_changed(step, x[row], draw.take(row)) for row in each])
     numbers = RandomNumbers(draw, size, x.dtype if x.is_floating_point() else torch.float32)
     return step.apply(x.flatten(0, 1), numbers).reshape(x.shape)
 
@@ -227,6 +215,7 @@ def _changed(step: Augmentation, x: Tensor, draw: Draw) -> Tensor:
 def _check_images(name: str, shape: Sequence[int]) -> None:
     if len(shape) not in (2, 3):
         raise ConfigError(
-            f'augment: "{name}" {_IMAGES}, but these have shape {tuple(shape)}; reshape x, and '
-            "let the model begin with nn.Flatten() if it takes vectors."
+            f'augment: "{name}" needs images, examples of shape [channels, height, width] or '
+            f"[height, width], but these have shape {tuple(shape)}; reshape x, and let the model "
+            "begin with nn.Flatten() if it takes vectors."
         )

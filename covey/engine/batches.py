@@ -114,7 +114,10 @@ class Batch:
         draws_of_rows: Sequence[Draw | None] = [None] * count
         if self.draw is not None:
             draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
-        columns = [_by_row(values, count) for values in (self.examples, self.weight, self.ids)]
+        columns: list[Sequence[Any]] = [
+            [None] * count if values is None else torch.split(values, 1)
+            for values in (self.examples, self.weight, self.ids)
+        ]
         rows = []
         for examples, weight, ids, draw in zip(*columns, draws_of_rows, strict=True):
             rows.append(Batch(self.data, examples, weight, draw, ids))
@@ -133,11 +136,6 @@ class Batch:
         if values.is_floating_point() and width % _CACHE_LINE:
             return False
         return count * width <= _SMALL
-
-
-def _by_row(values: Tensor | None, count: int) -> Sequence[Any]:
-    """The rows of a tensor in one call, [1, ...] each; None for each where there is none."""
-    return [None] * count if values is None else torch.split(values, 1)
 
 
 RememberedBlocks = tuple[Ids, list[tuple[Tensor | None, Batch]]]

@@ -131,17 +131,11 @@ def descend(
         method=method,
         tol=tol,
     )
-    _check(terms)
-    if isinstance(gradient, DataLoss):
-        return _on_data(start, gradient, terms)
-    if gradient is torch.zeros_like:
-        gradient = NO_DATA
-    chosen, _ = choose(gradient, start, terms)
-    return chosen.run(gradient, start, terms)
+    return minimised(start, gradient, terms)
 
 
-def _check(terms: Objective) -> None:
-    """Refuse steps, a tolerance or a method that mean nothing."""
+def minimised(start: Rows, gradient: Gradient, terms: Objective) -> Rows:
+    """Rows after the steps of an objective, by the fastest solver that fits."""
     steps = terms.steps
     tol = terms.tol
     if not isinstance(steps, int | Tensor):
@@ -153,6 +147,12 @@ def _check(terms: Objective) -> None:
     if terms.method not in METHODS:
         hint = meant(terms.method, METHODS)
         raise ProgramError(f"method = {terms.method!r}{hint}: choose one of {', '.join(METHODS)}.")
+    if isinstance(gradient, DataLoss):
+        return _on_data(start, gradient, terms)
+    if gradient is torch.zeros_like:
+        gradient = NO_DATA
+    chosen, _ = choose(gradient, start, terms)
+    return chosen.run(gradient, start, terms)
 
 
 def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:

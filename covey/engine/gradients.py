@@ -70,12 +70,10 @@ class Gradients:
         A batch without a draw is passed through the module in eval mode, if that would drop.
         """
         masks: tuple[Tensor, ...] = ()
-        training = True
-        if self.sites:
-            training = batch.draw is not None
         if self.sites and batch.draw is not None:
-            _, size = batch.examples.shape
+            size = batch.examples.shape[1]
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
+        training = not self.sites or batch.draw is not None
         return Pass(parameters, masks, weight=batch.weight, training=training)
 
     def inputs(self, batch: Batch) -> Tensor:
@@ -93,21 +91,6 @@ class Gradients:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
         return losses_of(self.loss, outputs, y)
-
-    def mean_loss(
-        self,
-        x: Rows,
-        batch: Batch,
-        statistics: tuple[Tensor, ...] | None = None,
-    ) -> Tensor:
-        """Each row's mean loss on its batch, [n], with these statistics of its norm layers."""
-        if not len(x):
-            return x.new_zeros(0)
-        outputs = self.outputs(x, batch, statistics)
-        losses = self.losses(outputs, batch.y)
-        if batch.target_weight is None:
-            return losses.mean(1)
-        return _weighted_mean(losses, batch.target_weight)
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
@@ -169,9 +152,7 @@ class Gradients:
         if pass_.masks or pass_.weight is not None:
             pass_ = pass_.of_first(leaves)
         x = self.inputs(batch)[0]
-        weight = batch.target_weight
-        if weight is not None:
-            weight = weight[0]
+        weight = None if batch.target_weight is None else batch.target_weight[0]
         with torch.enable_grad():
             with self.precision.products():
                 outputs = self.forward.single(pass_, x)
@@ -212,9 +193,8 @@ class Gradients:
         if by_autograd and x.device.type == "cpu" and len(x) > 1:
             # The bits of a norm's second derivative depend on the number of rows.
             products = []
-            for i in range(len(x)):
-                product = self.hessian_product(_row(x, i), batch.row(i), _row(v, i))
-                products.append(product)
+            for i, (row, direction) in enumerate(zip(x[:, None], v[:, None], strict=True)):
+                products.append(self.hessian_product(row, batch.row(i), direction))
             return torch.cat(products)
         out = torch.zeros_like(x)
         if not len(x):
@@ -266,17 +246,12 @@ class Gradients:
         weight = batch.target_weight
         if weight is None:
             weight = torch.ones_like(losses)
-        total = _weighted_mean(losses, weight).sum()
+        total = weighted_mean(losses, weight).sum()
         return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
 def _leaves(views: Sequence[Tensor]) -> list[Tensor]:
     return [view.detach().requires_grad_() for view in views]
-
-
-def _row(x: Rows, i: int) -> Rows:
-    """One row, [1, P]."""
-    return x[i : i + 1]
 
 
 def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
@@ -287,7 +262,7 @@ def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
     scores, y, _ = by_target(outputs, batch.y)
     weight = batch.target_weight
     if weight is None:
-        weight = torch.ones_like(y, dtype=outputs.dtype)
+        weight = torch.ones_like(y)
     weight = weight.to(outputs.dtype)
     share = weight / weight.sum(1, keepdim=True)
     label = y.unsqueeze(2)
@@ -312,7 +287,7 @@ def _equal_shares(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, 1 / shape[-1], dtype=dtype)
 
 
-def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
+def weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
     """The mean loss of each row, [n]."""
     total = (losses * weight).sum(1)
     return total / weight.sum(1)

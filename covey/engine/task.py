@@ -16,7 +16,7 @@ from covey import native
 from covey.data import Shards
 from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.gradients import Gradients
+from covey.engine.gradients import Gradients, weighted_mean
 from covey.engine.measures import tally
 from covey.engine.measures.losses import Loss, loss_function, losses_of, resolved_loss
 from covey.engine.measures.metrics import MetricSpec, Targets, every_metric, metrics_of, terms_of
@@ -24,14 +24,14 @@ from covey.engine.measures.tally import PartScore, Predict
 from covey.engine.modules import trial
 from covey.engine.modules.dropout import Site
 from covey.engine.modules.forward import graph_pass, module_pass
-from covey.engine.modules.graph import Graph, site_count
+from covey.engine.modules.graph import site_count
 from covey.engine.modules.layout import ParameterLayout, placed_copy
 from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.solvers import native_call
 from covey.engine.solvers.native_call import NativeKernel, kernel
 from covey.engine.solvers.optimiser import PLAIN, Optimiser
 from covey.engine.solvers.precision import Compute, precision
-from covey.engine.solvers.stack import LinearStack, stack
+from covey.engine.solvers.stack import stack
 from covey.types import Ids, Rows
 
 STATISTICS = BLOCK
@@ -105,7 +105,7 @@ class Task:
         if self.target is not None:
             self.target = self.target.on(self.device)
         self._in_units = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards, self.forward.graph)
+        self.stack = stack(self.space, loss, shards, self.forward.graph)
         fused = not isinstance(self.stack, str)
         self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
         if fused and self.precision.compute == "bf16":
@@ -210,7 +210,11 @@ class Task:
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""
-        return self.gradients.mean_loss(x, batch, self._statistics_for(x, batch))
+        if not len(x):
+            return x.new_zeros(0)
+        losses = self.losses(self.outputs(x, batch), batch.y)
+        weight = batch.target_weight
+        return losses.mean(1) if weight is None else weighted_mean(losses, weight)
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
@@ -295,15 +299,3 @@ class Task:
         return predict
 
     evaluate = tally.evaluate
-
-
-def _stack(
-    space: ParameterLayout, loss: Loss, shards: Shards, graph: Graph | str
-) -> LinearStack | str:
-    if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
-        return "the targets are probabilities"
-    if shards.tokens is not None:
-        return "the inputs are token ids"
-    if shards.by_position:
-        return "the labels are per position"
-    return stack(space, loss, graph)

@@ -5,7 +5,6 @@ The equations are (5), (6) and (9) of Liu and Ratnarajah, 2023.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -58,17 +57,7 @@ def mask(importance: Rows, ratio: Coefficient) -> Tensor:
     ranks = ranks.expand_as(importance)
     order = importance.argsort(dim=1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, ranks)
-    stay = width - _pruned(ratio, width)
-    return rank < stay
-
-
-def _pruned(ratio: Coefficient, width: int) -> int | Tensor:
-    """The number of weights that a ratio prunes; a half is rounded up.
-
-    The factor _ABOVE rounds up also the half that float32 made a little less than one.
-    """
-    if isinstance(ratio, Tensor):
-        exact = ratio.double() * _ABOVE * width
-        return (exact + 0.5).floor().long().clamp(max=width)
-    count = math.floor(ratio * _ABOVE * width + 0.5)
-    return min(count, width)
+    # A half is rounded up, also the half that float32 made a little less than one.
+    exact = torch.as_tensor(ratio, dtype=torch.float64) * _ABOVE * width
+    pruned = (exact + 0.5).floor().long().clamp(max=width)
+    return rank < width - pruned

@@ -55,50 +55,24 @@ _ERRORS = {
 }
 
 
-class NativeWork(ctypes.Structure):
-    """One call, field by field as `struct work` in rows.c."""
+_WHOLE, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+_LAYOUT: tuple[tuple[Any, str], ...] = (
+    (_WHOLE, "devices width batch batches layers examples_held"),
+    (_POINTER, "table"),
+    (_WHOLE, "loss"),
+    (_POINTER, "rows start anchor linear mask at other"),
+    (_WHOLE, "start_stride anchor_stride linear_stride mask_stride at_stride other_stride"),
+    (_POINTER, "x y examples weight steps lr lam gamma share"),
+    (_REAL, "decay rho linear_scale l2"),
+    (_WHOLE, "l1 part_start part_stop fresh factored"),
+)
+"""`struct work` in rows.c, field by field."""
 
-    _fields_ = [
-        ("devices", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("batch", ctypes.c_int64),
-        ("batches", ctypes.c_int64),
-        ("layers", ctypes.c_int64),
-        ("examples_held", ctypes.c_int64),
-        ("table", ctypes.c_void_p),
-        ("loss", ctypes.c_int64),
-        ("rows", ctypes.c_void_p),
-        ("start", ctypes.c_void_p),
-        ("anchor", ctypes.c_void_p),
-        ("linear", ctypes.c_void_p),
-        ("mask", ctypes.c_void_p),
-        ("at", ctypes.c_void_p),
-        ("other", ctypes.c_void_p),
-        ("start_stride", ctypes.c_int64),
-        ("anchor_stride", ctypes.c_int64),
-        ("linear_stride", ctypes.c_int64),
-        ("mask_stride", ctypes.c_int64),
-        ("at_stride", ctypes.c_int64),
-        ("other_stride", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("examples", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("lr", ctypes.c_void_p),
-        ("lam", ctypes.c_void_p),
-        ("gamma", ctypes.c_void_p),
-        ("share", ctypes.c_void_p),
-        ("decay", ctypes.c_double),
-        ("rho", ctypes.c_double),
-        ("linear_scale", ctypes.c_double),
-        ("l2", ctypes.c_double),
-        ("l1", ctypes.c_int64),
-        ("part_start", ctypes.c_int64),
-        ("part_stop", ctypes.c_int64),
-        ("fresh", ctypes.c_int64),
-        ("factored", ctypes.c_int64),
-    ]
+
+class NativeWork(ctypes.Structure):
+    """One call, as `struct work` in rows.c."""
+
+    _fields_ = [(name, kind) for kind, names in _LAYOUT for name in names.split()]
     arrays: dict[str, Tensor]
     """The arrays that the call reads, by field; they live as long as it."""
 
@@ -112,10 +86,7 @@ class NativeAdam(ctypes.Structure):
     """The numbers of a step of Adam, as `struct adam` in rows.c."""
 
     _fields_ = [
-        ("beta1", ctypes.c_double),
-        ("beta2", ctypes.c_double),
-        ("mean_correction", ctypes.c_double),
-        ("square_correction", ctypes.c_double),
+        (name, _REAL) for name in ("beta1", "beta2", "mean_correction", "square_correction")
     ]
 
 
@@ -197,14 +168,11 @@ def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
         return cut, cut.detach().view(whole).count_nonzero(dim=1)
     values = rows.detach().contiguous()
     counts = torch.empty(len(values), dtype=torch.int64)
-    out = rows
-    target = None
-    if threshold is not None:
-        target = out = torch.empty_like(values)
     cuts = threshold is not None
+    target = torch.empty_like(values) if cuts else None
     limit = float(threshold or 0.0)
     _call("cut_count", values.dtype, values, target, *values.shape, cuts, limit, counts)
-    return out, counts
+    return (rows if target is None else target), counts
 
 
 def finite(rows: Tensor) -> bool:
@@ -321,23 +289,15 @@ def blur(values: Values, to: Values, *, brain: bool) -> None:
 
 
 def quantise(
-    values: Values,
-    to: Small,
-    scales: Values,
-    *,
-    block: int,
-    levels: int,
-    key: int | None,
+    values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
 ) -> None:
     """Integers up to `levels`, and the scale of each block.
 
     Values are rounded to the nearest integer or, with a key, by the draws at that address.
     """
-    address = 0
-    if key is not None:
-        address = key & (1 << 64) - 1
     size = len(values)
     keyed = key is not None
+    address = (key or 0) & (1 << 64) - 1
     _call("quantise", values.dtype, values, to, scales, size, block, levels, keyed, address)
 
 
@@ -445,10 +405,7 @@ def _source() -> str | None:
 
 def _declare(calls: ctypes.CDLL) -> None:
     """Tell ctypes the types of the kernel's functions."""
-    whole = ctypes.c_int
-    size = ctypes.c_int64
-    real = ctypes.c_double
-    pointer = ctypes.c_void_p
+    whole, size, real, pointer = ctypes.c_int, _WHOLE, _REAL, _POINTER
     typed: list[Any] = [whole, whole]  # the instruction set, and the type of the numbers
     signatures: dict[str, list[Any]] = {
         "supports": [whole],

@@ -7,7 +7,7 @@ value: two of the same settings are equal, and a fingerprint shows its settings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -73,9 +73,8 @@ class BinaryCrossEntropy:
         if self.positive:
             weight = _table(self.positive, outputs.dtype, outputs.device)
         targets = y.to(outputs).view_as(outputs)
-        losses = F.binary_cross_entropy_with_logits(
-            outputs, targets, reduction="none", pos_weight=weight
-        )
+        loss = F.binary_cross_entropy_with_logits
+        losses = loss(outputs, targets, reduction="none", pos_weight=weight)
         return losses.flatten(1).mean(1)
 
 
@@ -110,19 +109,15 @@ def named_loss(settings: Mapping[str, Any], shards: Shards) -> NamedLoss:
     given = dict(settings)
     name = given.pop("name", None)
     loss = read(named_kind(NAMED, name, "loss"), given, "loss.")
-    return _fitted(name, loss, shards)
-
-
-def _fitted(name: str, loss: NamedLoss, shards: Shards) -> NamedLoss:
-    """The loss with one weight per class of the data; an error where targets do not fit."""
     if isinstance(loss, CrossEntropy | Focal):
         if shards.classes is None:
-            fault = "needs labels, but the targets are numbers; give integer labels"
-            raise ConfigError(f"loss {name} {fault}.")
+            raise ConfigError(
+                f"loss {name} needs labels, but the targets are numbers; give integer labels."
+            )
         if loss.weights and not any(loss.weights):
             raise ConfigError(f"loss {name}: all weights are 0, which leaves no loss; raise some.")
         if loss.weights == "balanced":
-            return _with_weights(loss, balanced(shards))
+            return replace(loss, weights=balanced(shards))
         if loss.weights and len(loss.weights) != shards.classes:
             have = f"{len(loss.weights)} weights for {shards.classes} classes"
             raise ConfigError(f"loss {name}: {have}; give one per class.")
@@ -144,12 +139,6 @@ def _check_yes_or_no(loss: BinaryCrossEntropy, shards: Shards) -> None:
     if loss.positive and len(loss.positive) != labels:
         have = f"{len(loss.positive)} weights `positive` for {labels} labels"
         raise ConfigError(f"loss bce: {have}; give one per label.")
-
-
-def _with_weights(loss: CrossEntropy | Focal, weights: tuple[float, ...]) -> NamedLoss:
-    if isinstance(loss, Focal):
-        return Focal(loss.gamma, weights)
-    return CrossEntropy(weights, loss.smoothing)
 
 
 def balanced(shards: Shards) -> tuple[float, ...]:

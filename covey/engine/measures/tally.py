@@ -89,16 +89,16 @@ def evaluate(
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
     right, loss = task.native.score(x, examples.index[split], starts, counts)
-    columns = [right[:, None], loss[:, None], counts.double()[:, None]]
+    sums = torch.stack([right, loss, counts.double()], dim=1)
     if len(terms) > len(BASE):  # the kernel knows no outputs
-        predict = _outputs_of(task, x)
-        sums = _zeros(task, len(ids), terms)
+        others = _zeros(task, len(ids), terms)
         for rows, batch in examples.blocks(split, ids):
             assert batch.weight is not None
             where = _where(rows, len(ids), task.device)
-            sums[where] += _sums(terms, predict(batch, where), batch.y, batch.weight)
-        columns.append(sums)
-    return PartScore(terms, torch.cat(columns, dim=1))
+            outputs = task.outputs(x if rows is None else x[where], batch)
+            others[where] += _sums(terms, outputs, batch.y, batch.weight)
+        sums = torch.cat([sums, others], dim=1)
+    return PartScore(terms, sums)
 
 
 def _kernel_scores(task: Task, x: Rows) -> bool:
@@ -109,17 +109,6 @@ def _kernel_scores(task: Task, x: Rows) -> bool:
         return False
     by_label = task.classifies and task.native.loss == "squared_error"
     return not by_label
-
-
-def _outputs_of(task: Task, x: Rows) -> Predict:
-    """The module's outputs, as a `Predict`."""
-
-    def predict(batch: Batch, where: Tensor) -> Tensor:
-        if len(where) == len(x):
-            return task.outputs(x, batch)
-        return task.outputs(x[where], batch)
-
-    return predict
 
 
 def _zeros(task: Task, n: int, terms: Sequence[Term]) -> Tensor:
@@ -144,10 +133,7 @@ def _by_torch(
     bins: int,
 ) -> PartScore:
     n = len(ids)
-    block = None
-    if predict is None:
-        predict = _outputs_of(task, x)
-        block = _large_block(task, split, n)
+    block = _large_block(task, split, n) if predict is None else None
     right = torch.zeros(n, dtype=torch.float64, device=task.device)
     loss = torch.zeros_like(right)
     by_bin = right.new_zeros(n, 3 * bins + 2) if bins else None
@@ -156,13 +142,15 @@ def _by_torch(
         weight = batch.target_weight
         assert weight is not None
         where = _where(rows, n, task.device)
-        outputs = predict(batch, where)
+        if predict is not None:
+            outputs = predict(batch, where)
+        else:
+            outputs = task.outputs(x if rows is None else x[where], batch)
         outputs, y, losses = task.in_units(outputs, batch.y)
         loss[where] += (losses * weight).double().sum(1)
         outputs, y, _ = by_target(outputs, y)
         if task.classifies:
-            predicted = outputs.argmax(-1)
-            matches = (predicted == y) * weight
+            matches = (outputs.argmax(-1) == y) * weight
             right[where] += matches.double().sum(1)
         if by_bin is not None:
             by_bin[where] += calibration.sums(outputs, y, weight, bins)

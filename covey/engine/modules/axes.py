@@ -18,7 +18,7 @@ from covey.engine.modules.batched import INPUTS, PASS, RULES, Compiler, Rule, at
 from covey.engine.modules.graph import FLOAT, Multiple, Shared, Unknown, Value
 from covey.engine.modules.rules import widened
 
-_AXES = ("dim", "dims", "dim0", "dim1", "source", "destination")
+_AXES = ("dim", "dims", "dim0", "dim1", "source", "destination", "start_dim", "end_dim")
 """Arguments that are axes."""
 
 
@@ -45,6 +45,8 @@ def _along(change: Callable[..., Any]) -> Rule:
     def apply(c: Compiler, input: Any, *given: Any, **named: Any) -> None:
         call = signature.bind(input, *given, **named)
         call.apply_defaults()
+        if call.arguments.get("dtype") is not None:
+            raise Unknown("a type is given")
         _, *arguments = call.arguments.items()
         values = [_moved(value) if name in _AXES else value for name, value in arguments]
         _changed(c, input, lambda x: change(x, *values))
@@ -52,9 +54,35 @@ def _along(change: Callable[..., Any]) -> Rule:
     return apply
 
 
+def _gated(x: Tensor, dim: int = -1) -> Tensor:
+    value, gate = x.chunk(2, dim)
+    return value * _sigmoid(gate)
+
+
+def _spread(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The variance or standard deviation over some axes."""
+
+    def spread(
+        x: Tensor,
+        dim: Any,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        correction: int | None = None,
+    ) -> Tensor:
+        if correction is None:
+            correction = int(unbiased)
+        return function(x, dim, correction=correction, keepdim=keepdim)
+
+    return spread
+
+
+_sigmoid = rowwise.elementwise(torch.sigmoid)
 _CHANGES: dict[str, Callable[..., Any]] = {
     "chunk": lambda x, chunks, dim=0, part=0: x.chunk(chunks, dim)[part],
     "detach": lambda x: x.detach(),
+    "flatten": lambda x, start_dim=0, end_dim=-1: x.flatten(start_dim, end_dim),
+    "glu": _gated,
+    "log_softmax": lambda x, dim, _stacklevel=3, dtype=None: x.log_softmax(dim),
     "long": lambda x: x.long(),
     "mT": lambda x: x.mT,
     "movedim": lambda x, source, destination: x.movedim(source, destination),
@@ -63,10 +91,14 @@ _CHANGES: dict[str, Callable[..., Any]] = {
     "pixel_shuffle": lambda x, upscale_factor: F.pixel_shuffle(x, upscale_factor),
     "roll": lambda x, shifts, dims: x.roll(shifts, dims),
     "select": lambda x, dim, index: x.select(dim, index),
+    "softmax": lambda x, dim, _stacklevel=3, dtype=None: x.softmax(dim),
+    "split": lambda x, size, dim=0, part=0: torch.split(x, size, dim)[part],
+    "std": _spread(torch.std),
     "swapaxes": lambda x, dim0, dim1: x.transpose(dim0, dim1),
     "transpose": lambda x, dim0, dim1: x.transpose(dim0, dim1),
     "unbind": lambda x, dim=0, part=0: x.select(dim, part),
     "unsqueeze": lambda x, dim: x.unsqueeze(dim),
+    "var": _spread(torch.var),
 }
 RULES.update({name: _along(change) for name, change in _CHANGES.items()})
 
@@ -97,14 +129,6 @@ def _squeeze(c: Compiler, input: Any, dim: Any = None) -> None:
         dim = tuple(axis for axis, length in enumerate(c.shape(input)) if length == 1)
     axes = _moved(dim)
     _changed(c, input, lambda x: x.squeeze(axes))
-
-
-@rule("split")
-def _split(c: Compiler, input: Any, size: Any, dim: int = 0, part: int = 0) -> None:
-    axis = _moved(dim)
-    if isinstance(size, tuple):
-        size = list(size)
-    _changed(c, input, lambda x: torch.split(x, size, axis)[part])
 
 
 @rule("getitem")
@@ -140,13 +164,6 @@ def _resized(
     c.emit(lambda x, inputs: change(x, at_size(sizes, inputs.shape[1])), c.rows(x), INPUTS)
 
 
-@rule("flatten")
-def _flatten(c: Compiler, input: Any, start_dim: int = 0, end_dim: int = -1) -> None:
-    start = start_dim % c.axes(input)
-    end = end_dim % c.axes(input)
-    _changed(c, input, lambda x: x.flatten(start + 1, end + 1))
-
-
 @rule("unflatten")
 def _unflatten(c: Compiler, input: Any, dim: int, sizes: tuple[int, ...]) -> None:
     axis = _moved(dim)
@@ -177,19 +194,16 @@ def _repeat(c: Compiler, input: Any, *repeats: Any) -> None:
     _resized(c, input, lambda x, times: widened(x, missing).repeat(1, *times), numbers)
 
 
-@rule("stack")
-def _stack(c: Compiler, tensors: tuple[Any, ...], dim: int = 0) -> None:
-    _join(c, torch.stack, tensors, dim)
+def _joining(join: Callable[..., Tensor]) -> Rule:
+    def apply(c: Compiler, tensors: tuple[Any, ...], dim: int = 0) -> None:
+        axis = _moved(dim)
+        c.emit(lambda *parts: join(parts, axis), *[c.rows(tensor) for tensor in tensors])
+
+    return apply
 
 
-@rule("cat", "concat")
-def _cat(c: Compiler, tensors: tuple[Any, ...], dim: int = 0) -> None:
-    _join(c, torch.cat, tensors, dim)
-
-
-def _join(c: Compiler, join: Callable[..., Tensor], tensors: tuple[Any, ...], dim: int) -> None:
-    axis = _moved(dim)
-    c.emit(lambda *parts: join(parts, axis), *[c.rows(tensor) for tensor in tensors])
+RULES.update({"stack": _joining(torch.stack)})
+RULES.update(dict.fromkeys(("cat", "concat"), _joining(torch.cat)))
 
 
 # Numbers along axes
@@ -211,49 +225,7 @@ def _reduced(reduce: Callable[..., Tensor]) -> Rule:
     return apply
 
 
-def _spread(spread: Callable[..., Tensor]) -> Rule:
-    """The variance or standard deviation over some axes."""
-
-    def apply(
-        c: Compiler,
-        input: Any,
-        dim: Any,
-        unbiased: bool = True,
-        keepdim: bool = False,
-        correction: int | None = None,
-    ) -> None:
-        if correction is None:
-            correction = int(unbiased)
-        axes = _moved(dim)
-        _changed(c, input, lambda x: spread(x, axes, correction=correction, keepdim=keepdim))
-
-    return apply
-
-
-def _softmax(function: Callable[[Tensor, int], Tensor]) -> Rule:
-    def apply(
-        c: Compiler, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
-    ) -> None:
-        if dim is None or dtype is not None:
-            return
-        axis = _moved(dim)
-        _changed(c, input, lambda x: function(x, axis))
-
-    return apply
-
-
-RULES.update(
-    {
-        "amax": _reduced(torch.amax),
-        "amin": _reduced(torch.amin),
-        "log_softmax": _softmax(torch.log_softmax),
-        "mean": _reduced(torch.mean),
-        "softmax": _softmax(torch.softmax),
-        "std": _spread(torch.std),
-        "sum": _reduced(torch.sum),
-        "var": _spread(torch.var),
-    }
-)
+RULES.update({name: _reduced(getattr(torch, name)) for name in ("amax", "amin", "mean", "sum")})
 
 
 @rule("max")
@@ -262,18 +234,6 @@ def _extreme(c: Compiler, input: Any, dim: Any, keepdim: bool = False, *, part: 
     axis = _moved(dim)
     if part == 0:
         _changed(c, input, lambda x: x.max(axis, keepdim).values)
-
-
-@rule("glu")
-def _glu(c: Compiler, input: Any, dim: int = -1) -> None:
-    axis = _moved(dim)
-    sigmoid = rowwise.elementwise(torch.sigmoid)
-
-    def gated(x: Tensor) -> Tensor:
-        value, gate = x.chunk(2, axis)
-        return value * sigmoid(gate)
-
-    _changed(c, input, gated)
 
 
 # Values as they are

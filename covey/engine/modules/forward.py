@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
-from covey.engine.modules import attention as attention
 from covey.engine.modules import axes as axes
 from covey.engine.modules import rules, single
 from covey.engine.modules.batched import Compiler, Step, pooled_first

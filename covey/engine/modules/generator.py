@@ -152,7 +152,6 @@ def _arguments(func: OpOverload[..., Any]) -> tuple[str, ...]:
 
 
 @cache
-@cache
 def _with_generator(func: OpOverload[..., Any]) -> OpOverload[..., Any] | None:
     """The operator if it takes a generator, else its overload with the same arguments and one."""
     names = _arguments(func)

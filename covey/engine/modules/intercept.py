@@ -118,11 +118,6 @@ def _channels(x: Tensor) -> list[int]:
     return [*x.shape[:2], *ones]
 
 
-def _channels_of_series(x: Tensor) -> list[int]:
-    """The same; two axes are the channels of one example."""
-    return [len(x), 1] if x.dim() == 2 else _channels(x)
-
-
 def _dropping(
     shape: Callable[[Tensor], Sequence[int]] = Tensor.size,
     *,
@@ -158,7 +153,8 @@ def _dropping(
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropping(),
-    F.dropout1d: _dropping(_channels_of_series),
+    # Two axes are the channels of one example.
+    F.dropout1d: _dropping(lambda x: [len(x), 1] if x.dim() == 2 else _channels(x)),
     F.dropout2d: _dropping(_channels),
     F.dropout3d: _dropping(_channels),
     F.alpha_dropout: _dropping(default=False, alpha=True),
@@ -198,15 +194,8 @@ def _attention(
     mode.need()
     drops = is_site(dropout_p)
     if not drops and (enable_gqa or not mode.batched):
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        settings: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **settings)
     if drops and not mode.drops:
         fix = "dropout_p = 0.0 unless self.training"
         raise ModelError(_always("F.scaled_dot_product_attention", fix))
@@ -281,10 +270,9 @@ def _embedding(
     **kwargs: Any,
 ) -> Tensor:
     """Embedding whose padding learns nothing; vmap would see to that in the first model alone."""
-    if padding_idx is None:
-        return F.embedding(input, weight, None, *args, **kwargs)
-    mode.need()
-    if not mode.batched:
+    if padding_idx is not None:
+        mode.need()
+    if padding_idx is None or not mode.batched:
         return F.embedding(input, weight, padding_idx, *args, **kwargs)
     out = F.embedding(input, weight, None, *args, **kwargs)
     padding = (input == padding_idx % len(weight)).unsqueeze(-1)

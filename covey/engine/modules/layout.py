@@ -51,17 +51,13 @@ class Slot:
 
     def view(self, rows: Rows) -> Tensor:
         """This parameter of every row, [n, *stored shape], sharing the rows' memory."""
-        shape = self.shape
-        if self.transposed:
-            shape = shape[::-1]
+        shape = self.shape[::-1] if self.transposed else self.shape
         columns = rows[:, self.start : self.stop]
         return columns.view(len(rows), *shape)
 
     def oriented(self, value: Tensor) -> Tensor:
         """One row's parameter turned from the shape in the module to the stored one, or back."""
-        if self.transposed:
-            return value.t()
-        return value
+        return value.t() if self.transposed else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +75,7 @@ class FrozenParameter:
 
     def oriented(self, value: Tensor) -> Tensor:
         """The parameter turned from the shape in the module to the stored one, or back."""
-        if self.transposed:
-            return value.t()
-        return value
+        return value.t() if self.transposed else value
 
 
 class ParameterLayout:
@@ -170,19 +164,14 @@ class ParameterLayout:
         So do frozen parameters: a layer that is frozen as a whole draws nothing.
         """
         module = copy.deepcopy(self.module).cpu().float()
-        versions = {}
-        for name, parameter in module.named_parameters():
-            versions[name] = _version(parameter)
+        versions = {name: _version(one) for name, one in module.named_parameters()}
         _reset(module, draws.key(seed, "initial"))
         values: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             old = parameter.detach().cpu()
             value = module.get_parameter(name)
-            same_version = _version(value) == versions[name]
-            if same_version and torch.equal(value, old.float()):
-                values[name] = old
-            else:
-                values[name] = value
+            untouched = _version(value) == versions[name] and torch.equal(value, old.float())
+            values[name] = old if untouched else value
         dtype = torch.promote_types(self._dtype, torch.float32)
         return self._flat(values).to(dtype)
 

@@ -75,10 +75,8 @@ def prepared(module: nn.Module, norm: Norm) -> nn.Module:
     if not has_batch_norm(module):
         return module
     module = copy.deepcopy(module)
-    if norm == "group":
-        return _replaced(module, _grouped)
-    if norm == "frozen":
-        return _replaced(module, _frozen)
+    if norm != "device":
+        return _replaced(module, _grouped if norm == "group" else _frozen)
     # The module with running statistics as new: a run never uses them.
     for layer in module.modules():
         if isinstance(layer, BatchNorm) and not isinstance(layer, _LAZY):
@@ -280,9 +278,7 @@ def folded(
     of one value. On a CPU, its bits depend on n: there it is for models that are `alone`, n = 1.
     """
     if not _torch_computes(pass_, x, alone):
-        models = 1
-        if not alone:
-            models = pass_.models
+        models = 1 if alone else pass_.models
         by_model = torch.unflatten(x, 1, (models, -1)).transpose(0, 1)
         out = batch_norm(pass_, number, by_model, weight=weight, bias=bias, eps=eps)
         return out.transpose(0, 1).flatten(1, 2)
@@ -321,11 +317,7 @@ class Current:
     """The pass that a module is in, for its BatchNorm layers."""
 
     alone: bool  # rows come one at a time, outside of vmap
-    pass_: Pass | None = None
-
-    def begin(self, pass_: Pass) -> None:
-        """Enter the pass of one model, whose tensors have no axis of rows."""
-        self.pass_ = beside_rows(pass_)
+    pass_: Pass | None = None  # of n = 1 models
 
 
 class SiteNorm(_Substitute):
@@ -338,24 +330,12 @@ class SiteNorm(_Substitute):
         """The layer on the examples [B, C, ...] of one model."""
         pass_ = self.current.pass_
         assert pass_ is not None
-        weight = None
-        bias = None
-        if self.affine:
-            weight = self.weight[None]
-            bias = self.bias[None]
+        weight = self.weight[None] if self.affine else None
+        bias = self.bias[None] if self.affine else None
+        settings: Any = {"weight": weight, "bias": bias, "eps": self.eps}
         if self.current.alone:
-            return folded(
-                pass_,
-                self.number,
-                input,
-                weight=weight,
-                bias=bias,
-                eps=self.eps,
-                alone=True,
-            )
-        rows = input[None]
-        out = batch_norm(pass_, self.number, rows, weight=weight, bias=bias, eps=self.eps)
-        return out[0]
+            return folded(pass_, self.number, input, **settings, alone=True)
+        return batch_norm(pass_, self.number, input[None], **settings)[0]
 
 
 def with_sites(module: nn.Module, norms: Sequence[NormLayer], current: Current) -> nn.Module:
@@ -380,16 +360,9 @@ class RecordedNorm(_Substitute):
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer with the statistics of the batch in training, with its own elsewhere."""
-        return F.batch_norm(
-            input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            0.0,
-            self.eps,
-        )
+        mean, variance = self.running_mean, self.running_var
+        weight, bias = self.weight, self.bias
+        return F.batch_norm(input, mean, variance, weight, bias, self.training, 0.0, self.eps)
 
 
 def for_recording(module: nn.Module) -> nn.Module:

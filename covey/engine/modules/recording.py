@@ -7,6 +7,7 @@ Python (`if x.sum() > 0`), a tensor that torch did not make, gradients switched 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class _Recorder(TorchFunctionMode):
         self._size = size
         self._dtype = next(module.parameters()).dtype
         self._notes_sites = sites
-        self._sites = 0
+        self._sites = itertools.count()
         self.nodes: list[Operation] = []
         self.refusal: str | None = None
         # The names of the trainable parameters, by the id of the tensor.
@@ -144,7 +145,14 @@ class _Recorder(TorchFunctionMode):
             with self:  # its body calls functions of torch
                 return inside(F.multi_head_attention_forward)(*args, **kwargs)
         if is_float(func, args, kwargs):
-            return self._float(args[0])
+            # x in the type of the parameters, which here may be float64
+            x = args[0].to(self._dtype)
+            operand = self.operand(args[0])
+            if isinstance(operand, Value):
+                self.make(FLOAT, (operand,), x)
+            else:
+                self._keep(x)
+            return x
         return self._call(name, func, args, kwargs)
 
     def _call(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -184,7 +192,7 @@ class _Recorder(TorchFunctionMode):
             return input
         alpha_p = p if name in _ALPHA else None
         out = input * 1
-        self.make(SITE, (self.operand(input), self._site(), alpha_p), out)
+        self.make(SITE, (self.operand(input), next(self._sites), alpha_p), out)
         return out
 
     def _batch_norm(
@@ -207,22 +215,6 @@ class _Recorder(TorchFunctionMode):
         self.make(BATCH_NORM, (*operands, number, eps), out)
         return out
 
-    def _float(self, x: Tensor) -> Tensor:
-        """`x.float()`: x in the type of the parameters, which here may be float64."""
-        operand = self.operand(x)
-        out = x.to(self._dtype)
-        if isinstance(operand, Value):
-            self.make(FLOAT, (operand,), out)
-        else:
-            self._keep(out)
-        return out
-
-    def _site(self) -> int:
-        """The number of a new site."""
-        number = self._sites
-        self._sites += 1
-        return number
-
     def _attention(
         self,
         query: Tensor,
@@ -238,18 +230,11 @@ class _Recorder(TorchFunctionMode):
         operands = self._all((query, key, value, attn_mask))
         site = None
         if is_site(dropout_p) and self._notes_sites:
-            site = self._site()
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+            site = next(self._sites)
         if enable_gqa:
             raise Unknown("its attention has groups of heads (enable_gqa)")
+        settings: Any = {"is_causal": is_causal, "scale": scale}
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask, **settings)
         self.make(ATTENTION, (*operands, site, is_causal, scale), out)
         return out
 
@@ -261,7 +246,7 @@ class _Recorder(TorchFunctionMode):
             operands = operands[::-1]
         name = _SWAPPED.get(name, _OPERATORS.get(name, name.rstrip("_")))
         if isinstance(out, Tensor):
-            self._new(name, operands, keywords, out)
+            self.make(name, operands, out, keywords)
             return
         if name == "__setitem__":
             raise Unknown("it writes into a tensor")
@@ -269,22 +254,19 @@ class _Recorder(TorchFunctionMode):
             raise Unknown(f"it reads values into Python ({name})")
         for part, tensor in enumerate(out):
             if isinstance(tensor, Tensor):
-                self._new(name, operands, keywords, tensor, part)
+                self.make(name, operands, tensor, keywords, part)
 
-    def make(self, operation: str, arguments: tuple[Any, ...], out: Tensor) -> Value:
-        """A node that makes this tensor."""
-        return self._new(operation, arguments, {}, out)
-
-    def _new(
+    def make(
         self,
         operation: str,
         arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
         out: Tensor,
+        keywords: Mapping[str, Any] | None = None,
         part: int | None = None,
     ) -> Value:
+        """A node that makes this tensor."""
         shape = tuple(out.shape)
-        self.nodes.append(Operation(operation, arguments, keywords, shape, part))
+        self.nodes.append(Operation(operation, arguments, keywords or {}, shape, part))
         value = Value(len(self.nodes) - 1)
         self._operands[id(out)] = value
         self._alive.append(out)

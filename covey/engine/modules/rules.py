@@ -6,8 +6,10 @@ instruction that makes the node's value, by rows or folded.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ from covey.engine.modules.batched import (
     rule,
 )
 from covey.engine.modules.dropout import drop
-from covey.engine.modules.graph import BATCH_NORM, FILLED, SITE, Shared, Unknown, Value
+from covey.engine.modules.graph import ATTENTION, BATCH_NORM, FILLED, SITE, Shared, Unknown, Value
+from covey.engine.modules.intercept import attention_weights
 from covey.engine.modules.passing import Pass
 
 _STEADY = ("abs", "clamp", "clamp_max", "clamp_min", "hardtanh", "leaky_relu", "neg", "relu",
@@ -239,72 +242,33 @@ def _addmm(c: Compiler, input: Any, mat1: Any, mat2: Any) -> None:
     c.emit(run, c.rows(input), c.rows(mat1), c.rows(mat2))
 
 
-def _convolution(name: str) -> Rule:
+def _convolution(name: str, settings: tuple[str, ...]) -> Rule:
+    """The convolutions of all models as one grouped convolution; `settings` in torch's order."""
     convolve = _of_torch(name)
+    axes = int(name[-2]) + 2
 
     def apply(
-        c: Compiler,
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
+        c: Compiler, input: Any, weight: Any, bias: Any = None, *given: Any, **named: Any
     ) -> None:
-        def run(x: Tensor, w: Tensor, b: Tensor | None, models: int) -> Tensor:
-            return convolve(x, w, b, stride, padding, dilation, models * groups)
+        if c.axes(input) != axes:
+            raise Unknown("a convolution is used on a single example")
+        named |= zip(settings, given, strict=False)
+        groups = named.pop("groups", 1)
 
-        _convolved(c, input, weight, bias, int(name[-2]), run)
+        def run(pass_: Pass, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            if b is not None:
+                b = b.flatten()
+            return convolve(x, w.flatten(0, 1), b, groups=pass_.models * groups, **named)
+
+        c.emit(run, PASS, c.folded(input), c.rows(weight), c.optional(bias), folded=True)
 
     return apply
 
 
-def _transposed(name: str) -> Rule:
-    convolve = _of_torch(name)
-
-    def apply(
-        c: Compiler,
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> None:
-        def run(x: Tensor, w: Tensor, b: Tensor | None, models: int) -> Tensor:
-            many = models * groups
-            return convolve(x, w, b, stride, padding, output_padding, many, dilation)
-
-        _convolved(c, input, weight, bias, int(name[-2]), run)
-
-    return apply
-
-
-RULES.update({name: _convolution(name) for name in _CONVOLUTIONS})
-RULES.update({name: _transposed(name) for name in _TRANSPOSED})
-
-
-def _convolved(
-    c: Compiler,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    dimensions: int,
-    convolve: Callable[[Tensor, Tensor, Tensor | None, int], Tensor],
-) -> None:
-    """The convolutions of all models as one grouped convolution."""
-    if c.axes(input) != dimensions + 2:
-        raise Unknown("a convolution is used on a single example")
-
-    def run(pass_: Pass, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        if b is not None:
-            b = b.flatten()
-        return convolve(x, w.flatten(0, 1), b, pass_.models)
-
-    c.emit(run, PASS, c.folded(input), c.rows(weight), c.optional(bias), folded=True)
+_SETTINGS = ("stride", "padding", "dilation", "groups")
+_SETTINGS_TRANSPOSED = ("stride", "padding", "output_padding", "groups", "dilation")
+RULES.update({name: _convolution(name, _SETTINGS) for name in _CONVOLUTIONS})
+RULES.update({name: _convolution(name, _SETTINGS_TRANSPOSED) for name in _TRANSPOSED})
 
 
 def _pool(kind: str, dimensions: int) -> Rule:
@@ -382,44 +346,31 @@ def _batch_norm(c: Compiler, input: Any, weight: Any, bias: Any, number: int, ep
     c.emit(run, PASS, x, c.optional(weight), c.optional(bias), folded=folded)
 
 
-@rule("layer_norm")
-def _layer_norm(
-    c: Compiler,
-    input: Any,
-    normalized_shape: tuple[int, ...],
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-) -> None:
-    _normed(c, input, lambda x: F.layer_norm(x, normalized_shape, eps=eps), weight, bias)
-
-
-@rule("rms_norm")
-def _rms_norm(
-    c: Compiler,
-    input: Any,
-    normalized_shape: tuple[int, ...],
-    weight: Any = None,
-    eps: float | None = None,
-) -> None:
-    _normed(c, input, lambda x: F.rms_norm(x, normalized_shape, eps=eps), weight, None)
-
-
-def _normed(
-    c: Compiler, input: Any, norm: Callable[[Tensor], Tensor], weight: Any, bias: Any
-) -> None:
+def _normed(norm: Callable[..., Tensor]) -> Rule:
     """The norm of every point, then each model's own scale and offset."""
+    signature = inspect.signature(norm)
 
-    def run(x: Tensor, scale: Tensor | None, offset: Tensor | None) -> Tensor:
-        out = norm(x)
-        if scale is not None:
-            out = out * scale
-        if offset is not None:
-            out = out + offset
-        return out
+    def apply(c: Compiler, *given: Any, **named: Any) -> None:
+        call = signature.bind(*given, **named)
+        call.apply_defaults()
+        input, shape, weight, *bias, eps = call.arguments.values()
 
-    axes = c.axes(input)
-    c.emit(run, c.rows(input), broadcast(c, weight, axes), broadcast(c, bias, axes))
+        def run(x: Tensor, scale: Tensor | None, *offset: Tensor | None) -> Tensor:
+            out = norm(x, shape, eps=eps)
+            if scale is not None:
+                out = out * scale
+            for values in offset:
+                if values is not None:
+                    out = out + values
+            return out
+
+        axes = c.axes(input)
+        c.emit(run, c.rows(input), *[broadcast(c, values, axes) for values in (weight, *bias)])
+
+    return apply
+
+
+RULES.update({"layer_norm": _normed(F.layer_norm), "rms_norm": _normed(F.rms_norm)})
 
 
 @rule("embedding")
@@ -450,3 +401,94 @@ def _embedding(
         return torch.where(padding, out.detach(), out)  # its vector does not train
 
     c.emit(run, c.rows(input), c.rows(weight))
+
+
+# Products of two values, and attention
+
+
+@rule("bmm", "matmul")
+def _matmul(c: Compiler, input: Any, other: Any) -> None:
+    """A product of matrices, on the last two axes of both."""
+    if c.axes(input) < 2 or c.axes(other) < 2:
+        raise Unknown("matmul is used on a single vector")
+
+    def on_the_last_axis(x: Tensor, w: Tensor) -> Tensor:
+        out = rowwise.bmm(x.flatten(1, -2), w)
+        return torch.unflatten(out, 1, x.shape[1:-1])
+
+    if c.axes(other) == 2 and c.axes(input) > 2:
+        c.emit(on_the_last_axis, c.rows(input), c.rows(other))
+    else:
+        c.emit(_products, *beside(c, input, other))
+
+
+@rule("einsum")
+def _einsum(c: Compiler, equation: str, *operands: Any) -> None:
+    """`torch.einsum` with one letter more, that of the rows."""
+    if len(operands) == 1 and isinstance(operands[0], tuple):
+        [operands] = operands
+    equation = equation.replace(" ", "")
+    unused = [letter for letter in ascii_letters if letter not in equation]
+    if "->" not in equation or "." in equation or not unused:
+        return
+    rows = unused[0]
+    by_rows = rows + equation.replace(",", f",{rows}").replace("->", f"->{rows}")
+
+    def run(*values: Tensor) -> Tensor:
+        if len(values[0]) > 1:
+            return torch.einsum(by_rows, values)
+        twice = [torch.cat([value, value]) for value in values]  # one row has other bits
+        return torch.einsum(by_rows, twice)[:1]
+
+    c.emit(run, *[c.rows(operand) for operand in operands])
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b as products of many pairs of matrices."""
+    leading = (a.shape[:-2], b.shape[:-2])
+    shape: torch.Size = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
+    left = a.expand(*shape, *a.shape[-2:])
+    right = b.expand(*shape, *b.shape[-2:])
+    out = rowwise.bmm(left.flatten(0, -3), right.flatten(0, -3))
+    return out.view(*shape, *out.shape[-2:])
+
+
+@rule(ATTENTION)
+def _attention(
+    c: Compiler,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    site: int | None,
+    is_causal: bool,
+    scale: float | None,
+) -> None:
+    """`F.scaled_dot_product_attention`; its weights are dropped by the mask of the site."""
+
+    def run(pass_: Pass, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        if site is None or not pass_.masks:
+            return _attended(q, k, v, bias, is_causal, scale)
+        weights = attention_weights(q, k, bias, is_causal, scale)
+        return _products(drop(weights, pass_.masks[site]), v)
+
+    c.emit(run, PASS, *beside(c, query, key, value), broadcast(c, mask, c.axes(query)))
+
+
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention of [n, ..., T, E]: torch's fused kernels take four axes at most."""
+    common = mask is None or mask.dim() <= 3  # the same for all models and all examples
+    if query.dim() != 5 or not common:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, scale=scale
+        )
+    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale)
+    return torch.unflatten(out, 0, query.shape[:2])

@@ -45,8 +45,6 @@ _SIZE = -1
 _MASKS = -2
 _PASS = -3
 """Where the size of the batch, the masks and the pass for norms stand among the values."""
-Read = Callable[[Values], Any]
-"""An operand of a node."""
 Places = list[list[tuple[Any, Any]]]
 """Where a module holds the parameter of each slot: containers with their keys."""
 
@@ -96,7 +94,7 @@ class ModuleOfThread(threading.local):
             if self._alone:
                 self.places = _places(self._module, space)
         if space.norms:
-            self._norms.begin(pass_)
+            self._norms.pass_ = norm.beside_rows(pass_)
         if self._module.training != pass_.training:
             self._module.train(pass_.training)
         return self._module
@@ -275,25 +273,21 @@ class Operands:
     """Reads the operands of a node: values, constants, and numbers that depend on the batch."""
 
     def __init__(self, arguments: tuple[Any, ...], module: nn.Module) -> None:
-        self._template: list[Any] = []
+        self._template = [_constant(argument, module) for argument in arguments]
         self._values: list[tuple[int, int]] = []
-        self._others: list[tuple[int, Read]] = []
+        self._others: list[tuple[int, Any]] = []
         for position, argument in enumerate(arguments):
-            fixed = None
             if isinstance(argument, Value):
                 self._values.append((position, argument.number))
             elif _varies(argument):
-                self._others.append((position, _reader(argument, module)))
-            else:
-                fixed = _reader(argument, module)([])
-            self._template.append(fixed)
+                self._others.append((position, self._template[position]))
 
     def __call__(self, values: Values) -> list[Any]:
         out = self._template.copy()
         for position, number in self._values:
             out[position] = values[number]
-        for position, read in self._others:
-            out[position] = read(values)
+        for position, argument in self._others:
+            out[position] = _read(argument, values)
         return out
 
 
@@ -306,22 +300,24 @@ def _varies(argument: Any) -> bool:
     return isinstance(argument, Value | Multiple)
 
 
-def _reader(argument: Any, module: nn.Module) -> Read:
-    """The function that reads an operand."""
-    if isinstance(argument, Value):
-        return operator.itemgetter(argument.number)
-    if isinstance(argument, Multiple):
-        return lambda values: argument.factor * values[_SIZE]
+def _constant(argument: Any, module: nn.Module) -> Any:
+    """An operand with the tensors of a module in the place of those that all models share."""
     if isinstance(argument, tuple):
-        reads = [_reader(part, module) for part in argument]
-        return lambda values: tuple(read(values) for read in reads)
+        return tuple(_constant(part, module) for part in argument)
+    return argument.of(module) if isinstance(argument, Shared) else argument
+
+
+def _read(argument: Any, values: Values) -> Any:
+    """An operand, given what the nodes before have made."""
+    if isinstance(argument, Value):
+        return values[argument.number]
+    if isinstance(argument, Multiple):
+        return argument.factor * values[_SIZE]
+    if isinstance(argument, tuple):
+        return tuple(_read(part, values) for part in argument)
     if isinstance(argument, slice):
-        ends = _reader((argument.start, argument.stop, argument.step), module)
-        return lambda values: slice(*ends(values))
-    if isinstance(argument, Shared):
-        tensor = argument.of(module)
-        return lambda values: tensor
-    return lambda values: argument
+        return slice(*_read((argument.start, argument.stop, argument.step), values))
+    return argument
 
 
 # Functions
@@ -409,25 +405,15 @@ def _conv1d(
     """A convolution of images of height 1, since only these have channels last."""
     if not isinstance(padding, str):
         padding = (0, _one(padding))
+    steps, apart = (1, _one(stride)), (1, _one(dilation))
     image = channels_last(x.unsqueeze(2))
-    out = F.conv2d(
-        image,
-        weight.unsqueeze(2),
-        bias,
-        (1, _one(stride)),
-        padding,
-        (1, _one(dilation)),
-        groups,
-    )
+    out = F.conv2d(image, weight.unsqueeze(2), bias, steps, padding, apart, groups)
     return out.squeeze(2)
 
 
 def _one(number: Any) -> int:
     """The number of one axis."""
-    if isinstance(number, tuple):
-        [number] = number
-    out: int = number
-    return out
+    return int(number[0] if isinstance(number, tuple) else number)
 
 
 def channels_last(x: Tensor) -> Tensor:

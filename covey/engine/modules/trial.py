@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,10 +132,9 @@ def targets(task: Task) -> int:
     _check_shape(task, outputs)
     _check_norms(task)
     if not is_plain(task.space.module):
-        _attempt(task.space, x, lambda: _check_conduct(task.space, x))
+        _attempt(task.space, x, lambda: _check_dependence(task.space, x))
     if not _same(outputs, _outputs(task)):
         raise ModelError(_RANDOM)
-    _check_positions(task, outputs)
     width = outputs.shape[-1]
     classes = task.shards.classes
     if classes is not None and width < classes:
@@ -145,9 +145,7 @@ def targets(task: Task) -> int:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
-    count = len(x)
-    if task.shards.by_position:
-        count = y.numel()
+    count = y.numel() if task.shards.by_position else len(x)
     if losses.shape != (1, count):
         have = f"a tensor of shape {tuple(losses.shape[1:])} for {count} examples"
         raise ConfigError(f"the loss returns {have}; return one number per example.")
@@ -160,16 +158,21 @@ def targets(task: Task) -> int:
 
 
 def _check_shape(task: Task, outputs: Tensor) -> None:
-    """That outputs have an axis of examples and, for classes, one of classes."""
+    """That outputs have an axis of examples, of positions where these have labels, of classes."""
     x, _ = task.examples.sample
     shape = tuple(outputs.shape[1:])
-    axes = 1
+    axes, wanted = 1, "[examples, numbers]"
     if task.classifies:
-        axes = 2
+        axes, wanted = 2, "[examples, classes]"
     if len(shape) < axes or shape[0] != len(x):
-        wanted = "[examples, classes]" if task.classifies else "[examples, numbers]"
         raise ModelError(
             f"the model gives outputs of shape {shape} for {len(x)} examples; return {wanted}."
+        )
+    positions = task.y.shape[1:]
+    if task.shards.by_position and shape[1:-1] != positions:
+        raise ModelError(
+            f"each of the {positions[0]} positions has a label, but the model gives an example "
+            f"outputs of shape {shape[1:]}; return [examples, positions, classes]."
         )
 
 
@@ -182,11 +185,11 @@ def _check_norms(task: Task) -> None:
         return
     task.examples.check_norms()
     x, _ = task.examples.sample
-    points = norm.points(task.space.module, task.space.norms, x)
-    single = [name for name, count in points.items() if count == 1]
-    if not single:
-        return
-    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
+    for name, count in norm.points(task.space.module, task.space.norms, x).items():
+        if count == 1:
+            reason = f"the BatchNorm layer {name!r} needs two examples or more"
+            task.examples.check_not_single(reason)
+            return
 
 
 def check_backward(task: Task) -> None:
@@ -227,17 +230,6 @@ def _outputs(task: Task) -> Tensor:
         kind = type(outputs).__name__
         raise ModelError(f"the model {name} returns {kind}; return one tensor.")
     return outputs
-
-
-def _check_positions(task: Task, outputs: Tensor) -> None:
-    """That outputs are per position where labels are."""
-    positions = task.y.shape[1:]
-    have = tuple(outputs.shape[2:])
-    if task.shards.by_position and have[:-1] != positions:
-        raise ModelError(
-            f"each of the {positions[0]} positions has a label, but the model gives an example "
-            f"outputs of shape {have}; return [examples, positions, classes]."
-        )
 
 
 def check_largest_id(module: nn.Module, shards: Shards) -> None:
@@ -308,7 +300,7 @@ def _too_few(outputs: int, shards: Shards) -> str:
     )
 
 
-def _check_conduct(space: ParameterLayout, x: Tensor) -> None:
+def _check_dependence(space: ParameterLayout, x: Tensor) -> None:
     """An error if outputs depend on more than the parameters and one example.
 
     Only then do rows and addresses decide them, in whatever batch. Training passes are tried in
@@ -351,9 +343,9 @@ class _Trial:
 
     def outputs(self, x: Tensor, *, training: bool) -> Tensor:
         """The outputs, where norm layers have constant statistics."""
-        return self._outputs(self.module, x, self.values, training=training)
+        return self.outputs_of(self.module, x, self.values, training=training)
 
-    def _outputs(
+    def outputs_of(
         self, module: nn.Module, x: Tensor, values: dict[str, Tensor], *, training: bool
     ) -> Tensor:
         module.train(training)
@@ -382,10 +374,8 @@ class _Trial:
     def check_parameters(self, x: Tensor) -> None:
         """Refuse a module that does not see the parameters it is given."""
         outputs = self.outputs(x, training=False)
-        filled = self._outputs(self.space.fill(self.row), x, {}, training=False)
-        if not _close(outputs, filled):
-            raise ModelError(_ELSEWHERE)
-        if self._is_independent(x):
+        filled = self.outputs_of(self.space.fill(self.row), x, {}, training=False)
+        if not _close(outputs, filled) or self._is_independent(x):
             raise ModelError(_ELSEWHERE)
 
     def _is_independent(self, x: Tensor) -> bool:
@@ -393,7 +383,7 @@ class _Trial:
         leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         try:
             with torch.enable_grad():
-                outputs = self._outputs(self.module, x, leaves, training=False)
+                outputs = self.outputs_of(self.module, x, leaves, training=False)
             if not outputs.requires_grad:
                 return False
             ones = torch.ones_like(outputs)
@@ -418,25 +408,21 @@ def _close(one: Tensor, other: Tensor, *, exact: bool = False) -> bool:
 @contextmanager
 def _no_other_draws() -> Iterator[None]:
     """Refuse draws by Python's or numpy's generators."""
-    of_python = random.getstate()
-    of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    of_python, of_numpy = random.getstate(), _state_of_numpy()
     try:
         yield
     finally:
+        by = None
         if random.getstate() != of_python:
-            raise ModelError(_draws("the module random"))
-        if not _same_state(of_numpy, np.random.get_state(legacy=False)):  # noqa: NPY002
-            raise ModelError(_draws("numpy.random"))
+            by = "the module random"
+        elif _state_of_numpy() != of_numpy:
+            by = "numpy.random"
+        if by is not None:
+            raise ModelError(
+                f"the model's forward draws by {by}, which no address decides; only dropout may "
+                "draw, as nn.Dropout or F.dropout."
+            )
 
 
-def _same_state(one: object, other: object) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_same_state(one[key], other[key]) for key in one)
-    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
-
-
-def _draws(by: str) -> str:
-    return (
-        f"the model's forward draws by {by}, which no address decides; only dropout may draw, as "
-        "nn.Dropout or F.dropout."
-    )
+def _state_of_numpy() -> bytes:
+    return pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002

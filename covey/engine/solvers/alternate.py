@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey import native
-from covey.engine.descend import descend
+from covey.engine.descend import minimised
 from covey.engine.solvers import native_call
 from covey.engine.solvers.objective import (
     NO_DATA,
@@ -114,17 +114,7 @@ class Move:
             step = self.lr * terms.gradient(start, data)
             moved = torch.sub(start, step, out=step)
             return terms.shrink(moved, self.lr)
-        return descend(
-            start,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-            prox=terms.prox,
-            l1=terms.l1,
-            linear=terms.linear,
-            method=self.method,
-            tol=self.tol,
-        )
+        return minimised(start, gradient, terms)
 
     def refusal(self, rows: Registers) -> str | None:
         """Why the native kernel cannot make the move; None if it can."""

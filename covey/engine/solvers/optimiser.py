@@ -98,20 +98,12 @@ class Optimiser(SgdSettings, AdamSettings):
             return "the solver clips gradients"
         return None
 
-    def factor(self, round: int) -> float:
-        """What the step size of a round is multiplied by.
-
-        >>> [round(Optimiser(schedule="cosine", rounds=4).factor(t), 3) for t in range(4)]
-        [1.0, 0.854, 0.5, 0.146]
-        """
-        return factor(self.schedule, round, self.rounds)
-
     def adapted(self, terms: Objective, round: int) -> Objective:
         """The terms with the round's step size, and with the decay that is a term of the loss."""
         lr = terms.lr
         decay = terms.decay
         if self.schedule != "constant":
-            lr = lr * self.factor(int(round))  # a captured program notes that
+            lr = lr * factor(self.schedule, int(round), self.rounds)  # a captured program notes it
         if self.name != "adamw":
             decay = decay + self.decay
         return replace(terms, lr=lr, decay=decay)
@@ -119,7 +111,7 @@ class Optimiser(SgdSettings, AdamSettings):
     def descend(self, start: Rows, gradient: Gradient, terms: Objective) -> Rows:
         """The rows after the steps of terms that are `adapted` already."""
         kept = gradient if self.state == "kept" and isinstance(gradient, DataLoss) else None
-        rule = self._rule(by_row=kept is not None)
+        rule = self.rule(by_row=kept is not None)
         x = start.clone()
         state = rule.begin(x)
         if kept is not None:
@@ -145,11 +137,8 @@ class Optimiser(SgdSettings, AdamSettings):
                 kept.keep(_stored(key, terms), value)
         return x
 
-    def _rule(self, *, by_row: bool) -> StepRule | OwnRule:
-        """What turns gradients into directions of steps.
-
-        Adam counts its steps: of the descent alone, or `by_row` as a part of the state.
-        """
+    def rule(self, *, by_row: bool) -> StepRule | OwnRule:
+        """What turns gradients into directions of steps; Adam may count its steps `by_row`."""
         if self.own is not None:
             return self.own
         if self.name == "sgd":
@@ -192,7 +181,10 @@ class SgdRule:
 
 @dataclass
 class AdamRule:
-    """The rule of Adam, of one descent."""
+    """The rule of Adam, of one descent.
+
+    It counts its steps: of the descent alone, or `by_row` as a part of the state.
+    """
 
     beta1: float
     beta2: float
@@ -247,6 +239,8 @@ def factor(schedule: str, round: int, rounds: int) -> float:
     [1.0, 0.75, 0.5, 0.25]
     >>> [factor("step", round, 4) for round in range(4)]
     [1.0, 1.0, 0.1, 0.01]
+    >>> [float(f"{factor('cosine', round, 4):.3f}") for round in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
     """
     share = min(round, rounds - 1) / rounds
     if schedule == "cosine":

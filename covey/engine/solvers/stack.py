@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from covey.data import Shards
 from covey.engine.measures.named_losses import NAMED
 from covey.engine.modules import rowwise
 from covey.engine.modules.activations import Activation, activation
@@ -32,6 +33,7 @@ Derivative = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to the derivative of every example's loss by its outputs."""
 
 
+_FLATTENING = ("flatten", "view", "reshape")
 ACTIVATIONS = "ReLU, LeakyReLU, ELU, SiLU, GELU, Tanh or Sigmoid"
 
 
@@ -140,30 +142,43 @@ class LinearStack:
                     bias.copy_(total).mul_(scale)
 
 
-def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearStack | str:
-    """The stack of a module with this graph, or the reason why it is none."""
+def stack(
+    space: ParameterLayout, loss: object, shards: Shards, graph: Graph | str
+) -> LinearStack | str:
+    """The stack of a module with this graph on such data, or the reason why it is none."""
     if isinstance(graph, str):
         return graph
-    if not isinstance(loss, str):
-        # Why a loss has no derivative here.
-        if type(loss) in NAMED.values():
-            return f"the loss is {type(loss).__name__}, not plain cross-entropy or squared error"
-        return "the loss is a function of your own"
+    reason = _no_derivative(loss, shards)
+    if reason is not None:
+        return reason
     try:
         chain = _chain(space, graph)
     except Unknown as error:
         return str(error)
     if not _is_bare(chain):
         return "the last layer is not Linear"
-    owned: list[int | None] = []
-    for layer in chain:
-        owned += [layer.weight, layer.bias]
+    owned = [slot for layer in chain for slot in (layer.weight, layer.bias)]
     slots = [slot for slot in owned if slot is not None]
     if len(set(slots)) < len(slots):
         return "a Linear layer stands twice"
     if len(slots) < len(space.slots):
         return "the model has parameters outside its layers"
-    return LinearStack(tuple(chain), _DERIVATIVES[loss])
+    return LinearStack(tuple(chain), _DERIVATIVES[str(loss)])
+
+
+def _no_derivative(loss: object, shards: Shards) -> str | None:
+    """Why the derivative of a loss on such data is not known here."""
+    if shards.tokens is not None:
+        return "the inputs are token ids"
+    if shards.by_position:
+        return "the labels are per position"
+    if loss == "cross_entropy" and shards.classes is None:
+        return "the targets are probabilities"
+    if type(loss) in NAMED.values():
+        return f"the loss is {type(loss).__name__}, not plain cross-entropy or squared error"
+    if not isinstance(loss, str):
+        return "the loss is a function of your own"
+    return None
 
 
 def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
@@ -173,6 +188,7 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
     flat = graph.nodes[0].axes == 2
     for number in graph.needed:
         node = graph.nodes[number]
+        flattens = node.operation in _FLATTENING and node.axes == 2
         if node.operation in (INPUT, PARAMETER):
             continue
         if node.operation == SITE:
@@ -189,7 +205,7 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
                 raise Unknown(f"{node.operation} does not follow a Linear layer")
             linear = chain.pop()
             chain.append(replace(linear, activation=function))
-        elif chain or not _flattens(node):
+        elif chain or not flattens or node.shape[0] != Multiple(1):
             raise Unknown(f"{node.operation} is neither Linear nor {ACTIVATIONS}")
         else:
             flat = True
@@ -218,20 +234,10 @@ def _layer(space: ParameterLayout, graph: Graph, node: Operation) -> Layer:
             slots.append(space.numbers[name])
         else:
             raise Unknown("a Linear layer is frozen, or its weight is computed")
-    weight = slots[0]
-    bias = None
-    if len(slots) > 1:
-        bias = slots[1]
+    weight, bias = (*slots, None)[:2]
     if weight is None or not space.slots[weight].transposed:
         raise Unknown("the weight of a product is not that of a Linear layer")
     return Layer(weight, bias, None)
-
-
-def _flattens(node: Operation) -> bool:
-    """Whether a node makes one vector of every example."""
-    if node.operation not in ("flatten", "view", "reshape"):
-        return False
-    return node.axes == 2 and node.shape[0] == Multiple(1)
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
