@@ -62,11 +62,11 @@ from covey.algorithms import (
     Scaffold,
     SFedHP,
 )
-from covey.algorithms.pfedbayes import divergence_gradients
 from covey.data import Part
 from covey.errors import ConfigError, DivergedError
 from covey.runs.experiment import describe
 from tests import peek
+from tests.algorithms.gaussians import divergence_gradients
 from tests.laws.cases import with_fields
 
 PAPERS = sorted(info.name for info in pkgutil.iter_modules(theory.__path__))

@@ -118,20 +118,11 @@ class PFedBayes(Algorithm):
         return predict
 
 
-def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
-    """KL(N(mu, sigma^2) | N(m, s^2)), [n, 1].
-
-    It is the sum of log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2.
-    """
-    sigma = softplus(rho)
-    s = softplus(local_rho)
-    square = sigma * sigma + (mu - local_mu) ** 2
-    terms = torch.log(s / sigma) + square / (2 * s * s) - 0.5
-    return terms.sum(1, keepdim=True)
-
-
 def by_personal(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
-    """The derivatives of `divergence` by mu and sigma: (mu - m)/s^2 and sigma/s^2 - 1/sigma.
+    """The derivatives of KL(N(mu, sigma^2) | N(m, s^2)) by mu and sigma.
+
+    They are (mu - m)/s^2 and sigma/s^2 - 1/sigma, for the divergence is the sum of
+    log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2.
 
     They are so written that both are exactly 0 where the two distributions are equal. Adam would
     make a whole step of a rounding error.
@@ -143,7 +134,7 @@ def by_personal(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, R
 
 
 def by_local(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
-    """The derivatives of `divergence` by m and s.
+    """The derivatives of the same by m and s.
 
     They are (m - mu)/s^2 and 1/s - (sigma^2 + (mu - m)^2)/s^3.
     """
@@ -151,17 +142,3 @@ def by_local(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows
     gap = local_mu - mu
     by_s = ((s - sigma) * (s + sigma) - gap * gap) * precision / s
     return gap * precision, by_s
-
-
-def divergence_gradients(
-    mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows
-) -> tuple[Rows, Rows, Rows, Rows]:
-    """The derivatives of `divergence` by mu, rho, m and the rho of s.
-
-    The derivative of sigma by rho is sigmoid(rho).
-    """
-    sigma = softplus(rho)
-    s = softplus(local_rho)
-    by_mu, by_sigma = by_personal(mu, sigma, local_mu, s)
-    by_local_mu, by_s = by_local(mu, sigma, local_mu, s)
-    return by_mu, by_sigma * sigmoid(rho), by_local_mu, by_s * sigmoid(local_rho)

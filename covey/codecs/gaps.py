@@ -16,9 +16,8 @@ from covey.codecs import bits
 from covey.codecs.bits import Bytes
 from covey.errors import DecodeError
 
-_STEPS = [
-    1 << 7 * k for k in range(1, 5)
-]  # from here on a gap takes one byte more; below 2**32 it takes five at most
+_STEPS = [1 << 7 * k for k in range(1, 5)]
+"""From here on a gap takes one byte more; below 2**32 it takes five at most."""
 _AT_ONCE = 1 << 24  # values whose places are looked at together
 
 
@@ -119,9 +118,8 @@ def places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
     for k in range(int(sizes.max(initial=0))):
         longer = sizes > k
         distances[longer] |= (block[start[longer] + k].astype(np.int64) & 127) << 7 * k
-    if (
-        sent and int(distances.max()) >= width
-    ):  # before they are added up, which might be too much for 64 bits
+    # Before they are added up, which might be too much for 64 bits.
+    if sent and int(distances.max()) >= width:
         raise DecodeError(
             f"a gap of {distances.max()}, expected less than the row's {width} values."
         )

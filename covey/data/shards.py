@@ -126,9 +126,8 @@ class Part:
 
         `number` maps an example's old number to its new one.
         """
-        counts = torch.where(present, self.counts(), 0)
-        owned = present[self.owners()]
-        return Part.sized(number[self.index[owned]], counts, present)
+        owned = self.entries(present[self.owners()])
+        return Part(number[owned.index], owned.offset, present)
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,10 @@ def facts(shards: Shards) -> dict[str, Any]:
 
 
 def _line(thing: object) -> str:
-    """The first line of a docstring; of what is alone in its file, that of the file."""
+    """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
     home = thing.__module__
-    alone = inspect.isclass(thing) or home == f"covey.models.{getattr(thing, '__name__', '')}"
-    return _first(sys.modules[home].__doc__ if alone else inspect.getdoc(thing))
+    whole = inspect.isclass(thing) or home.startswith("covey.models.")
+    return _first(sys.modules[home].__doc__ if whole else inspect.getdoc(thing))
 
 
 def _first(text: str | None) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ModelError
-from covey.models.pooling import Pool, check, pooled
+from covey.models.shared.pooling import Pool, check, pooled
 
 
 def transformer(

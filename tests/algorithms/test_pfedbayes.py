@@ -13,8 +13,8 @@ from torch.nn.functional import softplus
 import covey
 from covey import draws
 from covey.algorithms import PFedBayes
-from covey.algorithms.pfedbayes import divergence, divergence_gradients
 from tests import peek
+from tests.algorithms.gaussians import divergence, divergence_gradients
 from tests.algorithms.quadratics import EXACT, SMALL, Device, W, kept, start
 
 G = torch.Generator().manual_seed(4)

@@ -172,14 +172,14 @@ def _split(part: Part, split: Split, seed: int) -> Parts:
     train = counts - validation - test
     bits = draws.bits(draws.key(seed, "split"), (owner << 32) + place, 1)[:, 0]
     order = torch.from_numpy(np.lexsort((bits.numpy(), owner.numpy())))
-    index = part.index[order]
+    shuffled = Part(part.index[order], part.offset)
     second = train[owner]
     third = second + validation[owner]
     middle = (place >= second) & (place < third)
     return (
-        Part.sized(index[place < second], train),
-        Part.sized(index[middle], validation),
-        Part.sized(index[place >= third], test),
+        shuffled.entries(place < second),
+        shuffled.entries(middle),
+        shuffled.entries(place >= third),
     )
 
 

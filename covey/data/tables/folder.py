@@ -107,7 +107,11 @@ def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
     lacks = [name for name in like.features if name not in table.features]
     extra = [name for name in table.features if name not in like.features]
     if lacks or extra:
-        told = [f"lacks {some(lacks)}"] * bool(lacks) + [f"has {some(extra)} besides"] * bool(extra)
+        told = []
+        if lacks:
+            told.append(f"lacks {some(lacks)}")
+        if extra:
+            told.append(f"has {some(extra)} besides")
         raise DataError(
             f"compared with {first}, {path} {' and '.join(told)}; give all files the same features."
         )
