@@ -1,6 +1,6 @@
 /* Bytes per link, sparsity per layer, the radio, and devices that were not in training. */
 
-addPart(80, function bytesPart() {
+PARTS[80] = function bytesPart() {
   const { seed } = state;
   if (!state.run.scored.length) return null;
   const links = Object.entries(seed.facts.links)
@@ -18,7 +18,7 @@ addPart(80, function bytesPart() {
     state.bytes, set);
   return section("bytes", name, note, tools,
     h("div", { class: "two" }, links.map(([link, counts]) => linkPanel(link, counts))));
-});
+};
 
 function linkPanel(name, { down, up, dense }) {
   const total = sum(down) + sum(up);
@@ -66,7 +66,7 @@ function linkSpec(name, { down, up, dense }) {
 
 /* ---------- sparsity ---------- */
 
-addPart(100, function layersPart() {
+PARTS[100] = function layersPart() {
   const { run, seed } = state;
   if (!run.scored.length) return null;
   const names = seed.modelNames().filter((name) => Object.keys(seed.models[name].layers).length);
@@ -85,7 +85,7 @@ addPart(100, function layersPart() {
   return section("layers", "Sparsity, layer by layer", note, null,
     h("div", { class: "panel" }, h("div", { class: "layers" }, rows),
       h("div", { class: "legend" }, keys)));
-});
+};
 
 function layerBar(run, seed, name, layer) {
   const share = figureOf(run.scored.map((each) => each.models[name]?.layers[layer])).mean;
@@ -120,7 +120,7 @@ function ratioText(value) {
   return isKnown(value) ? `${percent(value)} %` : EMPTY;
 }
 
-addPart(90, function radioPart() {
+PARTS[90] = function radioPart() {
   const { seed } = state;
   const radio = seed?.facts.radio;
   if (!radio) return null;
@@ -133,7 +133,7 @@ addPart(90, function radioPart() {
     radioPanel("Seconds of a round", radio.seconds, duration, SECONDS),
     radioPanel("Energy of a round, all devices", radio.joules, (v) => amount(v, JOULES), JOULES));
   return section("radio", "Over the air", note, null, rounds, radioDevices(seed));
-});
+};
 
 function radioLosses(radio) {
   const leftOut = sum(radio.left_out || []);
@@ -219,7 +219,7 @@ function radioSpec(seed, ids, { key, name, text }, columns, isLast) {
 
 const NEW_MODELS = { new_personal: "--device", new_edge: "--edge", new_global: "--server" };
 
-addPart(70, function newcomersPart() {
+PARTS[70] = function newcomersPart() {
   const { run, seed } = state;
   const newcomers = seed?.facts.newcomers;
   if (!newcomers) return null;
@@ -229,7 +229,7 @@ addPart(70, function newcomersPart() {
     "global model, the edge model that fits it best, and a model of its own after a few steps.";
   return section("newcomers", "New devices", note, null,
     h("div", { class: "panel" }, lines(() => newcomersSpec(names)), newcomersTable(names)));
-});
+};
 
 /** A figure of a model on new devices, of the metric that is shown. */
 function newFact(seed, name, fact) {
