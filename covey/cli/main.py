@@ -43,7 +43,7 @@ PREPARE = "Prepare and check"
 DEPLOY = "Deploy"
 
 
-class Entry(NamedTuple):
+class Command(NamedTuple):
     """A command: its panel, the function or the group of functions that it is, and its help line.
 
     The docstring of the function has the rest of the help.
@@ -55,88 +55,90 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "run": Entry(TRAIN, "covey.cli.run:run", "Run an experiment into a folder."),
-    "compare": Entry(
+    "run": Command(TRAIN, "covey.cli.run:run", "Run an experiment into a folder."),
+    "compare": Command(
         TRAIN,
         "covey.grid.command:compare",
         "Compare algorithms at equal budget, each with tuned steps and penalty.",
     ),
-    "sweep": Entry(
+    "sweep": Command(
         TRAIN,
         "covey.grid.command:sweep",
         "Try settings of a file, and write the best as a file of its own.",
     ),
-    "reproduce": Entry(
+    "reproduce": Command(
         TRAIN,
         "covey.papers.command:reproduce",
         "Run tables of the papers again, and compare every cell with the printed figure.",
     ),
-    "advise": Entry(
+    "advise": Command(
         TRAIN,
         "covey.advice.command:advise",
         "Say which step sizes and penalties to change, and why: one line per change.",
     ),
-    "plan": Entry(
+    "plan": Command(
         TRAIN,
         "covey.radio.command:plan",
         "Plan rounds over the air: bandwidth, pruning ratio, latency and energy per device.",
     ),
-    "report": Entry(
+    "report": Command(
         LOOK,
         "covey.cli.report:report",
         "Write runs as one HTML page: curves, the tree, every device, bytes, settings.",
     ),
-    "watch": Entry(
+    "watch": Command(
         LOOK, "covey.cli.watch:watch", "Show a run while it is under way, as a page in a browser."
     ),
-    "show": Entry(
+    "show": Command(
         LOOK, "covey.cli.results:show_run", "Show the results of a run, finished or not."
     ),
-    "runs": Entry(
+    "runs": Command(
         LOOK,
         "covey.cli.runs:list_runs",
         "List runs: their state, rounds, test figures, bytes and seconds.",
     ),
-    "replay": Entry(
+    "replay": Command(
         LOOK,
         "covey.deployed.commands.replay:replay_command",
         "Repeat a deployed run in the simulator, with the same nodes late and absent.",
     ),
-    "predict": Entry(
+    "predict": Command(
         USE, "covey.cli.results:predict", "Predict new examples with the models of a run."
     ),
-    "personalize": Entry(
+    "personalize": Command(
         USE,
         "covey.cli.results:personalize",
         "Train personal models for devices that were not in training.",
     ),
-    "export": Entry(
+    "export": Command(
         USE,
         "covey.cli.export:export_command",
         "Export a model of a run, for use without covey.",
     ),
-    "list": Entry(PREPARE, "covey.cli.listing:list_", "List what an experiment file can name."),
-    "doctor": Entry(PREPARE, "covey.cli.doctor:doctor", "Show what this machine can run."),
-    "data": Entry(
+    "list": Command(PREPARE, "covey.cli.listing:list_", "List what an experiment file can name."),
+    "doctor": Command(PREPARE, "covey.cli.doctor:doctor", "Show what this machine can run."),
+    "data": Command(
         PREPARE,
         "covey.cli.data:app",
         "List every data set: present or missing, its folder, its size, and how to get it.",
     ),
-    "new": Entry(PREPARE, "covey.cli.new:app", "Write the files of something new, to start from."),
-    "node": Entry(
+    "new": Command(
+        PREPARE, "covey.cli.new:app", "Write the files of something new, to start from."
+    ),
+    "node": Command(
         DEPLOY,
         "covey.deployed.commands.node:node",
         "Run one node of a deployed tree: a device, an edge, or the server.",
     ),
-    "deploy": Entry(
+    "deploy": Command(
         DEPLOY, "covey.deployed.commands.deploy_change:app", "Run a tree on real machines."
     ),
-    "ctl": Entry(
+    "ctl": Command(
         DEPLOY,
         "covey.deployed.commands.ctl:app",
         "Look at running nodes, and pause, resume, stop, evict or admit them.",
     ),
-    "certs": Entry(
+    "certs": Command(
         DEPLOY,
         "covey.deployed.commands.certs:app",
         "Make, renew and revoke the certificates of a tree.",
