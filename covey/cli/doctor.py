@@ -66,6 +66,11 @@ def _diagnose(config: Config) -> dict[str, Any]:
     run = Run(experiment)
     data = experiment.data
     algorithm = type(experiment.algorithm).__name__
+    extras = {}
+    for extra, modules in _EXTRAS.items():
+        lacking = ", ".join(module for module in modules if find_spec(module) is None)
+        fix = f"lacks {lacking} (in the clone: pip install '.[{extra}]')"
+        extras[extra] = fix if lacking else "installed"
     cuda = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     return {
         "versions": facts["versions"],
@@ -76,7 +81,7 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "data": f"{data.name}: {len(data.x)} examples, {data.devices} devices",
         "data built in": "digits, synthetic",
         "data sets": _data_sets(),
-        "extras": {extra: _installed(extra) for extra in _EXTRAS},
+        "extras": extras,
         "devices": ", ".join(["cpu", *(f"cuda:{k} {name}" for k, name in enumerate(cuda))]),
         "disk free": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB",
         "memory free": memory_free(),
@@ -89,13 +94,6 @@ def memory_free() -> str:
         return "unknown on this system"
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"{pages / 2**30:.1f} GiB"
-
-
-def _installed(extra: str) -> str:
-    lacking = [module for module in _EXTRAS[extra] if find_spec(module) is None]
-    if lacking:
-        return f"lacks {', '.join(lacking)} (in the clone: pip install '.[{extra}]')"
-    return "installed"
 
 
 def _data_sets() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +12,9 @@ import typer
 from covey.cli.options import AsJson
 from covey.cli.results import OfSeed, RunFolder, Trust
 from covey.folder import nodes
-from covey.folder.export import ALL, Exported, export, export_all, format_of
+from covey.folder.export import ALL, export, export_all, format_of
 from covey.folder.formats import FORMATS
-from covey.folder.load import Loaded, load
+from covey.folder.load import load
 from covey.folder.terminal import Console
 
 
@@ -68,26 +67,20 @@ def export_command(
     if as_json:
         print(json.dumps([asdict(one) for one in written]))
         return
-    _show(Console(), loaded, written)
-
-
-def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
-    """What was written, the round it is of, and the max difference."""
-    first = written[0]
-    if not run.finished:
-        done = f"{len(run.history)} of {run.config.rounds} rounds"
+    console = Console()
+    if not loaded.finished:
+        done = f"{len(loaded.history)} of {loaded.config.rounds} rounds"
         console.print(f"note: the run is unfinished ({done}); this is its model so far.")
-    rounds = sorted({one.round for one in written})
-    who = f"the {first.model} model of {first.node} in round {rounds[0]}"
+    first = written[0]
+    who = f"the {first.model} model of {first.node}"
+    where = f"file: {first.file} ({first.bytes:,} bytes)"
     if len(written) > 1:
-        who = f"the {first.model} models of {len(written)} {first.tier}s in round {rounds[0]}"
-    console.print(f"{who}, as {first.format}")
+        who = f"the {first.model} models of {len(written)} {first.tier}s"
+        size = sum(one.bytes for one in written)
+        where = f"folder: {Path(first.file).parent} ({size:,} bytes)"
+    console.print(f"{who} in round {min(one.round for one in written)}, as {first.format}")
     worst = max(one.difference for one in written)
     largest = max(one.largest for one in written)
     compared = f"read again and compared on {first.examples} examples"
     console.print(f"{compared}: max difference {worst:.1e}, outputs up to {largest:.3g}")
-    if len(written) > 1:
-        size = sum(one.bytes for one in written)
-        console.print(f"folder: {Path(first.file).parent} ({size:,} bytes)")
-    else:
-        console.print(f"file: {first.file} ({first.bytes:,} bytes)")
+    console.print(where)

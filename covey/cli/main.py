@@ -113,8 +113,10 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first word names, with all its options."""
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, load(str(name)), rest
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:  # else a shell completes an unknown word
+            command = load(name)
+        return name, command, rest
 
 
 def load(name: str) -> Any:

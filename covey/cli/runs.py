@@ -88,7 +88,29 @@ def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
         kind = "run" if only is None else f"{only} run"
         console.print(f"no {kind} in {folder}")
         return
-    print_wide(console, _table(listed))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("run", "algorithm", "data", "state"):
+        table.add_column(head, no_wrap=True)
+    for head in ("rounds", "personal", "global", "MB", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    for run in listed:
+        test = (
+            "-" if figure is None else named(run.metric).with_unit(figure)
+            for figure in (run.personal, run.global_)
+        )
+        table.add_row(
+            run.name,
+            run.algorithm,
+            run.data,
+            run.state,
+            f"{run.done}/{run.rounds}",
+            *test,
+            f"{run.bytes / 1e6:.1f}",
+            f"{run.seconds:.1f}",
+            (run.started or "-").removesuffix("+00:00").replace("T", " "),
+        )
+    print_wide(console, table)
 
 
 def runs_in(folder: Path) -> list[ListedRun]:
@@ -188,37 +210,4 @@ def _chosen(seeds: Sequence[SeedFacts], model: str) -> float | None:
     """The mean over seeds of a model's figure in its chosen round."""
     values = [seed.chosen_value(model) for seed in seeds]
     known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return fmean(known)
-
-
-def _table(listed: Sequence[ListedRun]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("run", "algorithm", "data", "state"):
-        table.add_column(head, no_wrap=True)
-    for head in ("rounds", "personal", "global", "MB", "seconds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    for run in listed:
-        started = (run.started or "-").removesuffix("+00:00").replace("T", " ")
-        table.add_row(
-            run.name,
-            run.algorithm,
-            run.data,
-            run.state,
-            f"{run.done}/{run.rounds}",
-            _figure(run.personal, run.metric),
-            _figure(run.global_, run.metric),
-            f"{run.bytes / 1e6:.1f}",
-            f"{run.seconds:.1f}",
-            started,
-        )
-    return table
-
-
-def _figure(value: float | None, metric: str) -> str:
-    """A test figure: per cent of accuracy, or another metric with its name."""
-    if value is None:
-        return "-"
-    return named(metric).with_unit(value)
+    return fmean(known) if known else None

@@ -23,7 +23,7 @@ function ratioText(value) {
   return isKnown(value) ? `${percent(value)} %` : EMPTY;
 }
 
-addPart(90, function radioPart() {
+PARTS[90] = function radioPart() {
   const { seed } = state;
   const radio = seed?.facts.radio;
   if (!radio) return null;
@@ -36,7 +36,7 @@ addPart(90, function radioPart() {
     radioPanel("Seconds of a round", radio.seconds, duration, SECONDS),
     radioPanel("Energy of a round, all devices", radio.joules, (v) => amount(v, JOULES), JOULES));
   return section("radio", "Over the air", note, null, rounds, radioDevices(seed));
-});
+};
 
 function radioLosses(radio) {
   const leftOut = sum(radio.left_out || []);

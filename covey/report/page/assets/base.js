@@ -2,12 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg"; // a name, not an address that is asked
 
-/** The parts of the page, the one with the lowest place at the top; every file adds its own. */
+/** The parts of the page by their places, with gaps for new ones; every file adds its own. */
 const PARTS = [];
-function addPart(place, draw) {
-  PARTS.push({ place, draw });
-  PARTS.sort((one, other) => one.place - other.place);
-}
 
 /** Set attributes and listeners of an element, then append its children as text or elements. */
 function put(element, attributes, children) {

@@ -6,7 +6,7 @@ const AXES = {
   seconds: { text: "By modelled time", units: SECONDS },
 };
 
-addPart(30, function curvesPart() {
+PARTS[30] = function curvesPart() {
   const { run, seed } = state;
   if (!run.scored.length) return null;
   if (axisReason(state.axis)) state.axis = "rounds";
@@ -31,7 +31,7 @@ addPart(30, function curvesPart() {
     : " Rings and numbers: the chosen round.";
   return section("curves", "Every tier's model", run.metric.rule + band + run.labelNote, tools,
     h("div", { class: "panel" }, lines(curvesSpec), besideChoices()));
-});
+};
 
 function axisReason(axis) {
   if (axis === "bytes" && !state.seed.traffic.sent) return "this run sends nothing";

@@ -1,6 +1,6 @@
 /* Every device, sorted: who is left behind, who gains by a model of its own, who loses. */
 
-addPart(50, function devicesPart() {
+PARTS[50] = function devicesPart() {
   const { seed } = state;
   if (!seed?.hasNodes) return null;
   if (seed.metricReason) {
@@ -28,7 +28,7 @@ addPart(50, function devicesPart() {
   markers.add(() => chart.mark(selectedDevice()));
   return section("devices", "Who gains, who loses", note, tools,
     h("div", { class: "panel" }, balance(seed), chart, devicesLegend(seed), deviceTable(seed)));
-});
+};
 
 function deviceSorts(seed) {
   const sorts = [["value", capital(seed.run.metric.name)]];

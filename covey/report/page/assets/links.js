@@ -1,6 +1,6 @@
 /* Bytes per link, sparsity per layer, and devices that were not in training. */
 
-addPart(80, function bytesPart() {
+PARTS[80] = function bytesPart() {
   const { seed } = state;
   if (!state.run.scored.length) return null;
   const links = Object.entries(seed.facts.links)
@@ -18,7 +18,7 @@ addPart(80, function bytesPart() {
     state.bytes, set);
   return section("bytes", name, note, tools,
     h("div", { class: "two" }, links.map(([link, counts]) => linkPanel(link, counts))));
-});
+};
 
 function linkPanel(name, { down, up, dense }) {
   const total = sum(down) + sum(up);
@@ -66,7 +66,7 @@ function linkSpec(name, { down, up, dense }) {
 
 /* ---------- sparsity ---------- */
 
-addPart(100, function layersPart() {
+PARTS[100] = function layersPart() {
   const { run, seed } = state;
   if (!run.scored.length) return null;
   const names = seed.modelNames().filter((name) => Object.keys(seed.models[name].layers).length);
@@ -85,7 +85,7 @@ addPart(100, function layersPart() {
   return section("layers", "Sparsity, layer by layer", note, null,
     h("div", { class: "panel" }, h("div", { class: "layers" }, rows),
       h("div", { class: "legend" }, keys)));
-});
+};
 
 function layerBar(run, seed, name, layer) {
   const share = figureOf(run.scored.map((each) => each.models[name]?.layers[layer])).mean;
@@ -100,7 +100,7 @@ function layerBar(run, seed, name, layer) {
 
 const NEW_MODELS = { new_personal: "--device", new_edge: "--edge", new_global: "--server" };
 
-addPart(70, function newcomersPart() {
+PARTS[70] = function newcomersPart() {
   const { run, seed } = state;
   const newcomers = seed?.facts.newcomers;
   if (!newcomers) return null;
@@ -110,7 +110,7 @@ addPart(70, function newcomersPart() {
     "global model, the edge model that fits it best, and a model of its own after a few steps.";
   return section("newcomers", "New devices", note, null,
     h("div", { class: "panel" }, lines(() => newcomersSpec(names)), newcomersTable(names)));
-});
+};
 
 /** A figure of a model on new devices, of the metric that is shown. */
 function newFact(seed, name, fact) {

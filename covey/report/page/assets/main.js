@@ -13,10 +13,10 @@ function draw() {
   figures.clear();
   fillPickers();
   mainElement.replaceChildren(...overview());
-  for (const { draw: part } of PARTS) {
+  PARTS.forEach((part) => {
     const element = part();
     if (element) mainElement.append(element);
-  }
+  });
   mainElement.append(footer());
   redraw();
   for (const each of document.querySelectorAll("details")) {

@@ -1,7 +1,7 @@
 /* Every metric of every model in one table, and the confusion matrix. */
 
 /** All metrics that were recorded; the one that is shown is marked. */
-addPart(20, function metricsPart() {
+PARTS[20] = function metricsPart() {
   const { run } = state;
   if (!run.scored.length || run.metrics.length < 2) return null;
   const names = run.first.modelNames(true);
@@ -11,7 +11,7 @@ addPart(20, function metricsPart() {
     "a row is bold. Choose one to see it in all figures below.";
   return section("metrics", "Metrics", note, null,
     h("div", { class: "panel" }, table("Table of metrics", head, rows)));
-});
+};
 
 function metricRow(run, metric, names) {
   const isShown = metric === run.metric;
@@ -48,7 +48,7 @@ function spreadText(metric, { mean: middle, deviation: spread }) {
 
 /* ---------- the confusion matrix ---------- */
 
-addPart(60, function confusionPart() {
+PARTS[60] = function confusionPart() {
   const { seed } = state;
   if (!seed) return null;
   const names = seed.modelNames(true).filter((name) => seed.models[name].confusion);
@@ -64,7 +64,7 @@ addPart(60, function confusionPart() {
     `the model's chosen round. The darker, the larger the share of the row.${many}`;
   return section("confusion", "Which classes are confused", note, tools,
     h("div", { class: "panel" }, confusionTable(seed, seed.models[state.confused].confusion)));
-});
+};
 
 function confusionTable(seed, matrix) {
   const classes = seed.population?.classes?.map(String) || range(matrix.length).map(String);

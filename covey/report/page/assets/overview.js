@@ -198,7 +198,7 @@ function newcomerTile(run) {
 
 /* ---------- runs side by side ---------- */
 
-addPart(10, function runsPart() {
+PARTS[10] = function runsPart() {
   const runs = state.facts.runs;
   if (runs.length < 2) return null;
   const names = modelColumns(runs);
@@ -215,7 +215,7 @@ addPart(10, function runsPart() {
   const note = `${what}, each model in its chosen round. The best of a column is bold.`;
   return section("runs", "Runs side by side", note, null,
     h("div", { class: "panel" }, table("Table of runs", head, rows)));
-});
+};
 
 /** The models of all runs, those of devices first and those of the server last. */
 function modelColumns(runs) {

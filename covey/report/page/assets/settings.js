@@ -1,6 +1,6 @@
 /* The settings of the run, and the command that repeats it. */
 
-addPart(110, function settingsPart() {
+PARTS[110] = function settingsPart() {
   const { run } = state;
   const other = state.facts.runs.find((each) => each !== run);
   const note = "Everything that decides the run" +
@@ -15,7 +15,7 @@ addPart(110, function settingsPart() {
   return section("settings", "Settings", note, null,
     h("div", { class: "panel" }, commandLine(run.facts.command),
       h("div", { class: "settings" }, groups)));
-});
+};
 
 /** The tables of the file; its single keys are the table "run". Inner tables have dotted keys. */
 function settingGroups(run) {

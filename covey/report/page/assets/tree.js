@@ -555,7 +555,7 @@ function nodeBytes(seed, tier, id) {
 const markers = new Set(); // functions that mark the selected device in other figures
 let treeView = null;
 
-addPart(40, function treePart() {
+PARTS[40] = function treePart() {
   const { seed } = state;
   markers.clear();
   treeView = null;
@@ -564,7 +564,7 @@ addPart(40, function treePart() {
   const part = treeView.part();
   treeView.select(validNode(seed, state.node) || firstNode(seed));
   return part;
-});
+};
 
 function validNode(seed, node) {
   const isThere = node && seed.tiers.includes(node.tier) && node.id < seed.size(node.tier);
