@@ -14,8 +14,7 @@ import covey
 from covey.errors import CheckpointError, ConfigError, DataError
 from covey.folder.load import Loaded
 from covey.runs.scores.devices import from_csv
-from tests.cli.command import ROOT
-from tests.cli.command import covey as command
+from tests.cli.command import ROOT, exits
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 FEATURES = ["temperature", "vibration", "pressure", "flow", "current", "noise"]
@@ -31,8 +30,7 @@ QUICK = ("rounds=3", "score_every=1", "checkpoint_every=1")
 
 def made(folder: Path, *words: object) -> Loaded:
     """The loaded run of `covey run WORDS`."""
-    ended = command("run", *words, "--out", folder)
-    assert ended.code == 0, ended.err
+    exits(0, "run", *words, "--out", folder)
     return covey.load(folder)
 
 
@@ -88,16 +86,11 @@ def pumps(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         ("algorithm.name=fedper", "private=head"),
         ("algorithm.name=hierfavg", "tree.edges=[2,3]", "algorithm.edge_rounds=2"),
         ("algorithm.name=pfedgp", "algorithm.support=20"),
-        (
-            "algorithm.name=pfedbayes",
-            "algorithm.draws=3",
-            "algorithm.local_rounds=3",
-            "algorithm.lr=0.05",
-        ),
+        ("algorithm.name=pfedbayes", "algorithm.draws=3", "algorithm.local_rounds=3", "algorithm.lr=0.05"),
         ("algorithm.name=finetune", "holdout_devices=2"),
     ],
     ids=["FedAvg", "pFedMe", "FedPer", "HierFAVG", "pFedGP", "pFedBayes", "held-out devices"],
-)
+)  # fmt: skip
 def test_predictions_have_the_accuracy_that_was_scored(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -228,49 +221,22 @@ def test_the_most_personal_model_is_taken(pumps: Loaded, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("examples", "settings", "error", "words"),
     [
-        (
-            Frame({"heat": [1.0], "noise": [2.0]}),
-            {},
-            DataError,
-            "lack the columns temperature, vibration, pressure",
-        ),
-        (
-            {**readings(1), "noise": ["loud"]},
-            {},
-            DataError,
-            "column 'noise' of the examples are not numbers",
-        ),
-        (
-            {**readings(2), "flow": [1.0, np.nan]},
-            {},
-            DataError,
-            "column 'flow' of example 1 is nan",
-        ),
-        (
-            np.zeros((2, 5)),
-            {},
-            DataError,
-            r"examples of shape \(5,\), but this run was trained on \(6,\)",
-        ),
+        (Frame({"heat": [1.0], "noise": [2.0]}), {}, DataError, "lack the columns temperature, vibration, pressure"),
+        ({**readings(1), "noise": ["loud"]}, {}, DataError, "column 'noise' of the examples are not numbers"),
+        ({**readings(2), "flow": [1.0, np.nan]}, {}, DataError, "column 'flow' of example 1 is nan"),
+        (np.zeros((2, 5)), {}, DataError, r"examples of shape \(5,\), but this run was trained on \(6,\)"),
         (np.float64(3), {}, DataError, r"examples of shape \(\)"),
         (np.zeros((0, 6)), {}, DataError, "no examples"),
         ([["a"] * 6], {}, DataError, "are not numbers"),
         (
-            np.zeros((1, 6)),
-            {"device": "pump-99"},
-            ConfigError,
+            np.zeros((1, 6)), {"device": "pump-99"}, ConfigError,
             r"no device 'pump-99' .*did you mean pump-.*it has 16",
         ),
         (np.zeros((1, 6)), {"device": 16}, ConfigError, "has the devices 0 to 15"),
         (np.zeros((1, 6)), {"device": -1}, ConfigError, "has the devices 0 to 15"),
-        (
-            np.zeros((1, 6)),
-            {"model": "best"},
-            ConfigError,
-            "no model 'best' .* there are global, edge, personal",
-        ),
+        (np.zeros((1, 6)), {"model": "best"}, ConfigError, "no model 'best' .* there are global, edge, personal"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_predicted_is_named(
     pumps: Loaded, examples: Any, settings: dict[str, Any], error: Any, words: str
 ) -> None:

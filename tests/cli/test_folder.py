@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 from covey.folder.folder import unused
 from covey.runs.saved import checkpoint
 from experiments.kills.run import difference
-from tests.cli.command import SMALL, contents, covey, spawn
+from tests.cli.command import SMALL, contents, covey, exits, spawn
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four rounds, undisturbed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert covey("run", *SMALL, "--out", folder).code == 0
+    exits(0, "run", *SMALL, "--out", folder)
     return folder
 
 
@@ -37,8 +37,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    ended = covey("run", *SMALL, "--out", tmp_path)
-    assert ended.code == 2
+    ended = exits(2, "run", *SMALL, "--out", tmp_path)
     assert (
         f"{tmp_path} is not empty; give another --out, or continue it with --resume {tmp_path}."
         in ended.err
@@ -49,7 +48,7 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
 def test_an_empty_folder_will_do_and_so_will_one_killed_at_its_very_start(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / ".config.toml.7.part").write_text("rou")
-    assert covey("run", *SMALL, "rounds=1", "--out", tmp_path).code == 0
+    exits(0, "run", *SMALL, "rounds=1", "--out", tmp_path)
     assert not (tmp_path / ".config.toml.7.part").exists()
 
 
@@ -58,7 +57,7 @@ def test_without_a_folder_the_next_free_number_is_taken(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert covey("run", *SMALL, "rounds=1").code == 0
+        exits(0, "run", *SMALL, "rounds=1")
     assert sorted(os.listdir("runs")) == ["small-sfedhp-1", "small-sfedhp-2"]
 
 
@@ -98,8 +97,7 @@ def test_one_process_at_a_time(folder: Path, tmp_path: Path, resumed: bool) -> N
 @pytest.mark.parametrize("below", ["file", "file/deep/er"])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("a file")
-    ended = covey("run", *SMALL, "--out", tmp_path / below)
-    assert ended.code == 4
+    ended = exits(4, "run", *SMALL, "--out", tmp_path / below)
     assert f"cannot write {tmp_path / below}: " in ended.err
     assert contents(tmp_path) == {"file": b"a file"}
 
@@ -118,7 +116,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(
 ) -> None:
     """A limit on the size of files stands for the disk."""
     folder = tmp_path / "run"
-    assert covey("run", *SMALL, "rounds=2", "--out", folder).code == 0
+    exits(0, "run", *SMALL, "rounds=2", "--out", folder)
     saved = folder / "checkpoint.safetensors"
     before, size = saved.read_bytes(), saved.stat().st_size
 
@@ -135,7 +133,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(
     assert saved.read_bytes() == before
     assert not list(folder.rglob("*.part"))
     assert checkpoint.read(saved).facts["round"] == 2
-    assert covey("run", "--resume", folder).code == 0
+    exits(0, "run", "--resume", folder)
     assert difference(finished, folder) is None
 
 
@@ -145,19 +143,18 @@ def test_a_file_that_cannot_be_written_at_the_end(
 ) -> None:
     """A folder stands where the file should be, or a file where the folder should."""
     folder = tmp_path / "run"
-    assert covey("run", *SMALL, "rounds=3", "--out", folder).code == 0
+    exits(0, "run", *SMALL, "rounds=3", "--out", folder)
     if name == "models":
         shutil.rmtree(folder / name)
         (folder / name).write_text("in the way")
     else:
         (folder / name).unlink()
         (folder / name / "in the way").mkdir(parents=True)
-    ended = covey("run", "--resume", folder, "rounds=4")
-    assert ended.code == 4
+    ended = exits(4, "run", "--resume", folder, "rounds=4")
     assert f"cannot write {folder / name}" in ended.err
     assert f"resume with: covey run --resume {folder}" in ended.err
     (folder / name).unlink() if name == "models" else shutil.rmtree(folder / name)
-    assert covey("run", "--resume", folder).code == 0
+    exits(0, "run", "--resume", folder)
     assert difference(finished, folder) is None
     assert (folder / "plot.png").is_file()
 
@@ -195,9 +192,7 @@ def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: Any, wor
     checkpoint.previous(saved).unlink()
     spoil(saved)
     before = saved.read_bytes()
-    ended = covey("run", "--resume", folder, f"rounds={rounds}")
-    assert ended.code == 4
-    assert f"{saved} {words}" in ended.err
+    assert f"{saved} {words}" in exits(4, "run", "--resume", folder, f"rounds={rounds}").err
     assert saved.read_bytes() == before
 
 
@@ -207,8 +202,7 @@ def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(
 ) -> None:
     saved = folder / "checkpoint.safetensors"
     spoil(saved)
-    ended = covey("run", "--resume", folder)
-    assert ended.code == 0
+    ended = exits(0, "run", "--resume", folder)
     assert f"note: {saved} is damaged" in ended.out
     assert "The run continues after round 2" in ended.out
     assert difference(finished, folder) is None
@@ -218,26 +212,22 @@ def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(
 def test_a_damaged_history_is_named(folder: Path) -> None:
     records = folder / "checkpoint.history.jsonl"
     records.write_bytes(b" " + records.read_bytes()[1:])
-    ended = covey("run", "--resume", folder, "rounds=9")
-    assert ended.code == 4
+    ended = exits(4, "run", "--resume", folder, "rounds=9")
     assert f"{records} is damaged: it is not what was written with" in ended.err
     records.unlink()
-    ended = covey("run", "--resume", folder, "rounds=9")
-    assert ended.code == 4
-    assert "keep both files together" in ended.err
+    assert "keep both files together" in exits(4, "run", "--resume", folder, "rounds=9").err
 
 
 def test_a_lock_that_is_just_going_is_waited_for(folder: Path) -> None:
     held = open(folder / ".lock", "w")  # noqa: SIM115
     fcntl.flock(held, fcntl.LOCK_EX)
     threading.Timer(0.4, held.close).start()
-    assert covey("run", "--resume", folder, "rounds=5").code == 0
+    exits(0, "run", "--resume", folder, "rounds=5")
 
 
 def test_equal_runs_leave_equal_files(finished: Path, tmp_path: Path) -> None:
-    process = spawn(
-        "run", *SMALL, "--out", tmp_path / "again"
-    )  # in another process, whose hashes differ
+    # in another process, whose hashes differ
+    process = spawn("run", *SMALL, "--out", tmp_path / "again")
     process.communicate()
     models = sorted((finished / "models").rglob("*.safetensors"))
     assert len(models) == 8
@@ -247,11 +237,10 @@ def test_equal_runs_leave_equal_files(finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [4, 9], ids=["finished", "to go on"])
 def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds: int) -> None:
-    assert covey("run", *SMALL, "algorithm.lr1=0.3", "--out", tmp_path / "other").code == 0
+    exits(0, "run", *SMALL, "algorithm.lr1=0.3", "--out", tmp_path / "other")
     for name in ("checkpoint.safetensors", "checkpoint.history.jsonl"):
         shutil.copy(tmp_path / "other" / name, folder)
-    ended = covey("run", "--resume", folder, f"rounds={rounds}")
-    assert ended.code == 4
+    ended = exits(4, "run", "--resume", folder, f"rounds={rounds}")
     assert "is of another experiment: its algorithm is" in ended.err
     assert "lr1=0.3" in ended.err
     assert "lr1=0.4" in ended.err
@@ -285,17 +274,15 @@ def test_a_data_file_that_changed_is_named(
     table = tmp_path / "pumps.csv"
     empty = tmp_path / "empty.toml"
     empty.write_text("")
-    assert covey("run", empty, *PUMPS, pumps(table), "--out", tmp_path / "run").code == 0
+    exits(0, "run", empty, *PUMPS, pumps(table), "--out", tmp_path / "run")
     pumps(table, **change)
-    ended = covey("run", "--resume", tmp_path / "run", f"rounds={rounds}")
-    assert ended.code == 4
+    ended = exits(4, "run", "--resume", tmp_path / "run", f"rounds={rounds}")
     assert "pumps.csv changed since it was written" in ended.err
     assert "put the old data back, or start a new run" in ended.err
 
 
 def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
-    ended = covey("run", "--resume", tmp_path)
-    assert ended.code == 2
+    ended = exits(2, "run", "--resume", tmp_path)
     assert f"{tmp_path} is not a run folder: it has no config.toml;" in ended.err
     assert contents(tmp_path) == {}
 
@@ -308,7 +295,7 @@ def test_what_a_killed_run_left_half_written_is_swept_up(folder: Path) -> None:
     ]
     for part in left:
         part.write_text("half")
-    assert covey("run", "--resume", folder, "rounds=5").code == 0
+    exits(0, "run", "--resume", folder, "rounds=5")
     assert not any(part.exists() for part in left)
 
 
@@ -316,7 +303,7 @@ def test_what_a_killed_run_left_half_written_is_swept_up(folder: Path) -> None:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the seeds 0 and 1."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    assert covey("run", *SMALL, "rounds=2", "seeds=2", "--out", folder).code == 0
+    exits(0, "run", *SMALL, "rounds=2", "seeds=2", "--out", folder)
     return folder
 
 
@@ -358,8 +345,7 @@ def test_several_seeds_in_the_file_of_a_run_of_one_are_refused(folder: Path) -> 
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("\nseeds = 1\n", "\nseeds = 2\n"))
     before = contents(folder)
-    ended = covey("run", "--resume", folder, "rounds=6")
-    assert ended.code == 2
+    ended = exits(2, "run", "--resume", folder, "rounds=6")
     assert "says seed = 0 and seeds = 2, but the run has one seed" in ended.err
     assert contents(folder) == before
 

@@ -107,7 +107,7 @@ SCRIPTS = [*ASSETS.glob("*.js"), *PACKAGE.glob("*/panel.js")]
 def test_every_script_is_part_of_the_page() -> None:
     page = build(PLAIN, live=True)
     assert [file.name for file in SCRIPTS if file.read_text() not in page] == []
-    places = re.findall(r"^PARTS\\[(\\d+)\\] = function \\w+Part\\(\\) {$", page, re.M)
+    places = re.findall(r"^PARTS\[(\d+)\] = function \w+Part\(\) {$", page, re.M)
     assert len(set(places)) == len(places) > 10
 
 
