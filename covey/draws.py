@@ -119,7 +119,14 @@ def _slots(states: Tensor, width: int, start: int = 0) -> Tensor:
     return _finalise_rows(states[:, None] + offsets)
 
 
-def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
+def integers(
+    address: Address,
+    ids: Tensor,
+    width: int,
+    *,
+    below: Tensor,
+    start: int = 0,
+) -> Tensor:
     """Integers in [0, below) for each id and slot; `below` is [n].
 
     The bias of the modulo is under below / 2**63.

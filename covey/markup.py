@@ -65,7 +65,12 @@ def _height(tier: int) -> float:
     return (tier + 0.5) * _STEP
 
 
-def _links(above: Sequence[float], below: Sequence[float], counts: Sequence[int], tier: int) -> str:
+def _links(
+    above: Sequence[float],
+    below: Sequence[float],
+    counts: Sequence[int],
+    tier: int,
+) -> str:
     """Lines from the nodes of a tier to their children."""
     parents = [parent for parent, count in zip(above, counts, strict=True) for _ in range(count)]
     return "".join(

@@ -107,7 +107,14 @@ def _task(experiment: Experiment, shards: Shards) -> Task:
     )
 
 
-def _largest(task: Task, row: Tensor, ids: Tensor, seed: int, iterations: int, l2: float) -> Tensor:
+def _largest(
+    task: Task,
+    row: Tensor,
+    ids: Tensor,
+    seed: int,
+    iterations: int,
+    l2: float,
+) -> Tensor:
     """The eigenvalue of the largest size of every device's Hessian plus l2, [devices]."""
     width = task.space.width
     x = row.to(task.device, torch.float64).expand(len(ids), width)

@@ -57,7 +57,12 @@ def rewrite(path: Path, section: str, values: Mapping[str, float]) -> None:
         shutil.copymode(target, part)
 
 
-def _with_value(lines: list[str], section: str, key: str, value: str) -> list[str]:
+def _with_value(
+    lines: list[str],
+    section: str,
+    key: str,
+    value: str,
+) -> list[str]:
     """The lines with the value set.
 
     The value goes into the table's own lines, or into a line `section.key = value` above all
@@ -74,7 +79,12 @@ def _with_value(lines: list[str], section: str, key: str, value: str) -> list[st
     return _with_line(lines, section, key, value)
 
 
-def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str]:
+def _with_line(
+    lines: list[str],
+    section: str,
+    key: str,
+    value: str,
+) -> list[str]:
     """The lines with one more, behind the table's last line that says something."""
     places = _places(lines, section)
     name = key

@@ -118,7 +118,12 @@ class PFedBayes(Algorithm):
         return predict
 
 
-def by_personal(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
+def by_personal(
+    mu: Rows,
+    sigma: Rows,
+    local_mu: Rows,
+    s: Rows,
+) -> tuple[Rows, Rows]:
     """The derivatives of KL(N(mu, sigma^2) | N(m, s^2)) by mu and sigma.
 
     They are (mu - m)/s^2 and sigma/s^2 - 1/sigma, for the divergence is the sum of
@@ -133,7 +138,12 @@ def by_personal(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, R
     return by_mu, by_sigma
 
 
-def by_local(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
+def by_local(
+    mu: Rows,
+    sigma: Rows,
+    local_mu: Rows,
+    s: Rows,
+) -> tuple[Rows, Rows]:
     """The derivatives of the same by m and s.
 
     They are (m - mu)/s^2 and 1/s - (sigma^2 + (mu - m)^2)/s^3.

@@ -157,7 +157,13 @@ class Pruned(Algorithm):
         me.note("uncovered", uncovered.mean(dim=1))
         return mean
 
-    def answer(self, me: Nodes, u: Rows, x: Rows, mask: Tensor) -> tuple[Masked, Exact | None]:
+    def answer(
+        self,
+        me: Nodes,
+        u: Rows,
+        x: Rows,
+        mask: Tensor,
+    ) -> tuple[Masked, Exact | None]:
         """The message of a device: the part of its model x that it did not prune.
 
         The device keeps x. u is the shared part that it received.

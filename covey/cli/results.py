@@ -303,7 +303,12 @@ def _predictions(
     return rows
 
 
-def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[dict[str, Any]]:
+def _cells(
+    run: Loaded,
+    x: Any,
+    device: str | None,
+    model: str | None,
+) -> list[dict[str, Any]]:
     """The predictions of a model, a column each."""
     if run.classes is None:
         values = np.asarray(run.predict(x, device=device, model=model))

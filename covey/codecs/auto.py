@@ -28,7 +28,12 @@ class Auto:
     lossless: ClassVar[bool] = True
     draws: ClassVar[bool] = False
 
-    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+    def encode(
+        self,
+        row: Tensor,
+        mask: Tensor | None = None,
+        key: int | None = None,
+    ) -> bytes:
         """The shortest message, in the order of the header's tags where several are."""
         return blocks.shortest(_LAYOUTS, blocks.sent(row, mask, "own"))
 

@@ -39,7 +39,12 @@ class Codec(Protocol):
         """Whether it rounds by draws, and so needs keys."""
         ...
 
-    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+    def encode(
+        self,
+        row: Tensor,
+        mask: Tensor | None = None,
+        key: int | None = None,
+    ) -> bytes:
         """The message for one row, from any device and with any strides."""
         ...
 
@@ -64,7 +69,14 @@ class Codec(Protocol):
         """
         ...
 
-    def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor | None:
+    def lengths(
+        self,
+        sent: Tensor,
+        *,
+        width: int,
+        size: int,
+        masked: bool,
+    ) -> Tensor | None:
         """The length of each message from the number of values sent, `[n]`.
 
         `sent` counts the values that arrive as not 0, or those inside the mask. None where the

@@ -46,7 +46,12 @@ class Values(ABC):
         """Those of its messages; the first wins a tie."""
         return (self,)
 
-    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+    def encode(
+        self,
+        row: Tensor,
+        mask: Tensor | None = None,
+        key: int | None = None,
+    ) -> bytes:
         """The shortest message; values outside the mask are not told."""
         return blocks.shortest(self.layouts, blocks.sent(row, mask, self.values))
 

@@ -89,7 +89,13 @@ class Header:
         )
 
 
-def read(message: bytes, *, tags: Collection[Tag], values: str, limit: int) -> Header:
+def read(
+    message: bytes,
+    *,
+    tags: Collection[Tag],
+    values: str,
+    limit: int,
+) -> Header:
     """The header of a message.
 
     DecodeError unless it has one of these layouts, values in this format, and at most `limit` of

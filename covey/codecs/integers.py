@@ -27,7 +27,13 @@ def blocks(width: int, block: int) -> int:
     return -(-width // block)
 
 
-def quantise(row: Values, *, block: int, levels: int, key: int | None) -> tuple[Integers, Values]:
+def quantise(
+    row: Values,
+    *,
+    block: int,
+    levels: int,
+    key: int | None,
+) -> tuple[Integers, Values]:
     """The integers and scales of one row.
 
     Values are rounded to nearest, ties to even, or with a key by the draws of that key.

@@ -57,7 +57,12 @@ class Quantised:
         """The largest integer."""
         return (1 << self.bits - 1) - 1
 
-    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+    def encode(
+        self,
+        row: Tensor,
+        mask: Tensor | None = None,
+        key: int | None = None,
+    ) -> bytes:
         """The header, the block size, the mask if there is one, the scales and the integers."""
         blocks.check_rows(row, mask, ndim=1)
         if self.draws and key is None:

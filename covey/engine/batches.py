@@ -404,7 +404,12 @@ class Examples:
         for rows, batch in last[1]:
             yield rows, replace(batch)  # without the examples that it gathers
 
-    def _cut_blocks(self, split: str, ids: Ids, size: int) -> Iterator[tuple[Tensor | None, Batch]]:
+    def _cut_blocks(
+        self,
+        split: str,
+        ids: Ids,
+        size: int,
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         counts = self.counts(split, ids)
         longest = 1
         if len(counts):

@@ -167,7 +167,12 @@ class Gradients:
             shares = _shares(losses, weight)
         return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
-    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient_of(
+        self,
+        x: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient of a loss of one's own.
 
         It takes the outputs [n, B, ...] and gives one number per row, [n].

@@ -23,7 +23,12 @@ _LAPS = 50  # of one start
 Floats = npt.NDArray[np.float64]
 
 
-def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
+def similar(
+    shards: Shards,
+    model: nn.Module,
+    edges: int,
+    seed: int = 0,
+) -> tuple[Shards, Tree]:
     """Edges of devices whose first updates have similar directions.
 
     The devices are clustered by k-means of the directions of their loss gradients. A gradient is

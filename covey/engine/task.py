@@ -226,7 +226,12 @@ class Task:
             return native_call.gradient(self, x, batch)
         return self.gradient(x, batch)
 
-    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient_of(
+        self,
+        x: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
         self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
@@ -243,7 +248,13 @@ class Task:
 
         return self._over_all(x, ids, of_block, draw)
 
-    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows, draw: Draw | None = None) -> Rows:
+    def full_hessian_product(
+        self,
+        x: Rows,
+        ids: Ids,
+        v: Rows,
+        draw: Draw | None = None,
+    ) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:

@@ -101,7 +101,12 @@ def find(section: str, name: str, *, setting: str | None = None) -> Callable[...
     return made
 
 
-def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def make(
+    section: str,
+    name: str,
+    thing: Callable[..., Any],
+    arguments: Mapping[str, Any],
+) -> Any:
     """What a class or function makes of these arguments; errors in it are said with their line."""
     setting = f"{section}.name = {name!r}"
     try:

@@ -31,7 +31,12 @@ class TreeConfig:
     children: list[list[int]] | None = None  # child counts of every node, tier by tier
     tiers: list[str] | None = None  # the names of the tiers of `children`
 
-    def build(self, shards: Shards, model: torch.nn.Module, seed: int) -> tuple[Shards, Tree]:
+    def build(
+        self,
+        shards: Shards,
+        model: torch.nn.Module,
+        seed: int,
+    ) -> tuple[Shards, Tree]:
         """The tree, and the data with its devices in the tree's order."""
         self._check(shards)
         if self.children is not None:

@@ -63,7 +63,12 @@ def export(
     return _written(run, node, read, format, path, examples)
 
 
-def export_all(run: Loaded, format: Format, model: str | None, out: Path | None) -> list[Exported]:
+def export_all(
+    run: Loaded,
+    format: Format,
+    model: str | None,
+    out: Path | None,
+) -> list[Exported]:
     """Write the model of every node that keeps one, each into a file of its own."""
     if format.name != "safetensors":
         raise ConfigError(

@@ -215,7 +215,13 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     )
 
 
-def _write(path: Path, module: nn.Module, config: Config, data: Path, form: DataForm) -> None:
+def _write(
+    path: Path,
+    module: nn.Module,
+    config: Config,
+    data: Path,
+    form: DataForm,
+) -> None:
     """The personal model as a module's state, in one step; its metadata are those of an export."""
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
     metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}

@@ -45,7 +45,11 @@ class Planned(Protocol):
     """Makes the plan of a grid."""
 
     def __call__(
-        self, path: Path | None, changes: list[str], *, told: Callable[[str], None]
+        self,
+        path: Path | None,
+        changes: list[str],
+        *,
+        told: Callable[[str], None],
     ) -> dict[str, Any]:
         """The plan for a file with changes; `told` hears what is being done."""
 

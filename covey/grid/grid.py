@@ -199,7 +199,13 @@ class Grid:
             for group in groups
         ]
 
-    def _cell(self, method: Method, settings: Settings, purpose: Any, seeds: list[int]) -> Cell:
+    def _cell(
+        self,
+        method: Method,
+        settings: Settings,
+        purpose: Any,
+        seeds: list[int],
+    ) -> Cell:
         plan = self.store.plan
         table = self.table(method, settings)
         model = str(plan.get("model", ""))

@@ -143,7 +143,11 @@ def check(name: str, trials: int | None) -> None:
 
 
 def named(
-    name: str, axes: Sequence[Axis], count: int, seed: int, before: Mapping[int, Settings]
+    name: str,
+    axes: Sequence[Axis],
+    count: int,
+    seed: int,
+    before: Mapping[int, Settings],
 ) -> Search:
     """The search of this name; `before` are the settings of trials that have ended."""
     if name == "optuna":

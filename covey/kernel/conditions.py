@@ -85,7 +85,11 @@ def inner_step(
 
 
 def _too_long(
-    product: str, numbers: dict[str, float], steps: int, total: int, names: Sequence[str]
+    product: str,
+    numbers: dict[str, float],
+    steps: int,
+    total: int,
+    names: Sequence[str],
 ) -> Advice:
     """A step that overshoots by its penalty alone."""
     step, tie = names

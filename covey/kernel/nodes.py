@@ -329,7 +329,12 @@ class Nodes(TierNodes):
         [batch] = draw(address, self.device_ids, size, range(1), epochs=1, local=self.local)
         return batch
 
-    def batches(self, size: int | None, count: int, stream: str = "batch") -> list[Batch] | None:
+    def batches(
+        self,
+        size: int | None,
+        count: int,
+        stream: str = "batch",
+    ) -> list[Batch] | None:
         """What `count` calls of `batch` give, drawn together; None means all examples."""
         if size is None:
             return None
@@ -386,7 +391,12 @@ class Nodes(TierNodes):
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
 
-    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient(
+        self,
+        rows: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient at `rows` of a loss of the algorithm's own.
 
         `loss` maps the outputs to one number per node, [n].
@@ -423,8 +433,18 @@ class Nodes(TierNodes):
     @overload
     def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
     @overload
-    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
-    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
+    def recall(
+        self,
+        name: str,
+        default: None = None,
+        since: int = 0,
+    ) -> Rows | None: ...
+    def recall(
+        self,
+        name: str,
+        default: Rows | None = None,
+        since: int = 0,
+    ) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
         if name in self.call.kept:
             return self.call.kept[name]

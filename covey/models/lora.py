@@ -147,7 +147,12 @@ def _patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-def _matching(names: Sequence[str], patterns: Sequence[str], option: str, kind: str) -> list[str]:
+def _matching(
+    names: Sequence[str],
+    patterns: Sequence[str],
+    option: str,
+    kind: str,
+) -> list[str]:
     """The layers whose names match one of the patterns, each of which matches some."""
     matching = []
     for pattern in patterns:

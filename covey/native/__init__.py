@@ -289,7 +289,13 @@ def blur(values: Values, to: Values, *, brain: bool) -> None:
 
 
 def quantise(
-    values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
+    values: Values,
+    to: Small,
+    scales: Values,
+    *,
+    block: int,
+    levels: int,
+    key: int | None,
 ) -> None:
     """Integers up to `levels`, and the scale of each block.
 
@@ -301,7 +307,14 @@ def quantise(
     _call("quantise", values.dtype, values, to, scales, size, block, levels, keyed, address)
 
 
-def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
+def dequantise(
+    integers: Small,
+    scales: Values,
+    to: Values,
+    peaks: Bytes,
+    *,
+    block: int,
+) -> None:
     """Integers times scales, and the largest magnitude among the integers of each block."""
     _call("dequantise", to.dtype, integers, scales, to, peaks, len(to), block)
 

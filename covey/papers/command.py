@@ -145,7 +145,12 @@ def reproduce(
     _say_what_is_missing(chosen, results)
 
 
-def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
+def _run(
+    rows: Sequence[Row],
+    protocols: Sequence[Protocol],
+    options: Options,
+    out: Path,
+) -> None:
     """Run the rows with a bar; a Ctrl-C leaves those that are done."""
     console = Console(stderr=True, soft_wrap=False)
     columns = (
@@ -188,7 +193,12 @@ class Bar:
         text = f"{row.key} ({protocol}): {reason}"
         self._console.print(text, soft_wrap=True)
 
-    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+    def end(
+        self,
+        row: Row,
+        protocol: Protocol,
+        result: Mapping[str, Any] | None,
+    ) -> None:
         """Move on to the next row."""
         self._done += 1
         self._bar.update(self._task, completed=self._done)

@@ -41,7 +41,12 @@ class Watcher(Interface):
     def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
         """A better result than the one that was asked for is there, and stays."""
 
-    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+    def end(
+        self,
+        row: Row,
+        protocol: Protocol,
+        result: Mapping[str, Any] | None,
+    ) -> None:
         """A row is over; None where there was a result already, or another process runs it."""
 
 

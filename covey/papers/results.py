@@ -191,7 +191,12 @@ class ResultStore(AbstractContextManager["ResultStore"]):
         """All results."""
         return read(self.path)
 
-    def put(self, row: Row, protocol: Protocol | Literal["search"], result: Entry) -> Entry | None:
+    def put(
+        self,
+        row: Row,
+        protocol: Protocol | Literal["search"],
+        result: Entry,
+    ) -> Entry | None:
         """Add the result of a row, or a search for it.
 
         Results of other settings of the row are dropped, and those of a shorter search. Where a

@@ -373,7 +373,13 @@ def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _drawn_column(value: dict[Any, Any], name: str, kind: str, n: int, seed: int) -> Tensor:
+def _drawn_column(
+    value: dict[Any, Any],
+    name: str,
+    kind: str,
+    n: int,
+    seed: int,
+) -> Tensor:
     """A column drawn from a distribution, float64 [n]."""
     if len(value) != 1 or not isinstance(next(iter(value.values())), list):
         raise ConfigError(

@@ -164,7 +164,12 @@ def _check_loss(experiment: Experiment) -> None:
             )
 
 
-def _add_metric(experiment: Experiment, text: str, setting: str, known: Sequence[str] = ()) -> str:
+def _add_metric(
+    experiment: Experiment,
+    text: str,
+    setting: str,
+    known: Sequence[str] = (),
+) -> str:
     """The name of the metric that a setting names, after a minus where lower is better.
 
     It is computed beside those asked for, unless it is `known` anyway. The `text` may say of a

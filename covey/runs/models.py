@@ -92,7 +92,12 @@ def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
     return None
 
 
-def better(scored: Model, part: str, chosen: Mapping[str, Chosen], name: str) -> float | None:
+def better(
+    scored: Model,
+    part: str,
+    chosen: Mapping[str, Chosen],
+    name: str,
+) -> float | None:
     """The quality of a scored model where it beats the best regular round so far.
 
     None where it does not.

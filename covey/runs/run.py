@@ -356,7 +356,12 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(new)
         return out
 
-    def _choose(self, copy: int, w: Tensor, scores: Scored | None) -> Mapping[str, Chosen]:
+    def _choose(
+        self,
+        copy: int,
+        w: Tensor,
+        scores: Scored | None,
+    ) -> Mapping[str, Chosen]:
         """Hold the models of one seed that are better than ever before; all its choices then."""
         before = self.state.seeds[copy].chosen
         if scores is None:

@@ -279,7 +279,14 @@ class BaseRuntime(Runtime):
 
     # What a run uses, as `Runtime` says
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         play = self._new_play(round, lane)
         self._play = play

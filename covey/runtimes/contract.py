@@ -49,7 +49,14 @@ class Runtime(ABC):
         return None
 
     @abstractmethod
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
 
     @abstractmethod

@@ -44,7 +44,13 @@ def one_round(a: Nested, h: Vector) -> Vector:
     return _answer(a, 0, np.zeros_like(h), h, {})
 
 
-def _answer(a: Nested, index: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
+def _answer(
+    a: Nested,
+    index: int,
+    anchor: Vector,
+    h: Vector,
+    ends: dict[int, Vector],
+) -> Vector:
     """The result of `Nested.solve` for an anchor, both relative to the start of the round.
 
     `ends` has the rows that levels ended with.

@@ -146,7 +146,10 @@ def _check_devices(paths: Sequence[Path], folder: Path) -> None:
 
 
 def pixels_of(
-    files: Mapping[str, Opened], folder: Path, size: tuple[int, int] | None, grey: bool
+    files: Mapping[str, Opened],
+    folder: Path,
+    size: tuple[int, int] | None,
+    grey: bool,
 ) -> npt.NDArray[np.uint8]:
     """All images as bytes, [n, channels, height, width]; the files are known by their names."""
     library = needed("PIL.Image", extra="images", to=f"read the images in {folder}")
@@ -220,7 +223,12 @@ def _stream(file: Opened) -> Path | io.BytesIO:
     return io.BytesIO(file) if isinstance(file, bytes) else file
 
 
-def _decoded(library: Any, file: Opened, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+def _decoded(
+    library: Any,
+    file: Opened,
+    mode: str,
+    size: tuple[int, int],
+) -> npt.NDArray[np.uint8]:
     """One image, [channels, height, width]."""
     operations = needed("PIL.ImageOps", extra="images", to="turn images upright")
     with library.open(_stream(file)) as stored:

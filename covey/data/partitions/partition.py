@@ -52,7 +52,13 @@ def iid(n: int, devices: int, seed: int = 0) -> list[Numbers]:
     return np.array_split(order, devices)
 
 
-def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Numbers]:
+def by_labels(
+    y: Labels,
+    *,
+    devices: int,
+    labels: int,
+    seed: int = 0,
+) -> list[Numbers]:
     """A few labels per device: device u owns the labels (u + j) mod classes, for j < labels.
 
     The examples of a label are shuffled and dealt in near equal piles to the devices that own it;

@@ -190,7 +190,11 @@ def sfedhp(
 
 
 def permfl(
-    y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
+    y: Labels,
+    *,
+    devices: int = 40,
+    labels: int = 2,
+    seeds: tuple[int, int] = (5, 9),
 ) -> Dealt:
     """PerMFL's MNIST and Fashion-MNIST, 25 % for testing.
 
@@ -213,7 +217,13 @@ def permfl(
     return _permfl(pools, owned, more, draws)
 
 
-def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int = 1) -> Dealt:
+def permfl_cifar100(
+    y: Labels,
+    *,
+    devices: int = 350,
+    labels: int = 3,
+    seed: int = 1,
+) -> Dealt:
     """PerMFL's CIFAR-100, 25 % for testing.
 
     A device has 10 images per label, then 300 to 600 more if the label has them left. A class has
@@ -231,7 +241,12 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
 
 
 def permfl_femnist(
-    y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
+    y: Labels,
+    *,
+    devices: int = 3500,
+    labels: int = 3,
+    seed: int = 1,
+    shuffle: bool = True,
 ) -> Dealt:
     """PerMFL's FEMNIST (EMNIST by class), 25 % for testing.
 
@@ -326,7 +341,13 @@ def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
     return sizes
 
 
-def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers) -> list[Numbers]:
+def _in_turn(
+    pools: list[Numbers],
+    owned: Numbers,
+    *,
+    first: int,
+    more: Numbers,
+) -> list[Numbers]:
     """Each device's images: `first` of every label it owns, then `more` [devices, labels].
 
     A label gives more only while it has images left. Each device starts where the last one stopped.
@@ -375,7 +396,12 @@ def _permfl(
     return Dealt(train, test)
 
 
-def _whole_numbers(draws: random.Random, low: int, high: int, shape: tuple[int, ...]) -> Numbers:
+def _whole_numbers(
+    draws: random.Random,
+    low: int,
+    high: int,
+    shape: tuple[int, ...],
+) -> Numbers:
     """Whole numbers from low to high, both included, in the order of the published loops."""
     numbers = [draws.randint(low, high) for _ in range(int(np.prod(shape)))]
     return np.array(numbers, dtype=np.int64).reshape(shape)
@@ -392,7 +418,12 @@ def _pool_size(images: int, owners: int, each: int, *, rest: int) -> int:
     return min(max(proportion, each), images - rest)
 
 
-def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numbers]]) -> None:
+def _hand_out(
+    images: Numbers,
+    owners: Numbers,
+    each: int,
+    piles: list[list[Numbers]],
+) -> None:
     """`each` images to every owner's pile in turn, from the beginning again when they run out."""
     for turn, owner in enumerate(owners if each else ()):
         piles[owner].append(images[np.arange(turn * each, (turn + 1) * each) % len(images)])

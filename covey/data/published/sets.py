@@ -213,7 +213,12 @@ def _load(name: str, root: Path, hub: str | None) -> Raw:
     return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
 
 
-def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) -> tuple[Arrays, str]:
+def _from_hub(
+    entry: KnownSet,
+    root: Path,
+    located: Located,
+    hub: str | None,
+) -> tuple[Arrays, str]:
     repository = hub or entry.repository
     if repository is None:
         trouble = "No repository on the hub is known to hold it as published; choose one with hub."

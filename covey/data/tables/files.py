@@ -435,7 +435,12 @@ def _shaped(table: Table, shape: Sequence[int], path: Path) -> Table:
     return replace(table, x=table.x.reshape(len(table.x), *shape))
 
 
-def _check_form(table: Table, features: Sequence[str], scale: Scaling | None, path: Path) -> None:
+def _check_form(
+    table: Table,
+    features: Sequence[str],
+    scale: Scaling | None,
+    path: Path,
+) -> None:
     """That a new device's examples have the shape of those trained on."""
     shape = table.x.shape[1:]
     if features and shape != (len(features),):

@@ -172,7 +172,12 @@ def request(
 
 
 @app.command()
-def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS, key: Key = None) -> None:
+def renew(
+    names: Names,
+    folder: Folder = CERTS,
+    days: Days = DAYS,
+    key: Key = None,
+) -> None:
     """Sign certificates anew, with the same keys; running nodes need no restart.
 
     Examples:

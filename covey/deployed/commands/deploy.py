@@ -112,7 +112,13 @@ def scripts(out: Path) -> list[str]:
     return [shlex.join(["sh", str(out / name)]) for name in names if (out / name).exists()]
 
 
-def _sentences(deployment: Deployment, out: Path, *, issue: bool, no_keys: bool) -> list[str]:
+def _sentences(
+    deployment: Deployment,
+    out: Path,
+    *,
+    issue: bool,
+    no_keys: bool,
+) -> list[str]:
     """What a plan has, and what an operator does with it."""
     processes = deployment.processes
     machines = plan_files.machines_of(processes)

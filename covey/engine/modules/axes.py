@@ -165,7 +165,12 @@ def _resized(
 
 
 @rule("unflatten")
-def _unflatten(c: Compiler, input: Any, dim: int, sizes: tuple[int, ...]) -> None:
+def _unflatten(
+    c: Compiler,
+    input: Any,
+    dim: int,
+    sizes: tuple[int, ...],
+) -> None:
     axis = _moved(dim)
     _resized(c, input, lambda x, numbers: torch.unflatten(x, axis, numbers), _numbers((sizes,)))
 
@@ -229,7 +234,14 @@ RULES.update({name: _reduced(getattr(torch, name)) for name in ("amax", "amin", 
 
 
 @rule("max")
-def _extreme(c: Compiler, input: Any, dim: Any, keepdim: bool = False, *, part: int) -> None:
+def _extreme(
+    c: Compiler,
+    input: Any,
+    dim: Any,
+    keepdim: bool = False,
+    *,
+    part: int,
+) -> None:
     """`x.max(dim)`: the values, not where they stand."""
     axis = _moved(dim)
     if part == 0:

@@ -137,7 +137,13 @@ class _Hooks(TorchFunctionMode):
 
     met = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         self.met |= func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
 

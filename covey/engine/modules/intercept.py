@@ -55,7 +55,13 @@ class Interception(TorchFunctionMode):
     def need(self) -> None:
         """Called where a module must run in a mode even if nothing is dropped."""
 
-    def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> Tensor | None:
+    def mask(
+        self,
+        p: float,
+        shape: Sequence[int],
+        *,
+        alpha: bool = False,
+    ) -> Tensor | None:
         """The mask of the next site; None: nothing is dropped there."""
         mask = next(self._masks, None)
         if mask is None or mask.shape != torch.Size(shape):
@@ -94,7 +100,13 @@ class SiteRecorder(Interception):
                 "device's; use a layer, as nn.BatchNorm1d."
             )
 
-    def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> None:
+    def mask(
+        self,
+        p: float,
+        shape: Sequence[int],
+        *,
+        alpha: bool = False,
+    ) -> None:
         """Note the site."""
         self.met.append(Met(p, tuple(shape), alpha))
 

@@ -128,7 +128,12 @@ class _Recorder(TorchFunctionMode):
             self.refusal = self.refusal or str(error)
             raise
 
-    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _recorded(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """What a function gives, noted; some others stand in for torch's own."""
         name = _name(func)
         if name in _FACTS:
@@ -155,7 +160,13 @@ class _Recorder(TorchFunctionMode):
             return x
         return self._call(name, func, args, kwargs)
 
-    def _call(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self,
+        name: str,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """What a function of torch gives, as one node or more where it has values."""
         operands = self._all(args)
         keywords = {key: self.operand(value) for key, value in kwargs.items()}
@@ -239,7 +250,11 @@ class _Recorder(TorchFunctionMode):
         return out
 
     def _note(
-        self, name: str, operands: tuple[Any, ...], keywords: dict[str, Any], out: object
+        self,
+        name: str,
+        operands: tuple[Any, ...],
+        keywords: dict[str, Any],
+        out: object,
     ) -> None:
         """A node for every tensor that a call gave."""
         if name in _SWAPPED:

@@ -30,7 +30,14 @@ def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.baddbmm(c, a, b)
 
 
-def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
+def baddbmm_(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    keep: float,
+    scale: float,
+) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
         total = _twice(c).baddbmm_(_twice(a), _twice(b), beta=keep, alpha=scale)

@@ -62,7 +62,13 @@ def _of_torch(name: str) -> Callable[..., Tensor]:
 # Elementwise
 
 
-def elementwise(c: Compiler, x: Any, function: Callable[[Tensor], Tensor], *, steady: bool) -> None:
+def elementwise(
+    c: Compiler,
+    x: Any,
+    function: Callable[[Tensor], Tensor],
+    *,
+    steady: bool,
+) -> None:
     """A function of single numbers, in the layout in which its operand is there."""
     if not steady:
         function = rowwise.elementwise(function)
@@ -333,7 +339,14 @@ def _group_norm(
 
 
 @rule(BATCH_NORM)
-def _batch_norm(c: Compiler, input: Any, weight: Any, bias: Any, number: int, eps: float) -> None:
+def _batch_norm(
+    c: Compiler,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    number: int,
+    eps: float,
+) -> None:
     """BatchNorm, by the statistics that the pass has for the layer of this number."""
     folded = c.axes(input) > 2
     x = c.folded(input) if folded else c.rows(input)
@@ -466,7 +479,13 @@ def _attention(
 ) -> None:
     """`F.scaled_dot_product_attention`; its weights are dropped by the mask of the site."""
 
-    def run(pass_: Pass, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def run(
+        pass_: Pass,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
         if site is None or not pass_.masks:
             return _attended(q, k, v, bias, is_causal, scale)
         weights = attention_weights(q, k, bias, is_causal, scale)

@@ -99,7 +99,13 @@ class ModuleOfThread(threading.local):
             self._module.train(pass_.training)
         return self._module
 
-    def run(self, pass_: Pass, outputs: Callable[[], Tensor], *, batched: bool) -> Tensor:
+    def run(
+        self,
+        pass_: Pass,
+        outputs: Callable[[], Tensor],
+        *,
+        batched: bool,
+    ) -> Tensor:
         """What `outputs` gives, in a mode that drops by masks where there are any.
 
         In eval mode, layers of attention have a shortcut of other bits. It is not taken in a mode.
@@ -352,13 +358,23 @@ def _function(node: Operation) -> Callable[..., Any]:
 
 
 @_replaces(SITE)
-def _dropped(masks: tuple[Tensor, ...], x: Tensor, site: int, alpha_p: float | None) -> Tensor:
+def _dropped(
+    masks: tuple[Tensor, ...],
+    x: Tensor,
+    site: int,
+    alpha_p: float | None,
+) -> Tensor:
     return drop(x, masks[site], alpha_p) if masks else x
 
 
 @_replaces(BATCH_NORM)
 def _batch_norm(
-    pass_: Pass, x: Tensor, weight: Tensor | None, bias: Tensor | None, number: int, eps: float
+    pass_: Pass,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    number: int,
+    eps: float,
 ) -> Tensor:
     if weight is not None:
         weight = weight[None]

@@ -126,7 +126,12 @@ class Objective:
             total = total + self.decay * x
         return self.restrict(total)
 
-    def quadratic(self, start: Rows, lr: float, l2: float) -> tuple[float, float, Rows]:
+    def quadratic(
+        self,
+        start: Rows,
+        lr: float,
+        l2: float,
+    ) -> tuple[float, float, Rows]:
         """(shrink, pull, anchor): a step on prox and decay takes x to shrink x + pull anchor."""
         lam: Coefficient = 0.0
         anchor = start

@@ -168,7 +168,12 @@ class SgdRule:
         """Zeros; without momentum nothing is held."""
         return {"mean": torch.zeros_like(x)} if self.momentum else {}
 
-    def direction(self, x: Rows, gradient: Rows, state: Mapping[str, Rows]) -> tuple[Rows, State]:
+    def direction(
+        self,
+        x: Rows,
+        gradient: Rows,
+        state: Mapping[str, Rows],
+    ) -> tuple[Rows, State]:
         """The direction of a step along the gradient of all terms, and the state after it."""
         if not self.momentum:
             return gradient, {}
@@ -199,7 +204,12 @@ class AdamRule:
             state["taken"] = torch.zeros(len(x), 1, dtype=torch.float64, device=x.device)
         return state
 
-    def direction(self, x: Rows, gradient: Rows, state: Mapping[str, Rows]) -> tuple[Rows, State]:
+    def direction(
+        self,
+        x: Rows,
+        gradient: Rows,
+        state: Mapping[str, Rows],
+    ) -> tuple[Rows, State]:
         """The direction of a step along the gradient of all terms, and the state after it."""
         after = {
             "mean": self.beta1 * state["mean"] + (1 - self.beta1) * gradient,

@@ -63,7 +63,13 @@ def cut(rows: Tensor, threshold: float | None) -> Tensor:
     return torch.nn.functional.hardshrink(rows, threshold)
 
 
-def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float | None:
+def threshold(
+    *,
+    rho: float,
+    lr: float,
+    gamma: float,
+    lam: float = 0.0,
+) -> float | None:
     """The threshold of the cut for a model trained with this step and penalties.
 
     None if gamma is 0, so that a plain run is never altered.

@@ -60,7 +60,12 @@ class OwnRule:
             return {}
         return self._checked(self.rule.begin(x), x, "begin")
 
-    def direction(self, x: Rows, gradient: Rows, state: Mapping[str, Rows]) -> tuple[Rows, State]:
+    def direction(
+        self,
+        x: Rows,
+        gradient: Rows,
+        state: Mapping[str, Rows],
+    ) -> tuple[Rows, State]:
         """The direction of a step, and the state after it."""
         if not isinstance(self.rule, StepRule):
             return self._checked_rows(self.rule(x, gradient), x), {}

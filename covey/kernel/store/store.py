@@ -479,7 +479,14 @@ class Store:
     _syncing: Thread | None = None
     _unsynced: list[OSError] = field(default_factory=list)
 
-    def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Tensor,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
         column = self.opened(tier, name, rows)
         column.put(ids, rows, round)

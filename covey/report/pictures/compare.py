@@ -89,7 +89,13 @@ def draw(
     save(figure, path)
 
 
-def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
+def plot(
+    axes: Axes,
+    drawn: Sequence[Line],
+    *,
+    percent: bool = True,
+    size: float = 9.0,
+) -> None:
     """Plot the lines, each with its name and its value in the chosen round at its end.
 
     A ring marks the round. Of percentages, the axis shows the part in which lines are reported.

@@ -266,7 +266,13 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     axes.set_xlim(-room, len(gain) - 1 + room)
 
 
-def _bars(axes: Axes, gain: Values, mask: npt.NDArray[np.bool_], colour: str, label: str) -> None:
+def _bars(
+    axes: Axes,
+    gain: Values,
+    mask: npt.NDArray[np.bool_],
+    colour: str,
+    label: str,
+) -> None:
     """The gains under a mask: a bar each, or an area where there are many."""
     if not mask.any():
         return

@@ -172,7 +172,13 @@ class Checkpoints:
 
     # Reading
 
-    def read(self, copy: int, path: Path, w: Tensor, notes: list[str]) -> State:
+    def read(
+        self,
+        copy: int,
+        path: Path,
+        w: Tensor,
+        notes: list[str],
+    ) -> State:
         """Where a run stands that goes on from a checkpoint; nodes keep what they kept there.
 
         `w` is a global row of the run, [1, P]. `notes` get what the user should know.
@@ -212,7 +218,13 @@ class Checkpoints:
         self._journals[copy][path] = journal
         return state
 
-    def _load_rows(self, copy: int, path: Path, facts: Mapping[str, Any], state: State) -> State:
+    def _load_rows(
+        self,
+        copy: int,
+        path: Path,
+        facts: Mapping[str, Any],
+        state: State,
+    ) -> State:
         """Take over rows that lie in files of their own, and the sums of nodes beside them."""
         runtime = self._runtime
         store = runtime.disk

@@ -257,7 +257,10 @@ class ReadColumn:
 
 
 def read(
-    path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int], live: Path | None
+    path: Path,
+    facts: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    live: Path | None,
 ) -> tuple[list[ReadColumn], dict[NodeKey, NodeTotals]]:
     """The columns and totals of a checkpoint; an error where they are damaged.
 

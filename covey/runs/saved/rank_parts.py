@@ -28,7 +28,13 @@ PartFacts = Mapping[str, Any]
 """What a checkpoint says of one file: its name, its length and its checksum."""
 
 
-def write(target: Path, part: Checkpoint, *, rank: int, world: int) -> dict[str, Any]:
+def write(
+    target: Path,
+    part: Checkpoint,
+    *,
+    rank: int,
+    world: int,
+) -> dict[str, Any]:
     """Write the rows of one rank beside the checkpoint that will be at `target`."""
     tensors, header = checkpoint.as_file(part, FORMAT)
     digest = _digest(header)

@@ -383,7 +383,12 @@ class Scorer:
             return "sums that are not those of what devices report."
         return None
 
-    def read(self, sums: Tensor, tree: Topology, asked: tuple[str, ...]) -> dict[str, Model]:
+    def read(
+        self,
+        sums: Tensor,
+        tree: Topology,
+        asked: tuple[str, ...],
+    ) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's.
 
         `asked` are those that the experiment asks for.
@@ -400,7 +405,13 @@ class Scorer:
             out[name] = self._model(tier, name, by_part, facts_of[tier, name])
         return out
 
-    def _model(self, tier: str, name: str, scores: dict[str, Score], facts: list[float]) -> Model:
+    def _model(
+        self,
+        tier: str,
+        name: str,
+        scores: dict[str, Score],
+        facts: list[float],
+    ) -> Model:
         """One model from its scores and the sums of its facts."""
         holders, age, nonzeros, *more = facts
         count = max(holders, 1)
@@ -574,7 +585,13 @@ class Scorer:
                 me.call.reports[f"{name}{ending}"] = own
         return torch.cat(columns, dim=1).chunk(count)
 
-    def _told(self, me: Nodes, score: PartScore, held: Rows, part: str) -> tuple[PartScore, Rows]:
+    def _told(
+        self,
+        me: Nodes,
+        score: PartScore,
+        held: Rows,
+        part: str,
+    ) -> tuple[PartScore, Rows]:
         """What devices tell of a part, and what those with few examples add up apart."""
         models = len(held) // max(len(me), 1)
         few = me.task.examples.few(part, me.device_ids, self.least).to(held).repeat(models)
@@ -582,7 +599,14 @@ class Scorer:
         columns = torch.cat([held * answers, answers, torch.ones_like(held)], dim=1)
         return score.without(few > 0), columns.masked_fill((few == 0)[:, None], 0)
 
-    def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
+    def _facts(
+        self,
+        me: Nodes,
+        name: str,
+        rows: Rows,
+        held: Rows,
+        age: Rows,
+    ) -> Rows:
         """The holders among these nodes, and the sums over them of their age and sparsity."""
         zero = self.algorithm.zero(me.tier, name)
         share = smooth_l1.nonzeros(rows, zero).double()[:, None]

@@ -418,7 +418,14 @@ class Loopback(Runtime):
         self.task = self.server.task
         self.start = self.server.start
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program at the server station; with no rows, every program below runs on none."""
         return self.server.play(program, rows, round=round, lane=lane)
 

@@ -194,7 +194,14 @@ class OwnStore(Store):
 
     place: Place = field(kw_only=True)
 
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows of this node."""
         self.place.check(tier, ids, repr(name))
         super().put(tier, name, ids, rows, round)

@@ -150,7 +150,13 @@ class Recall:
     """Rows that nodes recall from before the call, in static memory, and which nodes have one."""
 
     def __init__(
-        self, store: Store, tier: str, name: str, ids: Ids, since: int | None, device: torch.device
+        self,
+        store: Store,
+        tier: str,
+        name: str,
+        ids: Ids,
+        since: int | None,
+        device: torch.device,
     ) -> None:
         """`since` is the first round whose rows count; None: the present one."""
         self.ids = ids
@@ -228,7 +234,12 @@ class Tape:
         """The keys of a draw in this round, one for each seed."""
         return draws.keys(self.runtime.seeds, self.round, path, tier, *words)
 
-    def keys(self, path: int, tier: str, words: tuple[int | str, ...]) -> Tensor:
+    def keys(
+        self,
+        path: int,
+        tier: str,
+        words: tuple[int | str, ...],
+    ) -> Tensor:
         """The same, in the memory of the next draw."""
         if self.recording:
             self.words.append((path, tier, *words))
@@ -236,7 +247,14 @@ class Tape:
         self._drawn += 1
         return self._keys[self._drawn - 1]
 
-    def recall(self, tier: str, name: str, ids: Ids, default: Rows | None, since: Any) -> Any:
+    def recall(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        default: Rows | None,
+        since: Any,
+    ) -> Any:
         """What nodes kept before the call, else `default`."""
         if default is None:
             self.refuse(f"a program recalls {name!r} without a default")
@@ -260,7 +278,15 @@ class Tape:
 class CapturedNodes(Nodes):
     """Nodes whose program reads from a tape: what is not on it cannot be captured."""
 
-    def __init__(self, tape: Tape, tier: str, ids: Ids, *, path: int, idle: Tensor | None) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        tier: str,
+        ids: Ids,
+        *,
+        path: int,
+        idle: Tensor | None,
+    ) -> None:
         self._tape = tape
         self._all = ids
         super().__init__(tape.runtime, tier, ids, round=tape.round, path=path, idle=idle)

@@ -127,13 +127,25 @@ class RoundTape(Tape):
             self.refuse("the numbers that go to the GPU change from round to round")
         return copy
 
-    def keys(self, path: int, tier: str, words: tuple[int | str, ...]) -> Tensor:
+    def keys(
+        self,
+        path: int,
+        tier: str,
+        words: tuple[int | str, ...],
+    ) -> Tensor:
         """The keys of the next draw, one for each seed."""
         if len(self.words) >= _DRAWS and self.recording:
             self.refuse(f"it draws more than {_DRAWS} times")
         return super().keys(path, tier, words)
 
-    def recall(self, tier: str, name: str, ids: Ids, default: Rows | None, since: Any) -> Any:
+    def recall(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        default: Rows | None,
+        since: Any,
+    ) -> Any:
         """What nodes kept earlier in this round or before it, else `default`."""
         for owners, rows in self.kept.get((tier, name), []):
             if torch.equal(owners, ids):

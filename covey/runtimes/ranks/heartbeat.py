@@ -33,7 +33,15 @@ _GOODBYE = 10.0
 class Heartbeat:
     """The heartbeats of all ranks, in a table that belongs to this thread alone."""
 
-    def __init__(self, table: Any, rank: int, world: int, *, prefix: str, hosts: bool) -> None:
+    def __init__(
+        self,
+        table: Any,
+        rank: int,
+        world: int,
+        *,
+        prefix: str,
+        hosts: bool,
+    ) -> None:
         table.set_timeout(timedelta(seconds=PATIENCE))
         self._table = table
         self._rank = rank

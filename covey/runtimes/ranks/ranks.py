@@ -88,7 +88,13 @@ class Ranks:
             )
         return [status[2] for status in statuses]
 
-    def gather(self, rows: Tensor, counts: Sequence[int], *, everyone: bool = True) -> Tensor:
+    def gather(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        *,
+        everyone: bool = True,
+    ) -> Tensor:
         """The rows of all ranks in the order of ranks; `counts` are how many each of them has.
 
         With `everyone=False` only rank 0 gets them, and the others get none.
@@ -197,7 +203,13 @@ class Ranks:
 
     # How
 
-    def _statuses(self, what: str, size: int, *, fine: bool = True) -> list[list[int]]:
+    def _statuses(
+        self,
+        what: str,
+        size: int,
+        *,
+        fine: bool = True,
+    ) -> list[list[int]]:
         """(what it does, whether it is fine, a size) of every rank; errors are raised."""
         if self.alone:
             return [[0, 1, size]]

@@ -49,7 +49,14 @@ class Sharded(Simulator):
         if not self.ranks.alone:
             self.rounds = None  # a CUDA graph of a whole round cannot wait for other ranks
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier, on all ranks."""
         if not len(rows):
             return super().play(program, rows, round=round, lane=lane)
