@@ -90,7 +90,7 @@ def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
 @contextmanager
 def without_pictures() -> Iterator[None]:
     """Pictures and pages take the longest."""
-    with patch.object(outcome, "_draw"), patch.object(server_folder, "write_after_run"):
+    with patch.object(outcome, "_draw"), patch.object(server_folder.rooms, "call"):
         yield
 
 

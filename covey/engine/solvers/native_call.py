@@ -209,8 +209,11 @@ def make_work(
         work.l1 = native.SMOOTH if work.rho > 0 else native.SOFT
     for name, number in numbers.items():  # one for every row
         dtype = torch.int64 if name == "steps" else torch.float64
-        each = torch.as_tensor(number, dtype=dtype).reshape(-1)
-        work.point(name, each.expand(devices).contiguous())
+        if isinstance(number, Tensor):
+            each = number.to(dtype).reshape(-1).expand(devices).contiguous()
+        else:  # one call of torch: workers wait for each other at every one
+            each = torch.full((devices,), number, dtype=dtype)
+        work.point(name, each)
     for name, value in rows.items():
         if value is not None:
             array = _rows(value, start)
