@@ -10,10 +10,10 @@ paper's own data. `covey reproduce PAPER/TABLE` runs a table of a paper on the p
 
 from pathlib import Path
 
-_PRINTED = "printed.toml"
+_OTHERS = ("printed.toml", "room.toml")
 
 
 def files() -> list[Path]:
     """The experiment files, in the order of their names."""
     folder = Path(__file__).parent
-    return sorted(path for path in folder.glob("*.toml") if path.name != _PRINTED)
+    return sorted(path for path in folder.glob("*.toml") if path.name not in _OTHERS)

@@ -181,9 +181,9 @@ def _add_metric(
     try:
         metric = by_name.get(name) or metrics_of([name], targets)[0]
     except ConfigError as error:
-        raise ConfigError(f"{setting} = {text!r}; {error}") from error
+        raise ConfigError(f"{setting} = {shown(text)}; {error}") from error
     if metric.table:
-        raise ConfigError(f"{setting} = {name!r} is a table; select a figure such as 'f1'.")
+        raise ConfigError(f"{setting} = {shown(name)} is a table; select a figure such as 'f1'.")
     if metric.name not in (*by_name, *known):
         _set(experiment, "metrics", (*experiment.metrics, metric.name))
     lower = not metric.higher
