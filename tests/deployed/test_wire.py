@@ -1,5 +1,6 @@
 """The messages of a stream: what wire.proto says, by hand, and under fire."""
 
+import os
 import random
 import re
 import subprocess
@@ -136,6 +137,15 @@ def test_the_classes_fit_the_proto_file() -> None:
 def test_bad_heads_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         read_head(data)
+
+
+def test_bad_texts_are_refused_by_the_protobuf_in_python_too() -> None:
+    command = "from covey.deployed.transport.wire import read_head; read_head(bytes.fromhex('22050a030a01ff'))"
+    pure = os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    ended = subprocess.run(
+        [sys.executable, "-c", command], env=pure, capture_output=True, text=True
+    )
+    assert "DecodeError: a Head that cannot be read" in ended.stderr
 
 
 def test_long_texts_and_many_parts_are_refused() -> None:
