@@ -239,4 +239,4 @@ def test_fuzz() -> None:
     counts = stream.fuzz(2_000, seed=5)
     assert counts["refused"] > 500
     assert counts["taken"] > 100
-    assert min(counts[f"parent: {end}"] for end in ("answer", "lie", "refused")) > 20
+    assert min(counts[f"parent: {end}"] for end in ("admitted", "answer", "lie", "refused")) > 20
