@@ -11,11 +11,14 @@ import sys
 import time
 from collections import Counter
 
+import covey
+from covey import draws
 from covey.deployed.transport.admission import AllowList, Refusal
 from covey.deployed.transport.ask import SentKeys
 from covey.deployed.transport.frames import Assembler, Message, cut
 from covey.deployed.transport.transport import AskKey
 from covey.deployed.transport.wire import (
+    PROTOCOL,
     Hello,
     Reply,
     Request,
@@ -63,9 +66,17 @@ def _messages() -> list[Message]:
     """Good messages of every kind."""
     out = [
         Message(
-            Hello(protocol=1, fingerprint="print", instance=b"i", nonce=b"n" * 16, seats=SEATS)
+            Hello(
+                protocol=PROTOCOL,
+                fingerprint="print",
+                instance=b"i",
+                nonce=b"n" * 16,
+                seats=SEATS,
+                draws=draws.VERSION,
+                covey=covey.__version__,
+            )
         ),
-        Message(Welcome(protocol=1, fingerprint="print", certificate=b"c", signature=b"s")),
+        Message(Welcome(protocol=PROTOCOL, fingerprint="print", certificate=b"c", signature=b"s")),
     ]
     for blob in (b"", b"a", bytes(range(40))):
         parts = [SeatShare(), SeatShare(seat=300, size=2)]
@@ -127,6 +138,7 @@ def check_parent(frames: list[bytes], draw: random.Random) -> str:
             head = assembler.head if message is None else message.head
             if isinstance(head, Hello) and begins:
                 assert set(allowed.check(head, None)) <= {"device0", "d1"}
+                state = "admitted"
                 continue
             if begins and owed.lie(head, {0, 2**20}) is not None:
                 state = "lie"

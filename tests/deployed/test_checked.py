@@ -390,8 +390,9 @@ class SameError(ChildCheck):
 
 
 @pytest.mark.parametrize("sockets", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
 def test_an_error_of_most_ends_an_ask_though_the_others_were_evicted_for_it(
-    folder: Path, sockets: bool
+    folder: Path, watched: bool, sockets: bool
 ) -> None:
     """Seat 0 is evicted for it before seat 1 answers: nobody waits for a quorum of both."""
     answers: list[Any] = []
@@ -414,6 +415,9 @@ def test_an_error_of_most_ends_an_ask_though_the_others_were_evicted_for_it(
             transport.take(0, lambda *_: b"error")
             transport.take(1, late)
             stack.callback(transport.close)
+        if watched:  # as in every process
+            names = {0: "device0", 1: "device1"}
+            transport = Progress("server", "server").transport(names, transport)
         check = SameError()
         check.asked = 2
 

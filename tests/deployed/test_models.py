@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import covey
-from covey.deployed.files.node_folder import NodeModels, write_form
+from covey.deployed.files.node_folder import NodeModels, write_form, write_forms
 from covey.deployed.node import own_models
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.server_run import finish, server_run
+from covey.deployed.plan.process import Process
 from covey.errors import CheckpointError, ConfigError
 from covey.files.config import Config, load
 from covey.runs.saved import checkpoint
@@ -161,6 +162,15 @@ def test_what_a_node_does_not_have_is_refused(nodes: LocalTree) -> None:
     exits(2, "show", nodes.folder / "device1")
     report = command("report", nodes.folder / "device1")
     assert (report.code, "give the run folder of the server" in report.err) == (2, True)
+
+
+def test_what_a_killed_process_left_half_written_goes(config: Config, tmp_path: Path) -> None:
+    models = RunFolder(tmp_path / "device0").models
+    models.mkdir(parents=True)
+    (models / ".personal.safetensors.7.part").write_bytes(b"half")
+    process = Process(name="device0", seats=["device0"], state=str(tmp_path))
+    write_forms(config, process, config.experiment(config.seed).data, {})
+    assert not list(models.iterdir())
 
 
 def test_a_node_is_exported_by_the_name_of_its_seat(nodes: LocalTree) -> None:

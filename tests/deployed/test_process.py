@@ -105,6 +105,13 @@ def test_a_local_plan_has_ports_of_its_own(experiment: Experiment, tmp_path: Pat
             assert one.parent == listening[str(one.nodes[0].parent)]
 
 
+def test_a_file_of_a_node_without_seats_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nname = "a"\nseats = []\nstate = "s"\n', encoding="utf-8")
+    (tmp_path / "experiment.toml").write_text(load(BASE, [*LOCAL[1:]]).text(), encoding="utf-8")
+    assert "node.seats = [] is empty" in exits(2, "node", file, "--insecure", "--data", "d.csv").err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

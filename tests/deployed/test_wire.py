@@ -1,5 +1,6 @@
 """The messages of a stream: what wire.proto says, by hand, and under fire."""
 
+import os
 import random
 import re
 import subprocess
@@ -138,6 +139,15 @@ def test_bad_heads_are_refused(data: bytes, why: str) -> None:
         read_head(data)
 
 
+def test_bad_texts_are_refused_by_the_protobuf_in_python_too() -> None:
+    command = "from covey.deployed.transport.wire import read_head; read_head(bytes.fromhex('22050a030a01ff'))"
+    pure = os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    ended = subprocess.run(
+        [sys.executable, "-c", command], env=pure, capture_output=True, text=True
+    )
+    assert "DecodeError: a Head that cannot be read" in ended.stderr
+
+
 def test_long_texts_and_many_parts_are_refused() -> None:
     with pytest.raises(DecodeError, match="fingerprint of 4097 characters"):
         read_head(write_head(Hello(fingerprint="f" * 4097)))
@@ -229,4 +239,4 @@ def test_fuzz() -> None:
     counts = stream.fuzz(2_000, seed=5)
     assert counts["refused"] > 500
     assert counts["taken"] > 100
-    assert min(counts[f"parent: {end}"] for end in ("answer", "lie", "refused")) > 20
+    assert min(counts[f"parent: {end}"] for end in ("admitted", "answer", "lie", "refused")) > 20

@@ -60,10 +60,11 @@ def write_forms(
     """
     state = Path(process.state)
     for seat in process.seats:
-        write_form(state / seat, config, data, modules)
+        folder = RunFolder(state / seat)
+        folder.sweep()  # of a process that was killed
+        write_form(folder.path, config, data, modules)
         if seat in process.data:
             file = str(Path(process.data[seat]).absolute())
-            folder = RunFolder(state / seat)
             folder.write_json(folder.own_data, {"file": file})
 
 

@@ -370,6 +370,7 @@ class WatchedTransport:
                     self._child(seat).refused(reason)
             return reason
 
+        watched.failed = getattr(check, "failed", frozenset())  # type: ignore[attr-defined]
         if key.lane != "order":
             progress.gate()
         with progress.lock:

@@ -79,7 +79,10 @@ class Process:
     @staticmethod
     def read(table: Mapping[str, Any]) -> Process:
         """The process of the table [node]."""
-        return fields.read(Process, table, "node.")
+        out = fields.read(Process, table, "node.")
+        if not out.seats:
+            raise ConfigError("node.seats = [] is empty; name the seats of this process.")
+        return out
 
     def as_dict(self) -> dict[str, Any]:
         """The table [node] of node.toml."""
@@ -112,8 +115,6 @@ class Process:
 
         `names` are those that a user gave the nodes of the tree.
         """
-        if not self.seats:
-            raise ConfigError("node.seats = [] is empty; name the seats of this process.")
         nodes = tuple(seats_in(tree, self.seats, names))
         if len({node.parent for node in nodes}) > 1 or (len(nodes) > 1 and nodes[0].children):
             raise ConfigError(

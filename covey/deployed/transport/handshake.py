@@ -125,7 +125,7 @@ class Handshakes:
             names = certificate.seats
         if refusal.code not in _PASSING:
             for name in names:
-                if self.allowed.seats.get(name, -1) not in (-1, *table.streams):
+                if name in self.allowed.seats and self.allowed.seats[name] not in table.streams:
                     self.allowed.turned_away[name] = str(refusal)
         await self.refuse(context, peer, refusal, self.refusals[names[:1]])
 

@@ -92,7 +92,7 @@ def _read(kind: type[_M], data: bytes) -> _M:
     """The message in these bytes, which must be those as which it is written again."""
     try:
         message: _M = kind.FromString(data)
-    except protobuf.DecodeError as error:
+    except (protobuf.DecodeError, UnicodeDecodeError) as error:  # the second without its C library
         reason = str(error).rstrip(".")
         raise DecodeError(f"a {kind.__name__} that cannot be read: {reason}.") from None
     message.DiscardUnknownFields()
