@@ -118,6 +118,33 @@ def test_a_diverged_round_is_undone_and_names_the_nodes() -> None:
     assert torch.equal(rows[0], rows[1])
 
 
+def test_a_full_gpu_after_a_replay_undoes_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the round are stored by then: to run it again on them would give other bits."""
+    here = experiment(CASES["SFedHP"], rounds=ROUNDS)
+    run = covey.run(here)
+    rounds = peek.use_round_graphs(run, Rerun)
+    for _ in range(2):
+        next(run)
+    store = peek.store(run)
+    put = store.put
+    stored: list[str] = []
+
+    def full(tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+        if stored:
+            raise RuntimeError("CUDA out of memory")
+        stored.append(name)
+        put(tier, name, ids, rows, round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", full)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(run)
+    assert stored
+    list(run)
+    assert rounds.reason is None
+    assert differences(state(run), state(plain(here))) == []
+
+
 def test_numbers_on_a_gpu_are_left_where_they_are() -> None:
     numbers = torch.arange(3, device="meta")
     assert on_device(numbers, torch.device("cpu")) is numbers
