@@ -93,6 +93,32 @@ def test_what_is_no_graph_runs_and_says_why(kind: str, idle: str, reason: str | 
         assert rounds.replays == 0
 
 
+class Growing(Odd):
+    """Its devices draw and recall more in the second round, as no number of `me` says."""
+
+    def device(self, me: covey.Nodes, w: Tensor) -> Tensor:
+        w = me.keep("seen", me.recall("seen", default=w) + 1) if self.kind == "recalls" else w
+        SEEN.append(len(me))
+        for _ in [n for n in SEEN if n][1:]:
+            w = w + (me.uniform("a") if self.kind == "draws" else me.recall("other", default=w))
+        return me.keep("other", w)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("kind", ["draws", "recalls"])
+@pytest.mark.parametrize("whole", [True, False], ids=["round", "program"])
+def test_a_program_that_does_more_in_another_round_is_no_graph(kind: str, whole: bool) -> None:
+    SEEN.clear()
+    here = odd("", idle="train")
+    run = covey.run(covey.Experiment(**{**vars(here), "algorithm": Growing(kind), "rounds": 3}))
+    use = peek.use_round_graphs if whole else peek.use_graphs
+    use(run, Rerun)
+    list(run)
+    assert "do not do the same in every round" in run.engine["graph"]
+
+
 class Diverging(Odd):
     """Its devices answer infinity from the third round on."""
 
