@@ -472,7 +472,10 @@ def _fits(value: Any, arm: _Arm) -> bool:
         return callable(value)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return True
-    return not isinstance(value, _PLAIN)
+    try:
+        return isinstance(value, kind) or not isinstance(value, _PLAIN)
+    except TypeError:  # no class, such as a NewType: only a type checker knows what fits
+        return True
 
 
 def spelled(value: Any) -> str:

@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import math
 import typing
@@ -191,6 +192,57 @@ def test_what_has_no_range_keeps_its_freedom() -> None:
     for name, value in (("clip", math.nan), ("clip", "3"), ("sizes", (1, 2.5))):
         with pytest.raises(ConfigError, match=f"Loose: {name}"):
             Loose(**{name: value})
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Depth(enum.IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Pair(typing.NamedTuple):
+    first: int
+    second: int
+
+
+Rate = typing.NewType("Rate", float)
+
+
+@dataclass(frozen=True)
+class Typed(Still):
+    mode: Mode | None = None
+    depth: Depth = Depth.ONE
+    pair: Pair | None = None
+    rate: Rate = Rate(0.1)
+    thing: object = None
+    sizes: typing.Collection[int] = ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mode", Mode.SLOW),
+        ("depth", Depth.TWO),
+        ("pair", Pair(3, 4)),
+        ("rate", 0.2),
+        ("thing", "text"),
+        ("sizes", [1, 2]),
+    ],
+)
+def test_a_value_of_an_annotated_class_is_taken_whatever_it_is_built_on(
+    name: str, value: Any
+) -> None:
+    assert getattr(Typed(**{name: value}), name) is value
+
+
+def test_a_plain_value_is_none_of_a_class() -> None:
+    for name in ("mode", "depth"):
+        with pytest.raises(ConfigError, match=f"Typed: {name} = 'fast' must be"):
+            Typed(**{name: "fast"})
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,32 @@ def test_what_is_no_graph_runs_and_says_why(kind: str, idle: str, reason: str | 
         assert rounds.replays == 0
 
 
+class Growing(Odd):
+    """Its devices draw and recall more in the second round, as no number of `me` says."""
+
+    def device(self, me: covey.Nodes, w: Tensor) -> Tensor:
+        w = me.keep("seen", me.recall("seen", default=w) + 1) if self.kind == "recalls" else w
+        SEEN.append(len(me))
+        for _ in [n for n in SEEN if n][1:]:
+            w = w + (me.uniform("a") if self.kind == "draws" else me.recall("other", default=w))
+        return me.keep("other", w)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("kind", ["draws", "recalls"])
+@pytest.mark.parametrize("whole", [True, False], ids=["round", "program"])
+def test_a_program_that_does_more_in_another_round_is_no_graph(kind: str, whole: bool) -> None:
+    SEEN.clear()
+    here = odd("", idle="train")
+    run = covey.run(covey.Experiment(**{**vars(here), "algorithm": Growing(kind), "rounds": 3}))
+    use = peek.use_round_graphs if whole else peek.use_graphs
+    use(run, Rerun)
+    list(run)
+    assert "do not do the same in every round" in run.engine["graph"]
+
+
 class Diverging(Odd):
     """Its devices answer infinity from the third round on."""
 
@@ -116,6 +142,33 @@ def test_a_diverged_round_is_undone_and_names_the_nodes() -> None:
         rows.append(run.rows("seen")[1])
     assert told[0] == told[1]
     assert torch.equal(rows[0], rows[1])
+
+
+def test_a_full_gpu_after_a_replay_undoes_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the round are stored by then: to run it again on them would give other bits."""
+    here = experiment(CASES["SFedHP"], rounds=ROUNDS)
+    run = covey.run(here)
+    rounds = peek.use_round_graphs(run, Rerun)
+    for _ in range(2):
+        next(run)
+    store = peek.store(run)
+    put = store.put
+    stored: list[str] = []
+
+    def full(tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+        if stored:
+            raise RuntimeError("CUDA out of memory")
+        stored.append(name)
+        put(tier, name, ids, rows, round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", full)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(run)
+    assert stored
+    list(run)
+    assert rounds.reason is None
+    assert differences(state(run), state(plain(here))) == []
 
 
 def test_numbers_on_a_gpu_are_left_where_they_are() -> None:

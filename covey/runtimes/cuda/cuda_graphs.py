@@ -34,6 +34,8 @@ _SIZES = 8
 VARIANTS = 4
 """Graphs of one program and size, or of a round; they differ in how the round's number compares."""
 
+_NOT_ALIKE = "its programs do not do the same in every round"
+
 Work = Callable[[], tuple[dict[str, Tensor], Any]]
 """A program on static inputs; it returns the rows it keeps and its answer."""
 
@@ -244,6 +246,8 @@ class Tape:
         if self.recording:
             self.words.append((path, tier, *words))
             return self.key(path, tier, *words).to(self.runtime.task.device, non_blocking=True)
+        if self._drawn >= len(self.words):
+            self.refuse(_NOT_ALIKE)
         self._drawn += 1
         return self._keys[self._drawn - 1]
 
@@ -269,6 +273,8 @@ class Tape:
             recall = Recall(store, tier, name, ids, first, device)
             recall.fill(store, self.round)
             self.recalls.append(recall)
+        if self._recalled >= len(self.recalls):
+            self.refuse(_NOT_ALIKE)
         recall = self.recalls[self._recalled]
         self._recalled += 1
         fresh = recall.fresh.view(len(ids), *[1] * (default.ndim - 1))

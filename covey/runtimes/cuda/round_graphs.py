@@ -301,6 +301,9 @@ class _Variant:
         return any(asked.ask.sample is not None for asked in self.tape.asks)
 
 
+_Outcome = tuple[_Variant, "list[Question] | None", dict[str, Tensor], Any]
+
+
 class Rounds:
     """The captured rounds of one simulator."""
 
@@ -331,15 +334,17 @@ class Rounds:
         if self.reason is not None:
             return None
         try:
-            return self._run(program, rows)
+            played = self._run(program, rows)
         except (RuntimeError, TypeError) as error:
             self.reason = reason_of(error)
             if self.reason is None:
                 raise
-        self._variants.clear()
-        return None
+            self._variants.clear()
+            return None
+        return self._finish(*played)  # what fails here is no attempt: rows are stored already
 
-    def _run(self, program: Program, rows: Rows) -> Any:
+    def _run(self, program: Program, rows: Rows) -> _Outcome:
+        """The variant that was played, its asks, what nodes keep and what was computed."""
         round = self._runtime._play.round
         fitting = [variant for variant in self._variants if variant.tape.fits(round)]
         if not fitting:
@@ -357,9 +362,9 @@ class Rounds:
                 variant.replay = self._capture(work, None, self._runtime.task.device)
             variant.replay.replay()
         self.replays += 1
-        return self._finish(variant, questions, variant.replay.kept, variant.replay.answer)
+        return variant, questions, variant.replay.kept, variant.replay.answer
 
-    def _record(self, program: Program, rows: Rows) -> Any:
+    def _record(self, program: Program, rows: Rows) -> _Outcome:
         """Run a round as usual, on static memory."""
         if len(self._variants) >= VARIANTS:
             raise Refused("what it does changes with the round too often")
@@ -376,7 +381,7 @@ class Rounds:
         if variant.changes:
             questions = [asked.question for asked in tape.asks]
         self._count_cohorts(variant)
-        return self._finish(variant, questions, kept, answer)
+        return variant, questions, kept, answer
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
