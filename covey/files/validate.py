@@ -47,7 +47,8 @@ def check_plain(table: Mapping[str, Any]) -> None:
                     f"{path[:100]}... has tables or lists too deep inside each other."
                 )
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            left.extend((f"{path}.{key}".lstrip("."), item, depth + 1) for key, item in items)
+            for key, item in items:
+                left.append((f"{path}.{key}".lstrip("."), item, depth + 1))
         elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
             finite = isinstance(value, float) and math.isfinite(value)
             if not finite:

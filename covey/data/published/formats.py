@@ -150,7 +150,7 @@ def _idx_files(files: Sequence[Any], *, turned: bool = False) -> Arrays:
     return _joined([(train_x, train_y), (test_x, test_y)], [files[1], files[3]])
 
 
-def _idx_zip(files: Files, *, members: Sequence[str]) -> Arrays:
+def idx_zip(files: Files, *, members: Sequence[str]) -> Arrays:
     """The same inside EMNIST's zip archive."""
     (path,) = files
     with reading(path), zipfile.ZipFile(path) as archive:
@@ -272,7 +272,7 @@ FORMATS: dict[str, Callable[[Files], Arrays]] = {
     "idx": _idx_files,
     "turned idx": partial(_idx_files, turned=True),
     **{
-        f"{name} zip": partial(_idx_zip, members=catalog.CATALOG[name].ways[0].files)
+        f"{name} zip": partial(idx_zip, members=catalog.CATALOG[name].ways[0].files)
         for name in ("emnist-digits", "emnist-byclass")
     },
     "leaf": _leaf,
