@@ -107,3 +107,15 @@ def test_a_private_layer_between_a_weight_and_its_bias_is_refused() -> None:
     apart = Task(model, shards, dtype=torch.float64, private=[weight])
     assert isinstance(apart.stack, LinearStack)
     assert gpu_steps.unfit(apart.stack, apart.space) == "a bias does not lie behind its weight"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_rows_take_no_steps(name: str) -> None:
+    """As in a rehearsal, which asks no device."""
+    it = task(MODELS[name]())
+    none = torch.arange(0)
+    [batch] = it.examples.draw(7, none, 6)
+    start = rows(it, 1)[:0]
+    terms = Objective(5, 0.1)
+    assert gpu_steps.factored(Given(it, one=batch), start, terms).shape == start.shape
+    in_place.gpu_stack_steps(stack_of(it), Given(it, one=batch), start.clone(), terms, 0.1)(batch)

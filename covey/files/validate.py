@@ -10,6 +10,8 @@ from typing import Any
 
 from covey.errors import ConfigError, shown
 
+_DEEPEST = 32  # tables and lists inside each other; what a file may say has at most six
+
 
 def parsed(text: str, name: object) -> dict[str, Any]:
     """The table in a text of TOML; `name` is what an error calls the text.
@@ -20,24 +22,33 @@ def parsed(text: str, name: object) -> dict[str, Any]:
         return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} has tables or lists too deep inside each other.") from error
     except ValueError as error:  # of a whole number with thousands of digits
         raise ConfigError(f"{name} has a number that cannot be read: {error}.") from error
 
 
 def check_plain(table: Mapping[str, Any]) -> None:
-    """Refuse numbers that no field takes, wherever they stand: not finite, or beyond 64 bits.
+    """Refuse what no field takes, wherever it stands: great depths, numbers not finite.
+
+    TOML itself asks for no whole number beyond 64 bits.
 
     >>> check_plain({"lr": float("inf")})
     Traceback (most recent call last):
     covey.errors.ConfigError: lr = inf must be a finite number, an integer of at most 64 bits.
     """
-    left: list[tuple[str, Any]] = [("", table)]
+    # A stack, because Python's own is too short for hostile depths.
+    left: list[tuple[str, Any, int]] = [("", table, 0)]
     while left:
-        path, value = left.pop()
+        path, value, depth = left.pop()
         if isinstance(value, Mapping | list):
+            if depth > _DEEPEST:
+                raise ConfigError(
+                    f"{path[:100]}... has tables or lists too deep inside each other."
+                )
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
             for key, item in items:
-                left.append((f"{path}.{key}".lstrip("."), item))
+                left.append((f"{path}.{key}".lstrip("."), item, depth + 1))
         elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
             finite = isinstance(value, float) and math.isfinite(value)
             if not finite:
@@ -98,5 +109,5 @@ def value_of(text: str, change: str) -> Any:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
         return word
-    except ValueError:
+    except (ValueError, RecursionError):
         return parsed(f"x = {text}", shown(change))["x"]  # which says what is wrong

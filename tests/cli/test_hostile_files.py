@@ -1,4 +1,4 @@
-"""TOML with numbers that are huge or not finite, or half of it, ends in a message and exit code 2."""
+"""TOML that is deep, huge or not finite ends in a message and exit code 2."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +13,15 @@ from covey.files import config
 from covey.files.validate import check_plain
 from tests.cli.command import exits
 
+DEEP = 5000
 FILES = {
+    "deep lists": "seed = " + "[" * DEEP + "]" * DEEP,
+    "deep lists of tables": "algorithm = " + "{a = [" * DEEP + "]}" * DEEP,
+    "deep tables": "algorithm = " + "{a = " * 1000 + "1" + "}" * 1000,
+    "a deep key": ".".join("a" * DEEP) + " = 1",
+    "a deep header": "[" + ".".join("a" * DEEP) + "]",
+    "deep options of an algorithm": "[algorithm]\nname = 'fedavg'\n[data" + ".a" * DEEP + "]",
+    "lists of 100 levels": "private = " + "[" * 100 + "]" * 100,
     "a number of 5,000 digits": "rounds = " + "9" * 5000,
     "a hexadecimal number of 5,000 digits": "rounds = 0x" + "f" * 5000,
     "a number of 24 digits": "rounds = " + "9" * 24,
@@ -37,13 +45,16 @@ def test_hostile_toml_is_refused(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["run", "advise"])
 def test_it_ends_with_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.toml"
-    path.write_text(FILES["infinity"])
-    ended = exits(2, command, path)
-    assert "seed = inf" in ended.err
-    assert "Traceback" not in ended.err
+    for what, told in (("infinity", "seed = inf"), ("deep lists", "too deep")):
+        path.write_text(FILES[what])
+        ended = exits(2, command, path)
+        assert told in ended.err
+        assert "Traceback" not in ended.err
 
 
 CHANGES = [
+    "rounds=" + "[" * DEEP + "]" * DEEP,
+    ".".join("a" * DEEP) + "=1",
     "rounds=" + "9" * 5000,
     "rounds=" + "9" * 24,
     "algorithm.lam1=inf",

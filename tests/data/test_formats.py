@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,24 @@ def test_a_gz_file_that_somebody_unpacked_but_did_not_rename(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("split", ["digits", "byclass"])
-def test_emnist_is_turned_upright(tmp_path: Path, split: str) -> None:
+@pytest.mark.parametrize("form", ["files", "zip"])
+def test_emnist_is_turned_upright(tmp_path: Path, split: str, form: str) -> None:
     parts, one = tiny.examples(12, 5), known("emnist", split)
-    tiny.write_idx(tmp_path / "gzip", parts, one.ways[0].files, turned=True)
+    names = one.ways[0].files
+    if form == "files":
+        tiny.write_idx(tmp_path / "gzip", parts, names, turned=True)
+    else:
+        (tmp_path / "emnist").mkdir()
+        with zipfile.ZipFile(tmp_path / "emnist" / "gzip.zip", "w") as archive:
+            for name, content in tiny.idx_files(parts, names, turned=True).items():
+                archive.writestr(f"gzip/{name}", content)
     assert_holds(read(one.name, tmp_path), parts)
+
+
+def test_a_damaged_emnist_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gzip.zip").write_bytes(b"not at all")
+    with refused(str(tmp_path / "gzip.zip"), "damaged"):
+        read("emnist-digits", tmp_path)
 
 
 def test_a_library_that_is_missing_says_what_to_install() -> None:

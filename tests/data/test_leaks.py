@@ -120,3 +120,18 @@ def test_hashes_of_many_examples_take_no_time() -> None:
     start = time.process_time()
     assert copies(made).leaks == 0
     assert time.process_time() - start < 5
+
+
+def test_a_device_without_leaks_costs_no_row_of_all_devices() -> None:
+    devices = 300_000
+    numbers = np.arange(devices + 1)
+    train = Part(torch.arange(devices), torch.from_numpy(numbers))
+    index = torch.arange(devices, 2 * devices)
+    index[0] = 1  # the only leak: device 0 tests what device 1 trains on
+    test = Part(index, torch.from_numpy(numbers))
+    nothing = Part(torch.arange(0), torch.zeros(devices + 1, dtype=torch.int64))
+    x = torch.zeros(2 * devices, 1)
+    start = time.process_time()
+    found = overlaps(Shards(x, torch.zeros(2 * devices), train, nothing, test))
+    assert (found.leaks, found.pairs) == (1, 1)
+    assert time.process_time() - start < 5

@@ -329,6 +329,7 @@ TOLD = {
     "change",
     [
         {"rows": 2**29},
+        {"rows": 10**400},
         {"rows": True},
         {"names": ["heat"]},
         {"names": ["heat", "heat"]},

@@ -84,11 +84,15 @@ def _emnist(split: str, classes: str, train: int, test: int) -> KnownSet:
         classes=tuple(classes),
         train=train,
         test=test,
-        ways=(Way("turned idx", _idx(f"emnist-{split}-", "test")),),
+        ways=(
+            Way("turned idx", _idx(f"emnist-{split}-", "test")),
+            Way(f"emnist-{split} zip", ("gzip.zip",)),
+        ),
         places=_places(("emnist", "EMNIST"), ("gzip", "raw", "raw/gzip")),
         page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        download=f"{_listed(_idx(f'emnist-{split}-', 'test'))}, which gzip.zip holds",
+        download=f"gzip.zip, or {_listed(_idx(f'emnist-{split}-', 'test'))}",
         repository=None,
+        md5={"gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"},
     )
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import struct
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,11 +133,11 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
         return values.reshape(shape)
 
 
-def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
+def _idx_files(files: Sequence[Any], *, turned: bool = False) -> Arrays:
     """Images and labels of the training part, then of the test part."""
     arrays = []
     for path, axes in zip(files, (3, 1, 3, 1), strict=True):
-        with reading(path), open(path, "rb") as file:
+        with reading(path), path.open("rb") as file:
             # By what it holds: some programs unpack a .gz file and leave it its name.
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -147,6 +148,14 @@ def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
         train_x = train_x.transpose(0, 2, 1)
         test_x = test_x.transpose(0, 2, 1)
     return _joined([(train_x, train_y), (test_x, test_y)], [files[1], files[3]])
+
+
+def idx_zip(files: Files, *, members: Sequence[str]) -> Arrays:
+    """The same inside EMNIST's zip archive."""
+    (path,) = files
+    with reading(path), zipfile.ZipFile(path) as archive:
+        inside = {Path(name).name: zipfile.Path(archive, name) for name in archive.namelist()}
+        return _idx_files([inside[name] for name in members], turned=True)
 
 
 def _cifar(files: Files, *, members: Sequence[str], batch: Callable[[bytes, str], Pair]) -> Arrays:
@@ -262,6 +271,10 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
 FORMATS: dict[str, Callable[[Files], Arrays]] = {
     "idx": _idx_files,
     "turned idx": partial(_idx_files, turned=True),
+    **{
+        f"{name} zip": partial(idx_zip, members=catalog.CATALOG[name].ways[0].files)
+        for name in ("emnist-digits", "emnist-byclass")
+    },
     "leaf": _leaf,
     "cifar-10 binary": partial(
         _cifar, members=catalog.CIFAR10_BINARY, batch=partial(_binary_batch, labels=1)

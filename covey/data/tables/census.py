@@ -103,7 +103,7 @@ def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFa
     shapes: dict[str, tuple[int, ...]] = {"x": shape, "y": ()}
     try:
         return {role: _facts(told[role], shapes[role]) for role in told}
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
         what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"
         raise DataError(f"{what}; leave some out, or set normalise to 'unit' or 'none'.") from None

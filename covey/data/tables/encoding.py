@@ -160,11 +160,9 @@ class ColumnEncoding:
         if self.words is None:
             return 0
         cells = Counter(table.words[self.name])
-        return sum(
-            often
-            for word, often in cells.items()
-            if word not in self.words and not is_missing(word)
-        )
+        for word in self.words:
+            del cells[word]
+        return sum(often for word, often in cells.items() if not is_missing(word))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class Matrices:
         for layer in stack.layers[1:]:
             outputs, _ = space.slots[layer.weight].shape
             columns = rows[:, _columns(space, layer)]
-            self.upper.append(columns.view(len(rows), columns.shape[1] // outputs, outputs))
+            lines = columns.shape[1] // outputs
+            self.upper.append(columns.view(len(rows), lines, outputs))
 
     def outputs(self, x: Tensor) -> Tensor:
         """The outputs of the first layer, without its activation."""

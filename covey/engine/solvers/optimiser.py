@@ -1,6 +1,6 @@
 """The optimiser of descents on data, which an experiment names with `solver`.
 
-"sgd" alone is a plain step, and the fast solvers of `solver.py` take it. Momentum, clipping,
+"sgd" alone is a plain step, and the fast solvers of `descend.py` take it. Momentum, clipping,
 Adam's steps and those of a user's own solver are taken one by one in torch. Momentum and moments
 begin anew with every descent, or are kept by the device.
 """
