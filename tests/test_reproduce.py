@@ -914,6 +914,15 @@ def test_rows_without_printed_cells_say_it_too(protocol: str, tmp_path: Path) ->
     assert (shown.out, shown.err) == (ended.out, f"{advice}\n")
 
 
+def test_a_terminal_gets_a_bar_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["reproduce", "fedmac/sparse", "--rows", "*/fedmac", "--out", tmp_path / "out"]
+    ended = exits(0, *words, "--protocol", "paper", "--data-dir", tmp_path / "none")
+    assert "1.0 of 1 rows" in ended.err
+
+
 def test_a_folder_that_cannot_hold_results_is_named_before_work_starts(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -156,7 +156,7 @@ def _run(
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
-        TextColumn("{task.completed:.1f} of {task.examples.total} rows"),
+        TextColumn("{task.completed:.1f} of {task.total} rows"),
         TimeRemainingColumn(),
     )
     try:

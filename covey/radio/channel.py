@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.errors import ConfigError
+from covey.errors import ConfigError, is_number
 from covey.fields import NonNegative, Positive, check
 
 _LIGHT = 299_792_458.0  # m/s
@@ -135,6 +135,9 @@ class Noise:
     per_hertz: bool = False
 
     def __post_init__(self) -> None:
+        if is_number(self.watts) and self.watts <= 0:
+            rule = "must be above 0; in a file, write noise in dBm or dBm/Hz"
+            raise ConfigError(f"Noise: watts = {self.watts} {rule}.")
         check(self)
 
     def over(self, band: Tensor) -> Tensor:

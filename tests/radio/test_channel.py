@@ -155,7 +155,10 @@ def test_spreads() -> None:
         (lambda: Spread("uniform", (1.0,)), "low and high"),
         (lambda: Spread("uniform", (2.0, 1.0)), "the smaller first"),
         (lambda: Spread("log_uniform", (-1.0, 1.0)), "above 0"),
-        (lambda: Noise(0.0), "Noise: watts = 0.0"),
+        (
+            lambda: Noise(0.0),
+            "Noise: watts = 0.0 must be above 0; in a file, write noise in dBm or dBm/Hz",
+        ),
         (lambda: Channel(NOISE, shadowing=-1.0), "shadowing = -1"),
         (lambda: Channel(NOISE, fading="nakagami"), "fading = 'nakagami'"),  # type: ignore[arg-type]
         (lambda: Urban(carrier=3.5), "0.5 to 100 GHz"),
