@@ -124,3 +124,12 @@ def test_folders_that_are_not_such_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("[", encoding="utf-8")
     with refused("state.json cannot be read"):
         arrow(str(tmp_path), device="user")
+
+
+def test_a_file_of_more_than_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path / "own", COLUMNS)
+    monkeypatch.setattr("covey.data.tables.npz.memory", lambda: 10)
+    with refused("own", "bytes of memory"):
+        arrow(str(folder))

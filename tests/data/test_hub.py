@@ -138,8 +138,14 @@ def test_another_repository_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"train": Rows(picture=[1], label=[1])}, ["picture, label", "image or img"]),
         ({"train": Rows(image=[1], digit=[1])}, ["image, digit", "not label"]),
         ({"train": Rows(image=[1], label=[1])}, ["example 0", "is a int"]),
-        ({"train": rows(*tiny.examples(3, shape=(20, 20))[0])}, ["example 0", "(20, 20)"]),
-        ({"train": rows(*tiny.examples(30, classes=62)[0])}, ["example 10", "label is 10"]),
+        (
+            {"train": rows(*tiny.examples(3, shape=(20, 20))[0])},
+            ["example 0", "(20, 20)", "(28, 28)"],
+        ),
+        (
+            {"train": rows(*tiny.examples(30, classes=62)[0])},
+            ["example 10", "label is 10", "0 to 9"],
+        ),
     ],
 )
 def test_a_repository_of_another_kind_is_refused(
@@ -159,7 +165,9 @@ def test_what_the_library_says_is_passed_on(
 
     monkeypatch.setattr(hub, "needed", lambda *_, **__: SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(hub, "unreachable", lambda: None)
-    with refused("mnist is not in", "ylecun/mnist", "the doors are shut"):
+    with refused(
+        "mnist is not in", "ylecun/mnist", "the doors are shut", "train-images-idx3-ubyte.gz"
+    ):
         sets.load("mnist", data_dir=tmp_path)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from covey.data.shards import Shards
 from covey.data.tables.encoding import Encoding, named_columns
@@ -348,7 +349,13 @@ def test_columns_of_python_are_encoded_as_files_are(tmp_path: Path) -> None:
     table = named_columns({"heat": [None, 7.0], "kind": ["red", math.nan]}, shards.encoding)
     assert shards.encoding.inputs(table)[0].tolist() == [3, 0, 1]
     assert shards.encoding.inputs(table)[1].tolist() == pytest.approx([7, 1 / 3, 2 / 3])
+    examples = {"heat": torch.tensor([1.0, math.nan]), "kind": np.array(["red", "blue"])}
+    assert shards.encoding.inputs(named_columns(examples, shards.encoding)).shape == (2, 3)
+    whole: dict[str, Any] = {"heat": np.array(1.5), "kind": "red"}
+    assert shards.encoding.inputs(named_columns(whole, shards.encoding)).shape == (1, 3)
     for columns, words in (
+        ({"heat": torch.zeros(1, 2), "kind": ["red"]}, "column 'heat' is '[0.0, 0.0]'"),
+        ({"heat": np.full((1, 2), math.nan), "kind": ["red"]}, "column 'heat' is '[nan, nan]'"),
         ({"heat": [1]}, "no column kind"),
         ({"heat": ["warm"], "kind": ["red"]}, "example 0: column 'heat' is 'warm'"),
         ({"heat": [1, 2], "kind": ["red"]}, "column 'kind' has 1 examples"),

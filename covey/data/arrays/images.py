@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from covey.data.partitions.partition import SPLIT, Split, whole_within
 from covey.data.shards import Shards
+from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import TableOptions, dealing, files_below
 from covey.data.tables.scaling import Normalise
@@ -165,11 +165,8 @@ def pixels_of(
     mode = "L" if grey or all(header.grey for header in headers) else "RGB"
     shape = (len(files), len(mode), height, width)
     needs = 5 * math.prod(shape)  # as bytes, and as floats
-    if needs > memory():
-        raise DataError(
-            f"the {len(files)} images in {folder} would take {needs:,} bytes of memory, "
-            f"but this machine has {memory():,}; give a smaller size, as in size = 64."
-        )
+    what = f"the {len(files)} images in {folder}"
+    npz.check_memory(needs, what, "give a smaller size, as in size = 64")
     x = np.empty(shape, dtype=np.uint8)
     rows = iter(x)
 
@@ -244,11 +241,3 @@ def _decoded(
     if mode == "L":
         return pixels[None]
     return pixels.transpose(2, 0, 1)
-
-
-def memory() -> int:
-    """How many bytes of memory the machine has; 2**40 where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 2**40

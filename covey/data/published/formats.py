@@ -24,6 +24,7 @@ from covey.atomic import replacing
 from covey.data.published import catalog, pickles
 from covey.data.published.catalog import KnownSet
 from covey.data.published.locations import Located
+from covey.data.tables import npz
 from covey.errors import DataError, reading
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,6 +34,7 @@ Pair = tuple[Bytes, npt.NDArray[Any]]
 Files = Sequence[Path]
 
 _SIDE = 28
+_LARGEST_MEMBER = 2**30  # bytes; the largest of CIFAR's files has 155 million
 
 
 class Arrays(NamedTuple):
@@ -93,18 +95,25 @@ def kept(path: Path, source: str | None = None) -> Arrays | None:
     """
     if not path.is_file():
         return None
-    with (
-        reading(path, "delete it"),
-        open(path, "rb") as stream,
-        np.load(stream, allow_pickle=False) as file,
-    ):
-        if source is not None and str(file["source"]) != source:
+    with reading(path, "delete it"), open(path, "rb") as file:
+        if source is not None and str(npz.arrays(file, ["source"])["source"]) != source:
             return None
-        arrays = Arrays(file["x"], file["y"], int(file["train"]))
-        if not len(file["writers"]):
-            return arrays
-        names = tuple(file["writer_names"].tolist())
-        return arrays._replace(writers=file["writers"], writer_names=names)
+        held = npz.arrays(file, Arrays._fields)
+        x = held["x"]
+        train = int(held["train"])
+        writers = held["writers"]
+        if x.dtype != np.uint8 or x.ndim != 4:
+            raise ValueError(f"x is {x.dtype} of shape {x.shape}, not bytes with four axes")
+        for name, shapes in (("y", [x.shape[:1]]), ("writers", [x.shape[:1], (0,)])):
+            if held[name].dtype != np.int64 or held[name].shape not in shapes:
+                have = f"{held[name].dtype} of shape {held[name].shape}"
+                raise ValueError(f"{name} is {have} for {len(x)} images")
+        if not 0 <= train <= len(x):
+            raise ValueError(f"{train} of its {len(x)} images are to train on")
+        if len(writers) and not 0 <= writers.min() <= writers.max() < len(held["writer_names"]):
+            raise ValueError("it names writers that it does not list")
+        names = tuple(held["writer_names"].tolist())
+        return Arrays(x, held["y"], train, writers if len(writers) else None, names)
 
 
 def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
@@ -124,10 +133,13 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
                 f"so it is not an idx file of bytes with {axes} axes; download it again."
             )
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
-        values = np.frombuffer(stream.read(), dtype=np.uint8)
-        if len(values) != math.prod(shape):
+        count = math.prod(shape)
+        npz.check_memory(count, name)
+        # No more than one beyond them: a packed file may unpack to any length.
+        values = np.frombuffer(stream.read(count + 1), dtype=np.uint8)
+        if len(values) != count:
             raise DataError(
-                f"{name} does not have the {math.prod(shape)} values that its header declares; "
+                f"{name} does not have the {count} values that its header declares; "
                 "download it again."
             )
         return values.reshape(shape)
@@ -209,6 +221,9 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
         for entry in archive:
             stream = archive.extractfile(entry)
             if Path(entry.name).name in members and stream is not None:
+                if entry.size > _LARGEST_MEMBER:
+                    have = f"{Path(entry.name).name} would have {entry.size:,} bytes"
+                    raise DataError(f"{path}: {have}; download it again.")
                 contents[Path(entry.name).name] = stream.read()
     if lacking := [name for name in members if name not in contents]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; download it again.")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from covey.data.arrays.images import pixels_of, side_of
 from covey.data.partitions.partition import SPLIT, Split
 from covey.data.shards import Shards, some
+from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import RELATIVE, Missing, TableOptions, is_folder
 from covey.data.tables.scaling import Normalise
@@ -178,6 +179,7 @@ def _table(folder: Path, pyarrow: Any) -> Any:
         names = [file["filename"] for file in _json(folder / "state.json")["_data_files"]]
     for path in [folder / Path(name).name for name in names]:
         with reading(path, "save the data set again"), path.open("rb") as file:
+            npz.check_memory(path.stat().st_size, path, "give fewer rows")
             tables.append(pyarrow.ipc.open_stream(file).read_all())
     if not tables:
         raise DataError(f"{folder} names no file of rows; save the data set again.")

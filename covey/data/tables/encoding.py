@@ -297,9 +297,15 @@ def named_columns(examples: Any, how: Encoding) -> Table:
     columns = {}
     for name in how.features:
         cells = examples[name]
-        if isinstance(cells, str) or not hasattr(cells, "__len__"):
+        if (
+            isinstance(cells, str)
+            or not hasattr(cells, "__len__")
+            or getattr(cells, "ndim", 1) == 0
+        ):
             cells = [cells]  # a single example
-        columns[name] = texts_of(cells if hasattr(cells, "dtype") else list(cells))
+        if not isinstance(cells, np.ndarray) and not hasattr(cells, "to_numpy"):
+            cells = cells.tolist() if hasattr(cells, "tolist") else list(cells)
+        columns[name] = texts_of(cells)
     count = len(columns[how.features[0]])
     for name, cells in columns.items():
         if len(cells) != count:

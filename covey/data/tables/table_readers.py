@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.data.shards import SPLITS
+from covey.data.tables import npz
 from covey.data.tables.options import TableOptions
 from covey.data.tables.tables import (
     Faults,
@@ -165,7 +165,7 @@ def texts_of(column: Any) -> list[str]:
         return ["" if value is None else str(value).strip() for value in column]
     if column.dtype.kind == "M":  # tolist would make whole numbers of nanoseconds
         column = column.astype(str)
-    if column.dtype.kind == "f":
+    if column.dtype.kind == "f" and column.ndim == 1:
         gaps = np.isnan(column)
         values = column[~gaps]
         whole = (np.abs(values) < 2**53).all() and (values == np.rint(values)).all()
@@ -273,7 +273,11 @@ def _separator(path: Path, decimal: str) -> str:
 def _parquet(path: Path, options: TableOptions, faults: Faults) -> Table:
     parquet = needed("pyarrow.parquet", extra="parquet", to=f"read {path}")
     with reading(path, "write it again"):
-        data = parquet.ParquetFile(path).read()
+        file = parquet.ParquetFile(path)
+        # A run of equal values takes a few bytes, however long it is.
+        values = file.metadata.num_rows * file.metadata.num_columns
+        npz.check_memory(8 * values, path, "give fewer rows")
+        data = file.read()
     return frame_rows(data, data.column_names, options, faults, path)
 
 
@@ -289,13 +293,9 @@ def _npz(path: Path, options: TableOptions, faults: Faults) -> Table:
             f"features = {list(options.features)}, but the columns of x in {path} have no names; "
             "leave features out."
         )
-    arrays = {}
     remedy = "write it with numpy.savez, and text as array.astype(str)"
-    with open(path, "rb") as file, reading(path, remedy), zipfile.ZipFile(file) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as stream:  # objects could run code when they are read
-                array = np.lib.format.read_array(stream, allow_pickle=False)
-            arrays[name.removesuffix(".npy")] = array
+    with open(path, "rb") as file, reading(path, remedy):
+        arrays = npz.arrays(file)
     options = replace(options, label="y")
     if "train_x" not in arrays or not options.labelled:
         return _examples(path, f"{path}, row", arrays, options, faults)
