@@ -21,10 +21,11 @@ import pytest
 import torch
 
 import covey
+from covey import rooms
 from covey.deployed.commands.node import _rounds
 from covey.deployed.commands.replay import run_folder
 from covey.deployed.faults import set_fault
-from covey.deployed.files import deploy_local, server_folder
+from covey.deployed.files import deploy_local
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import ServerFolder
 from covey.deployed.node import orders, own_models
@@ -90,7 +91,7 @@ def rounds_of(run: Run, folder: ServerFolder, stop: int | None = None) -> None:
 @contextmanager
 def without_pictures() -> Iterator[None]:
     """Pictures and pages take the longest."""
-    with patch.object(outcome, "_draw"), patch.object(server_folder.rooms, "call"):
+    with patch.object(outcome, "_draw"), patch.object(rooms, "call"):
         yield
 
 
