@@ -100,6 +100,16 @@ def test_adam_by_hand() -> None:
     )
 
 
+def test_without_convexity_nesterov_takes_its_own_momentum() -> None:
+    """Step k goes on by k / (k + 3) of its change: 0, 1/4, 2/5."""
+    rate = 1 - 0.5 * A
+    x1 = rate * ZERO + 0.5 * B
+    x2 = rate * x1 + 0.5 * B
+    x3 = rate * (x2 + (x2 - x1) / 4) + 0.5 * B
+    x4 = rate * (x3 + (x3 - x2) * 2 / 5) + 0.5 * B
+    close(descend(ZERO, quadratic, steps=4, lr=0.5, method="nesterov"), x4, 1e-14)
+
+
 def test_nesterov_is_faster_where_the_problem_is_long() -> None:
     curvature = torch.tensor([1.0, 1e-3], dtype=torch.float64)
     start = torch.ones(1, 2, dtype=torch.float64)

@@ -151,6 +151,16 @@ def test_held_versions_stay_as_they_were(steps: list[Step]) -> None:
         assert column.capacity < 1.5 * 4 * NODES
 
 
+def test_a_held_row_is_not_written_again_in_its_round() -> None:
+    store = Store({"device": 2})
+    store.put("device", "w", ids_of([0, 1]), torch.zeros(2, WIDTH), 0)
+    column = store.columns["device", "w"]
+    column.hold("best", slice(0, 2))
+    store.put("device", "w", ids_of([1]), torch.ones(1, WIDTH), 0)
+    assert column.read("best", slice(0, 2))[2].tolist() == [[0.0] * WIDTH] * 2
+    assert column.read("present", slice(0, 2))[2].tolist() == [[0.0] * WIDTH, [1.0] * WIDTH]
+
+
 def test_a_row_in_several_versions_is_saved_once() -> None:
     store = Store({"device": 4})
     store.put("device", "w", torch.arange(4), torch.arange(4.0)[:, None], 0)

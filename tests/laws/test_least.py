@@ -181,6 +181,20 @@ def test_no_answer_tells_the_target_of_one_example(monkeypatch: pytest.MonkeyPat
         assert not any(abs(float(value) - one) < 1e-3 for value in row for one in secret)
 
 
+@pytest.mark.parametrize(("holders", "others"), [(4, 9), (9, 4), (9, 9), (0, 4), (4, 0)])
+def test_neither_few_examples_of_holders_nor_of_the_others_are_sent_on(
+    holders: int, others: int
+) -> None:
+    scorer = Scorer(FedAvg(), (), ("test",), least=LEAST)
+    total = torch.zeros(1, sum(scorer._widths), dtype=torch.float64)
+    told = [2.0, 3, holders, 4, 5, holders + others, 6]
+    few = scorer._split(total)[0][3]
+    few[0, 0] = torch.tensor(told)
+    left = scorer._split(scorer._enough(total))[0][3][0, 0].tolist()
+    hidden = 0 < holders < LEAST or 0 < others < LEAST
+    assert left == ([0.0] * 6 + [6] if hidden else told)
+
+
 def test_a_node_goes_by_its_own_experiment() -> None:
     """A parent cannot ask for more: what it says of a scorer does not hold `least`."""
     runs = covey.run(experiment())._runs
