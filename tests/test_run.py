@@ -335,6 +335,26 @@ def test_more_rounds_score_what_an_undisturbed_run_scores(tmp_path: Path) -> Non
     assert [record.round for record in (*longer, *longer.history[:2]) if record.models] == [2, 5]
 
 
+@dataclasses.dataclass(frozen=True)
+class BestInItsSecondRound(FedAvg):
+    """Every other round answers the first model."""
+
+    def server(self, me: covey.Nodes, w: torch.Tensor) -> torch.Tensor:
+        trained = super().server(me, w)
+        return trained if me.round == 1 else me.initial()
+
+
+def test_a_round_that_was_scored_for_being_the_last_is_no_choice_of_a_longer_run(
+    tmp_path: Path,
+) -> None:
+    here = experiment(algorithm=BestInItsSecondRound(lr=0.1), rounds=2, score_every=3)
+    short = played(here)
+    assert [choice.round for choice in short.chosen.values()] == [1]
+    short.save(tmp_path / "run")
+    longer = played(dataclasses.replace(here, rounds=6), resume=tmp_path / "run")
+    assert [choice.round for choice in longer.chosen.values()] == [2]
+
+
 def test_the_record_says_where_the_time_went(tmp_path: Path) -> None:
     run = covey.run(experiment(rounds=4, score_every=2))
     first, second = next(run), next(run)
