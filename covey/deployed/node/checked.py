@@ -27,10 +27,10 @@ from covey.deployed.node.checked_facts import (
     ROWS_OF_NODE,
     Rehearsed,
     Subtree,
-    field_of,
     header_limit,
     rows_limit,
 )
+from covey.deployed.node.forms import check_form, check_once, field_of, is_text
 from covey.deployed.node.node_rows import NodeRow, RowRange, open_order
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
@@ -230,9 +230,7 @@ class OrderCheck(ChildCheck):
         failure = _error_in(header, rows)
         if failure is not None:
             return self._ends_round(seat, failure)
-        checked_facts.check_missing(header, subtree)
-        checked_facts.check_unreached(header, subtree)
-        checked_facts.check_number(header)
+        checked_facts.check_followed(header, subtree)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         described: Counter[tuple[str, int]] = Counter()
@@ -240,14 +238,14 @@ class OrderCheck(ChildCheck):
             self._check_row(subtree, kept)
             described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
         places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
-        checked_facts.check_once(places, "a row")
+        check_once(places, "a row")
         if any(size > ROWS_OF_NODE for size in described.values()):
             raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
         return False
 
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
-        checked_facts.check_place(kept.tier, kept.number, subtree)
+        checked_facts.check_ids(kept.tier, [kept.number], subtree)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "freeze":  # all versions of one name, or of all
@@ -265,8 +263,7 @@ def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
     failure = field_of(header, "error")
     if failure is None:
         return None
-    if not isinstance(failure, list) or [type(word) for word in failure] != [str, str]:
-        raise DecodeError("an error that is not a kind and a text.")
+    check_form(failure, (is_text, is_text), "an error")
     if rows:
         raise DecodeError("an error with rows.")
     kind, text = failure
