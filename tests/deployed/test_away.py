@@ -23,7 +23,7 @@ from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import missing_of, server_run
 from covey.deployed.operate.progress import Progress
 from covey.deployed.transport import ask as asks
-from covey.deployed.transport.ask import REMEMBERED, SentKeys
+from covey.deployed.transport.answers import REMEMBERED, SentKeys
 from covey.deployed.transport.grpc_transport import Conversation
 from covey.deployed.transport.local_transport import LocalTransport, SeatLost
 from covey.deployed.transport.stored import Stored

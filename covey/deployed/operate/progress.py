@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -22,6 +22,7 @@ from covey.deployed.transport.transport import (
     Patience,
     Seat,
     Transport,
+    failed_in,
 )
 from covey.runs.scores.record import Round
 
@@ -340,6 +341,26 @@ class Progress:
             yield "lag_seconds", seat["lag"], own
 
 
+@dataclass(frozen=True)
+class _WatchedCheck:
+    """A check that tells of every answer that it refuses."""
+
+    check: Check
+    refused: Callable[[Seat, str], None]
+
+    @property
+    def failed(self) -> Collection[Seat]:
+        """The seats whose answer is an error that ends the round."""
+        return failed_in(self.check)
+
+    def __call__(self, seat: Seat, data: bytes) -> str | None:
+        """Why the answer of a seat is refused; None: it is good."""
+        reason = self.check(seat, data)
+        if reason is not None:
+            self.refused(seat, reason)
+        return reason
+
+
 @dataclass(eq=False)
 class WatchedTransport:
     """A transport that tells a process's progress of its asks, and waits while it is paused."""
@@ -361,24 +382,15 @@ class WatchedTransport:
     ) -> Mapping[Seat, Answer]:
         """Ask as the transport below does; answers that are refused are counted."""
         progress = self._progress
-
-        def watched(seat: Seat, data: bytes) -> str | None:
-            assert check is not None
-            reason = check(seat, data)
-            if reason is not None:
-                with progress.lock:
-                    self._child(seat).refused(reason)
-            return reason
-
-        watched.failed = getattr(check, "failed", frozenset())  # type: ignore[attr-defined]
+        if check is not None:
+            check = _WatchedCheck(check, self._refused)
         if key.lane != "order":
             progress.gate()
         with progress.lock:
             for seat, part in own.items():
                 self._child(seat).began(key, len(common) + len(part))
         began = progress.clock()
-        seen = None if check is None else watched
-        answers = self._inner.ask(key, common, own, patience, seen, most)
+        answers = self._inner.ask(key, common, own, patience, check, most)
         now = progress.clock()
         with progress.lock:
             for seat, answer in answers.items():
@@ -388,6 +400,10 @@ class WatchedTransport:
 
     def _child(self, seat: Seat) -> SeatProgress:
         return self._progress.seats[self._names[seat]]
+
+    def _refused(self, seat: Seat, reason: str) -> None:
+        with self._progress.lock:
+            self._child(seat).refused(reason)
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that seats have not followed."""

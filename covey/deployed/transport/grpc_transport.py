@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport.admission import AllowList, Refusal
 from covey.deployed.transport.answers import Incoming, Receiver
-from covey.deployed.transport.ask import Ask, Asks
+from covey.deployed.transport.ask import Ask, Asks, as_sent
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler, Message, cut
 from covey.deployed.transport.grpc_options import (
@@ -46,7 +46,7 @@ from covey.deployed.transport.transport import (
     Patience,
     Seat,
 )
-from covey.deployed.transport.wire import key_sent
+from covey.deployed.transport.wire import Request, SeatShare, key_sent
 from covey.errors import TransportError
 
 _T = TypeVar("_T")
@@ -327,11 +327,11 @@ class Conversation:
             ask, seats = batch
             ask.sent.update(seats)
             for seat in seats:
-                self.answers.asks.sent.send(seat, ask.key)
+                self.answers.sent.send(seat, ask.key)
             if isinstance(ask.common, Stored):
-                message = await asyncio.to_thread(ask.request, seats)
+                message = await asyncio.to_thread(_request, ask, seats)
             else:
-                message = ask.request(seats)
+                message = _request(ask, seats)
             await self.send(message)
             del batch, ask, message  # with all its answers
 
@@ -377,6 +377,15 @@ class Conversation:
                 await self.answers.wait_for_checks()
         finally:
             self.answers.forget(incoming)
+
+
+def _request(ask: Ask, seats: list[Seat]) -> Message:
+    """The request for some seats of one process; it may wait for the disk."""
+    own = [as_sent(ask.own[seat]) for seat in seats]
+    sizes = zip(seats, map(len, own), strict=True)
+    shares = [SeatShare(seat=seat, size=size) for seat, size in sizes]
+    head = Request(key=key_sent(ask.key), common=len(ask.common), parts=shares)
+    return Message(head, (as_sent(ask.common), *own))
 
 
 @dataclass(eq=False)
