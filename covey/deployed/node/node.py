@@ -20,7 +20,7 @@ from covey import native
 from covey.data.shards import some
 from covey.deployed.faults import fault
 from covey.deployed.node import own_models
-from covey.deployed.node.asks import ChildAsks
+from covey.deployed.node.asks import ONCE, ChildAsks, Order
 from covey.deployed.node.checked import ReplyCheck
 from covey.deployed.node.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
 from covey.deployed.node.checked_orders import ENDING, read_ask, read_order
@@ -28,8 +28,14 @@ from covey.deployed.node.disk import ENDED, GOOD_ENDED, GOOD_MISSED, MISSED, Dis
 from covey.deployed.node.disk_store import DiskStore
 from covey.deployed.node.epoch import BEHIND, Epoch, Standing
 from covey.deployed.node.missed import FollowedOrders, Missing, remembered
-from covey.deployed.node.node_rows import NodeRow, RowRange, dtype_name, dtype_of, seal_order
-from covey.deployed.node.orders import ONCE, ChildOrders, Order
+from covey.deployed.node.node_rows import (
+    NodeRow,
+    RowRange,
+    dtype_name,
+    dtype_of,
+    seal_order,
+    sealed_error,
+)
 from covey.deployed.transport.transport import AskKey, Seat, digest
 from covey.errors import (
     CheckpointError,
@@ -87,7 +93,6 @@ class Node(Station):
         """
         self._unfollowed: set[AskKey] = set()
         """Orders of the server that were not followed: training first, they would hold others."""
-        self.orders = ChildOrders(self.asks)
         self._templates: dict[ColumnKey, Tensor] = {}
         for tier, name, dtype, shape in self.database.fact("kept") or []:
             self._templates[tier, name] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
@@ -259,9 +264,7 @@ class Node(Station):
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
-            if key.lane == "order":
-                return seal_order({"error": failure})
-            return seal({"error": failure}, [])
+            return sealed_error(key.lane, *failure)
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         header, messages = read_ask(self, key, common, own)
@@ -281,24 +284,14 @@ class Node(Station):
             raise TransportError(f"{self.place} could not follow an order; {fix}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
-        header |= {
-            "round": key.round,
-            "lane": key.lane,
-            "path": key.path,
-            "owner": owner,
-            "program": program,
-        }
+        header |= {"round": key.round, "lane": key.lane, "path": key.path}
+        header |= {"owner": owner, "program": program}
         self.asks.missing.clear()
         self._answered_key = key
         self._ended = self.database.fact(ENDED) or []
         release(common)
         reply = self._served(header, messages)
-        facts: dict[str, Any] = {
-            **self.asks.orders.facts(),
-            "kept": self._described(),
-            MISSED: self.asks.missed.facts(),
-            "epoch": [self.epoch.before, self.epoch.attempt],
-        }
+        facts = {**self._known(), "epoch": [self.epoch.before, self.epoch.attempt]}
         trainings = [entry for entry in self.asks.missing if entry.lane == "train"]
         if key.lane == "train" or trainings:
             missing = [list(astuple(entry)) for entry in trainings]
@@ -386,10 +379,18 @@ class Node(Station):
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
-        out = []
-        for (tier, name), template in self.kept().items():
-            out.append([tier, name, dtype_name(template.dtype), list(template.shape[1:])])
-        return out
+        return [
+            [tier, name, dtype_name(template.dtype), list(template.shape[1:])]
+            for (tier, name), template in self.kept().items()
+        ]
+
+    def _known(self) -> dict[str, Any]:
+        """What the disk is to remember of those below."""
+        return {
+            **self.asks.orders.facts(),
+            "kept": self._described(),
+            MISSED: self.asks.missed.facts(),
+        }
 
     def _catch_up(self, epoch: Epoch, key: AskKey) -> None:
         """Commit or roll back what this node kept before, as the server did."""
@@ -399,16 +400,16 @@ class Node(Station):
         pending = self.database.pending
         if pending is None:
             return
-        round, _ = pending
-        if epoch.undone(*pending) or (jumped and round >= epoch.before):
+        good = pending[0] < epoch.before
+        if epoch.undone(*pending) or (jumped and not good):
             fault("between-rounds")
-            good = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
-            self.database.rollback(**good)
+            facts = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
+            self.database.rollback(**facts)
             self.forget()
-        elif round < epoch.before:
+        elif good:
             fault("between-rounds")
-            good = {kept: self.database.fact(name) or [] for name, kept in _GOOD.items()}
-            self.database.commit(**good)
+            facts = {kept: self.database.fact(name) or [] for name, kept in _GOOD.items()}
+            self.database.commit(**facts)
 
     def end_round(
         self,
@@ -419,14 +420,9 @@ class Node(Station):
         played: bool = True,
     ) -> None:
         """A round of the server is good; `state` is where the run stands."""
-        facts = {
-            **self.asks.orders.facts(),
-            "kept": self._described(),
-            MISSED: self.asks.missed.facts(),
-            "run": self.epoch.run,
-            "before": self.epoch.before,
-            "rollbacks": list(self.epoch.rollbacks),
-        }
+        epoch = self.epoch
+        stands = {"run": epoch.run, "before": epoch.before, "rollbacks": list(epoch.rollbacks)}
+        facts = {**self._known(), **stands}
         entries = [list(astuple(entry)) for entry in missing]
         self.database.end_round(
             self.own.changed(), facts, state, records, entries, self.asks.heard, played=played
@@ -447,14 +443,14 @@ class Node(Station):
         if order.name == "write":
             rows = [*order.rows, *own_models.rows_for_below(self, order.arguments)]
             order = replace(order, rows=rows)
-        return out + self.orders.give(order, self.epoch, self.kept())
+        return out + self.asks.order(order, self.epoch, self.kept())
 
     def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
         header, rows = read_order(self, key, common, own)
         self._catch_up(Epoch.from_dict(header["epoch"]), key)
         self.asks.missing.clear()
-        self.orders.unreached.clear()
+        self.asks.unreached.clear()
         order = Order(key.program, header["arguments"], rows, key.round, header["deepest"])
         out = self.order(order, key)
         self._unfollowed.discard(key)
@@ -463,7 +459,7 @@ class Node(Station):
             "missing": self.asks.missing_facts(),
             "ended": self.database.fact(ENDED) or [],
             "number": self.database.number,
-            "unreached": self.orders.unreached,
+            "unreached": self.asks.unreached,
         }
         return seal_order(facts, out)
 
@@ -517,7 +513,7 @@ class Node(Station):
         if not arguments.get(ENDING):
             fix = "use its models on its own machine"
             raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
-        self.orders.unreached.append([self.place.tier, self.place.number])
+        self.asks.unreached.append([self.place.tier, self.place.number])
         return []
 
     # Joining

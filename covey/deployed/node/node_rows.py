@@ -164,6 +164,12 @@ def seal_order(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     return b"".join([*front, *pieces(rows, _LENGTH.size + len(head))])
 
 
+def sealed_error(lane: str, kind: str, text: str) -> bytes:
+    """The answer to a request of this lane that was not obeyed, and why."""
+    failure = {"error": [kind, text]}
+    return seal_order(failure) if lane == "order" else seal(failure, [])
+
+
 def open_order(
     data: bytes, limit: int = LIMIT, rows_limit: int = LIMIT
 ) -> tuple[dict[str, Any], list[NodeRow]]:

@@ -34,7 +34,7 @@ from covey.deployed.node.assemble import (
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.disk_store import LARGE
 from covey.deployed.node.node import Node
-from covey.deployed.node.node_rows import as_bytes, seal_order
+from covey.deployed.node.node_rows import as_bytes, sealed_error
 from covey.deployed.node.own_models import DISK
 from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
@@ -57,7 +57,6 @@ from covey.runs.saved.fingerprint import program_fingerprint
 from covey.runs.saved.lock import locked
 from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.record import Round
-from covey.runtimes.alone.envelope import seal
 
 if TYPE_CHECKING:
     from covey.deployed.transport.grpc_network import GrpcNetwork
@@ -87,10 +86,7 @@ def _short(answer: Handler) -> Handler:
         if len(data) <= MAX_VALUE:
             return data
         text = f"the answer to {key.program} has {len(data)} bytes, more than {MAX_VALUE}."
-        failure = {"error": [TransportError.__name__, text]}
-        if key.lane == "order":
-            return seal_order(failure)
-        return seal(failure, [])
+        return sealed_error(key.lane, TransportError.__name__, text)
 
     return answered
 
@@ -121,8 +117,7 @@ class Member:
         self._stack = ExitStack()
         self._members: dict[str, list[TreeMember]] = tree_members(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
-        self._mapped = False
-        self._parents: dict[str, GrpcTransport] = {}
+        self._to_children: GrpcTransport | None = None
         self._disks: dict[str, Disk] = {}
 
     @contextmanager
@@ -189,27 +184,26 @@ class Member:
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        bounds = {}
-        for name, number in self._children(seat).items():
-            if name in process.norm_bounds:
-                bounds[number] = process.norm_bounds[name]
+        bounds = process.norm_bounds
         node = node_of(
             parts,
             facts,
             disk,
             transport=transport,
             patience=process.patience,
-            norm_bounds=bounds,
+            norm_bounds={
+                number: bounds[name]
+                for name, number in self._children(seat).items()
+                if name in bounds
+            },
             drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
             identity=self.network.identity,
             jump=self.jump,
         )
         admission.node = node
-        if process.aggregates:  # it holds no model in memory
-            if not self._mapped:
-                self.parts = mapped_parts(self.parts, Path(self.process.state))
-                self._mapped = True
+        if process.aggregates:  # it holds no model in memory, and has this node alone
+            self.parts = mapped_parts(self.parts, Path(process.state))
             share(node, self.parts)
             give_back_free()
         return node
@@ -289,7 +283,7 @@ class Member:
         ids = self._children(seat)
         transport = self.network.listen(self.process, self._fingerprint, ids, admission)
         self._stack.callback(transport.close)
-        self._parents[seat.name] = transport
+        self._to_children = transport
         self.progress.knocks = transport.knocks
         names = {number: name for name, number in ids.items()}
         return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
@@ -301,13 +295,13 @@ class Member:
         return dict(zip(seat.children, numbers, strict=True))
 
     def _evict(self, name: str) -> None:
-        for transport in self._parents.values():
-            transport.evict(name)
+        if self._to_children is not None:
+            self._to_children.evict(name)
         self.log.warning("evicted", seat=name)
 
     def _admit(self, name: str) -> None:
-        for transport in self._parents.values():
-            transport.admit(name)
+        if self._to_children is not None:
+            self._to_children.admit(name)
         self.log.info("admitted", seat=name)
 
 
