@@ -33,10 +33,7 @@ from covey.fields import nearest
 from covey.folder.show import print_wide
 from covey.folder.terminal import Console
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 PORT = 9443
 _POLL = 0.2  # s between two looks at a node that ends
 _AT_ONCE = 16  # nodes that are asked for their status at the same time
@@ -54,8 +51,7 @@ Plan = Annotated[
     typer.Option("--plan", metavar="DIR", help="All nodes of a planned tree on this machine."),
 ]
 Certs = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder of an operator's certificate."),
+    Path | None, typer.Option(metavar="DIR", help="The folder of an operator's certificate.")
 ]
 
 

@@ -26,13 +26,7 @@ from covey.deployed.plan.plan_files import EXPERIMENT
 from covey.deployed.plan.process import Process
 from covey.deployed.transport.extras import needed
 from covey.deployed.transport.grpc_options import check_plain
-from covey.errors import (
-    ConfigError,
-    CoveyError,
-    DivergedError,
-    OtherExperiment,
-    TransportError,
-)
+from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, TransportError
 from covey.files import config
 from covey.folder.own_code import own_modules
 from covey.runs.run import Run

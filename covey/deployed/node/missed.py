@@ -172,13 +172,7 @@ class PendingOrders:
         for key, requests in self._requests.items():
             transport.owe(key, requests)
 
-    def add(
-        self,
-        key: AskKey,
-        label: str,
-        requests: Mapping[Seat, bytes],
-        before: int,
-    ) -> None:
+    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes], before: int) -> None:
         """Some children did not follow an order in time; the disk knows it when this returns.
 
         Rounds before `before` are good.

@@ -37,13 +37,7 @@ from covey.deployed.node.node_rows import (
     sealed_error,
 )
 from covey.deployed.transport.transport import AskKey, Seat, digest
-from covey.errors import (
-    CheckpointError,
-    CoveyError,
-    DecodeError,
-    DivergedError,
-    TransportError,
-)
+from covey.errors import CheckpointError, CoveyError, DecodeError, DivergedError, TransportError
 from covey.kernel.nodes import Call
 from covey.kernel.replies import Exact, rows_of
 from covey.kernel.store.store import ColumnKey

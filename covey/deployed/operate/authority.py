@@ -317,13 +317,7 @@ class Authority:
             raise ConfigError(f"{file} is not the key of {self.folder / AUTHORITY}; {fix}.")
         return own, key
 
-    def _sign(
-        self,
-        name: str,
-        seats: Sequence[str],
-        public: Any,
-        days: float,
-    ) -> None:
+    def _sign(self, name: str, seats: Sequence[str], public: Any, days: float) -> None:
         """Sign, note and write the certificate of a process.
 
         The note comes first: a certificate that nobody knows of could not be revoked.

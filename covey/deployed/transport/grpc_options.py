@@ -99,11 +99,7 @@ def server_options(limits: Limits, children: int) -> list[Option]:
 
 def channel_options(limits: Limits, parent: str | None) -> list[Option]:
     """The options of a child; its parent must show a certificate of this name."""
-    out = [
-        *options(limits),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-    ]
+    out = [*options(limits), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     if parent is not None:
         out.append(("grpc.ssl_target_name_override", parent))
     return out
