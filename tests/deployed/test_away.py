@@ -156,7 +156,7 @@ def test_an_order_that_is_owed_and_asked_takes_one_place_of_the_window(plain: Fa
     until(lambda: order in plain.parent.asks.open)
     plain.dial(0, handler=noted(handled, gate))
     plain.wait(0)
-    sent = plain.parent.asks.sent.by_seat
+    sent = plain.parent._answers.sent.by_seat
     until(lambda: 0 in sent and sent[0][order] == 2)
     gate.set()
     asking.join()

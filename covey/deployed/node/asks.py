@@ -6,7 +6,7 @@ no program, and goes down the tree from node to node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from typing import Any
@@ -140,7 +140,7 @@ class ChildAsks:
         if self._unwritten is not None:
             self.disk.journal(*self._unwritten, self.heard)
         for earlier, seat, reply in self._replies:
-            reply.drop(partial(self._journalled, earlier, seat))
+            reply.drop(partial(_messages, partial(self.disk.journalled_of, earlier, seat)))
         self.let_go()
         self.trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
@@ -155,11 +155,6 @@ class ChildAsks:
             self.orders.settle(seat)
         self._unwritten = (key, answers)
         return answers
-
-    def _journalled(self, key: AskKey, seat: Seat) -> list[Packed]:
-        """The messages of a reply that the journal has."""
-        _, messages = open_sealed(self.disk.journalled_of(key, seat))
-        return messages
 
     def let_go(self) -> None:
         """Hold no answers of children any more."""
@@ -192,7 +187,7 @@ class ChildAsks:
         key, answers = self._last
         answer = answers[seat]
         if isinstance(answer.data, Stored):
-            reply.drop(lambda: open_sealed(answer.read())[1])
+            reply.drop(partial(_messages, answer.read))
         else:
             self._replies.append((key, seat, reply))
 
@@ -292,3 +287,8 @@ class ChildAsks:
         if self.transport is not None and size > _MUCH:
             self.disk.shrink()
             give_back_free()
+
+
+def _messages(read: Callable[[], bytes]) -> list[Packed]:
+    """The messages of a reply that lies outside memory."""
+    return open_sealed(read())[1]

@@ -37,7 +37,7 @@ from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
 from covey.kernel.store.store import ColumnKey
 from covey.links.link import Link
-from covey.links.packed import Packed, Schema
+from covey.links.packed import Schema
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed, raised
 from covey.types import Rows
@@ -143,60 +143,50 @@ class ReplyCheck(ChildCheck):
     def most(self) -> int:
         """Bytes of all rows and of the facts of a subtree, each more than they can have."""
         rows = sum(schema.width * (schema.dtype.itemsize + _PLACED) for schema in self.schemas)
-        limits = [header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values()]
+        limits = (header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values())
         return rows + 2 * max(limits, default=0)
 
     def _check(self, seat: Seat, data: bytes) -> bool:
         header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
         failure = _error_in(header, messages)
         if failure is not None:
-            kind, text = failure
-            if self.drops_diverged and kind == DivergedError.__name__:
-                raise _Dropped(f"its training diverged: {shown(text)}")
+            if self.drops_diverged and failure[0] == DivergedError.__name__:
+                raise _Dropped(f"its training diverged: {shown(failure[1])}")
             return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
         checked_facts.check(header, self.subtrees[seat], self.rehearsed)
-        expected = self.schemas
-        if seat not in self.answering:
-            expected = ()
+        expected = self.schemas if seat in self.answering else ()
         if len(messages) != len(expected):
             raise DecodeError(f"{len(messages)} messages, expected {len(expected)}.")
         for packed, schema in zip(messages, expected, strict=True):
-            self._check_message(seat, packed, schema, header["facts"]["reports"])
+            with _DECODING:
+                count = int(schema.kind != "nothing")
+                rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
+                if rows is not None:
+                    self._check_values(seat, rows, schema)
+                    self._check_scores(rows, header["facts"]["reports"])
         self.numbers[seat] = header["number"]
         return False
 
-    def _check_message(
-        self, seat: Seat, packed: Packed, schema: Schema, reports: Sequence[Any]
-    ) -> None:
-        """Refuse another schema, more than one row, and values that cannot be true."""
-        count = 1
-        if schema.kind == "nothing":
-            count = 0
-        with _DECODING:
-            rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
-            if rows is not None:
-                self._check_values(seat, rows, schema)
-                if self.scorer is not None:
-                    self._check_scores(self.scorer, rows, reports)
-
-    def _check_scores(self, scorer: Scorer, rows: Rows, reports: Sequence[Any]) -> None:
+    def _check_scores(self, rows: Rows, reports: Sequence[Any]) -> None:
         """Refuse sums of scores that cannot be true, or are not those that devices report."""
+        if self.scorer is None:
+            return
         figures: dict[str, list[list[float]]] = {}
         for name, _, _, values in reports:
             figures.setdefault(name, []).extend(values)
         by_name = {name: torch.tensor(own, dtype=torch.float64) for name, own in figures.items()}
-        reason = scorer.refusal(rows.double(), by_name)
+        reason = self.scorer.refusal(rows.double(), by_name)
         if reason is not None:
             raise DecodeError(reason)
 
     def _check_values(self, seat: Seat, rows: Rows, schema: Schema) -> None:
         """Refuse a row that is not finite, or longer than its bound."""
         if not native.finite(rows):
-            text = "a row that is not finite, of a child that does not say that it diverged"
-            raise DecodeError(f"{text}.")
+            why = "of a child that does not say that it diverged"
+            raise DecodeError(f"a row that is not finite, {why}.")
         if schema.kind == "exact" and rows.numel() and float(rows.abs().max()) > _LARGEST:
             raise DecodeError(f"a row with numbers beyond {_LARGEST:g}.")
         bound = self.bounds.get(seat)
@@ -266,8 +256,7 @@ def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
     check_form(failure, (is_text, is_text), "an error")
     if rows:
         raise DecodeError("an error with rows.")
-    kind, text = failure
-    return kind, text
+    return failure[0], failure[1]
 
 
 def child_error(

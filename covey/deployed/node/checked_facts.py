@@ -28,7 +28,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -126,19 +126,18 @@ def subtrees(tree: Tree, tier: str) -> list[Subtree]:
     >>> subtrees(Tree.grouped([2, 3]), "edge")[1]
     {'edge': range(1, 2), 'device': range(2, 5)}
     """
-    level = tree.index(tier)
-    first = torch.arange(tree.size(tier))
-    spans = [(first, first + 1)]
-    for above, below in pairwise(tree.tiers[level:]):
-        starts = tree.first(above, torch.arange(tree.size(above)))
-        starts = torch.cat([starts, torch.tensor([tree.size(below)])])
-        first, stop = spans[-1]
-        spans.append((starts[first], starts[stop]))
-    listed = [(begin.tolist(), end.tolist()) for begin, end in spans]
-    out: list[Subtree] = []
-    for number in range(tree.size(tier)):
-        ranges = [range(begin[number], end[number]) for begin, end in listed]
-        out.append(dict(zip(tree.tiers[level:], ranges, strict=True)))
+    below = tree.below(tier)
+    children = iter(()) if below is None else iter(subtrees(tree, below))
+    counts = tree.counts(tier, torch.arange(tree.size(tier))).tolist()
+    return [subtree(tier, node, islice(children, count)) for node, count in enumerate(counts)]
+
+
+def subtree(tier: str, number: int, children: Iterable[Subtree]) -> Subtree:
+    """The subtree of a node, from those of its children in the order of their ids."""
+    out = {tier: range(number, number + 1)}
+    for child in children:
+        for below, ids in child.items():
+            out[below] = range(out.get(below, ids).start, ids.stop)
     return out
 
 

@@ -22,7 +22,7 @@ from covey.deployed.faults import fault
 from covey.deployed.node import own_models
 from covey.deployed.node.asks import ONCE, ChildAsks, Order
 from covey.deployed.node.checked import ReplyCheck
-from covey.deployed.node.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
+from covey.deployed.node.checked_facts import Rehearsed, Subtree, ask_form, nodes_of, subtree
 from covey.deployed.node.checked_orders import ENDING, read_ask, read_order
 from covey.deployed.node.disk import ENDED, GOOD_ENDED, GOOD_MISSED, MISSED, Disk
 from covey.deployed.node.disk_store import DiskStore
@@ -111,11 +111,7 @@ class Node(Station):
     @cached_property
     def subtree(self) -> Subtree:
         """The ids of this node and of all nodes below it."""
-        out = {self.place.tier: range(self.place.number, self.place.number + 1)}
-        for subtree in self.asks.subtrees.values():  # in the order of their ids
-            for tier, ids in subtree.items():
-                out[tier] = range(out.get(tier, ids).start, ids.stop)
-        return out
+        return subtree(self.place.tier, self.place.number, self.asks.subtrees.values())
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""

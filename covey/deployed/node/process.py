@@ -134,8 +134,8 @@ class Member:
                     identity=identity,
                     log=self.log,
                     state=Path(process.state),
-                    evict=self._evict,
-                    admit=self._admit,
+                    evict=self.evict,
+                    admit=self.admit,
                 )
                 self._stack.callback(control.close)
                 self._stack.enter_context(drained(self.progress, self.log))
@@ -224,11 +224,11 @@ class Member:
 
             return handled
 
-        nodes = {seat: self.node(seat) for seat in self.process.nodes}
-        port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
-        for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, once(_short(node.answer)))
+        for seat in self.process.nodes:
+            answer = once(_short(self.node(seat).answer))
+            handlers[seat.number] = self.progress.handler(seat.name, answer)
+        port = self.network.dial(self.process, self._fingerprint, self._disks)
 
         def close_when_drained() -> None:
             self.progress.wait_for_drain()
@@ -294,12 +294,14 @@ class Member:
         numbers = range(place.first_child, place.first_child + place.children)
         return dict(zip(seat.children, numbers, strict=True))
 
-    def _evict(self, name: str) -> None:
+    def evict(self, name: str) -> None:
+        """Put a child out of its seat."""
         if self._to_children is not None:
             self._to_children.evict(name)
         self.log.warning("evicted", seat=name)
 
-    def _admit(self, name: str) -> None:
+    def admit(self, name: str) -> None:
+        """Let a child that was evicted take its seat again."""
         if self._to_children is not None:
             self._to_children.admit(name)
         self.log.info("admitted", seat=name)

@@ -145,9 +145,7 @@ def _without(question: Question, there: Tensor) -> Question:
 
 def _of_some(call: Call, chosen: Tensor) -> Call:
     """What some of the nodes noted and worked, bool [n]."""
-    notes = {}
-    for name, noted in call.notes.items():
-        notes[name] = tuple(values[chosen] for values in noted)
+    notes = {name: tuple(values[chosen] for values in noted) for name, noted in call.notes.items()}
     gradients = call.gradients
     if isinstance(gradients, Tensor) and gradients.ndim:
         gradients = gradients[chosen]

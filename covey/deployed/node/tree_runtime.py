@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -114,12 +114,12 @@ class TreeRuntime(Runtime):
             self._check_reports(program, played, round)
         self._missing += self.server.asks.missing
         # In the order of the simulator: down from the top, then up to it.
-        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        links = self.tree.links
         ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
-        traffic = []
-        for by_link in played.traffic:
-            ordered = sorted(by_link.items(), key=lambda item: ways.index(item[0][:2]))
-            traffic.append(dict(ordered))
+        traffic = [
+            dict(sorted(by_link.items(), key=lambda item: ways.index(item[0][:2])))
+            for by_link in played.traffic
+        ]
         return replace(played, traffic=traffic)
 
     def _check_reports(self, program: Program, played: Played, round: int) -> None:
@@ -210,10 +210,9 @@ class TreeRuntime(Runtime):
         """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
         templates = self.kept()
         together: list[NodeRow] | None = None
-        total = 0  # bytes of all versions of all rows of all nodes, about
-        for (tier, _), template in templates.items():
-            total += VERSIONS * self.tree.size(tier) * _row_bytes(template)
-        if total <= ROWS:
+        # Bytes of all versions of all rows of all nodes, about.
+        sizes = [self.tree.size(tier) * _row_bytes(rows) for (tier, _), rows in templates.items()]
+        if VERSIONS * sum(sizes) <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
             versions = together or []
@@ -322,11 +321,9 @@ class TreeRuntime(Runtime):
     def _route(self, tier: str, number: int) -> list[int]:
         """The nodes from the server to a node: one number for each tier."""
         route = [number]
-        for level in range(self.tree.index(tier), 0, -1):
-            above = self.tree.tiers[level - 1]
+        for above in reversed(self.tree.tiers[: self.tree.index(tier)]):
             firsts = self.tree.first(above, torch.arange(self.tree.size(above)))
-            parent = torch.searchsorted(firsts, torch.tensor([route[0]]), right=True) - 1
-            route.insert(0, int(parent))
+            route.insert(0, int(torch.searchsorted(firsts, route[0], right=True)) - 1)
         return route
 
 

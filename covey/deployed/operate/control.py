@@ -320,8 +320,7 @@ class _Requests(BaseHTTPRequestHandler):
                 return 403, "the control port answers requests to loopback alone", _TEXT
         else:
             assert isinstance(self.connection, ssl.SSLSocket)
-            der = self.connection.getpeercert(binary_form=True)
-            peer = SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+            peer = _shown_by(self.connection)
             roles = {OPERATOR} if self.command == "POST" else {OPERATOR, OBSERVER}
             if not roles & {*peer.seats} or peer.serial in control.identity.revoked():
                 needed = f"this needs the certificate of {OPERATOR}, not of {', '.join(peer.seats)}"
@@ -420,8 +419,7 @@ def _check_shown(
     """
     if certificate is None or not isinstance(connection.sock, ssl.SSLSocket):
         return
-    der = connection.sock.getpeercert(binary_form=True)
-    shown = SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+    shown = _shown_by(connection.sock)
     refusal = shown.refusal(Identity(certificate).revoked(), datetime.now(UTC))
     if refusal is not None:
         raise ConfigError(f"{connection.host}:{connection.port}: {refusal}.")
@@ -431,6 +429,12 @@ def _check_shown(
         raise AnotherProcess(
             f"{place} shows the certificate of {names}, not of {', '.join(seats)}."
         )
+
+
+def _shown_by(peer: ssl.SSLSocket) -> SeatCertificate:
+    """The certificate of the other side of a connection."""
+    der = peer.getpeercert(binary_form=True)
+    return SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
 
 
 def _context(identity: Identity, protocol: int) -> ssl.SSLContext:

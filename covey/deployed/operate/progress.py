@@ -30,6 +30,17 @@ State = Literal["starting", "dialling", "waiting", "working", "paused", "drainin
 STATES: tuple[State, ...] = get_args(State)
 Clock = Callable[[], float]
 _SHOWN = 4  # digits of a path
+_TOLD = (
+    "own",
+    "last_key",
+    "round",
+    "rounds",
+    "down_bytes",
+    "up_bytes",
+    "bad_reason",
+    "turned_away",
+)
+"""What a status tells of a seat as it is."""
 _RECENT = 20  # rounds of which the speed is told
 _HELP = {
     "state": "1 for what the process does now, and 0 for everything else.",
@@ -66,9 +77,9 @@ class SeatProgress:
     """How many different rounds of training it has answered in."""
     down_bytes: int = 0
     up_bytes: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    asks: Counter[str] = field(default_factory=Counter)
     """How many asks were answered, late or absent, and how many answers were bad or diverged."""
-    reason: str | None = None
+    bad_reason: str | None = None
     """Why its last bad answer was refused."""
     turned_away: str | None = None
     """Why its process was refused that dialled last, while nobody has the seat."""
@@ -93,7 +104,7 @@ class SeatProgress:
         self.seconds += seconds
         if status == "bad":  # it was counted when it came
             return
-        self.counts[status] += 1
+        self.asks[status] += 1
         if status != "answered":
             return
         self.up_bytes += size
@@ -106,10 +117,10 @@ class SeatProgress:
     def refused(self, reason: str) -> None:
         """Its answer was bad, or says that its training diverged."""
         if isinstance(reason, Diverged):
-            self.counts["diverged"] += 1
+            self.asks["diverged"] += 1
         else:
-            self.counts["bad"] += 1
-            self.reason = reason
+            self.asks["bad"] += 1
+            self.bad_reason = reason
 
     def as_dict(self, name: str, process: State, now: float) -> dict[str, Any]:
         """Its entry in the status of a process that is in this state."""
@@ -122,16 +133,9 @@ class SeatProgress:
             state = "empty"
         return {
             "seat": name,
-            "own": self.own,
             "state": state,
-            "last_key": self.last_key,
-            "round": self.round,
-            "rounds": self.rounds,
-            "down_bytes": self.down_bytes,
-            "up_bytes": self.up_bytes,
-            "asks": dict(self.counts),
-            "bad_reason": self.reason,
-            "turned_away": self.turned_away,
+            **{field: getattr(self, field) for field in _TOLD},
+            "asks": dict(self.asks),
             "lag": None if self.last_time is None else round(now - self.last_time, 3),
             "ask_seconds": round(self.seconds, 6),
         }
@@ -339,7 +343,7 @@ class _WatchedCheck:
     """A check that tells of every answer that it refuses."""
 
     check: Check
-    refused: Callable[[Seat, str], None]
+    watched: WatchedTransport
 
     @property
     def failed(self) -> Collection[Seat]:
@@ -350,7 +354,7 @@ class _WatchedCheck:
         """Why the answer of a seat is refused; None: it is good."""
         reason = self.check(seat, data)
         if reason is not None:
-            self.refused(seat, reason)
+            self.watched.refused(seat, reason)
         return reason
 
 
@@ -376,7 +380,7 @@ class WatchedTransport:
         """Ask as the transport below does; answers that are refused are counted."""
         progress = self._progress
         if check is not None:
-            check = _WatchedCheck(check, self._refused)
+            check = _WatchedCheck(check, self)
         if key.lane != "order":
             progress.gate()
         with progress.lock:
@@ -394,7 +398,8 @@ class WatchedTransport:
     def _child(self, seat: Seat) -> SeatProgress:
         return self._progress.seats[self._names[seat]]
 
-    def _refused(self, seat: Seat, reason: str) -> None:
+    def refused(self, seat: Seat, reason: str) -> None:
+        """The answer of a seat was bad."""
         with self._progress.lock:
             self._child(seat).refused(reason)
 

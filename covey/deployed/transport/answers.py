@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from covey.deployed.memory import give_back_free
 from covey.deployed.node.node_rows import open_order
 from covey.deployed.transport.admission import Refusal
 from covey.deployed.transport.ask import Ask, Asks
 from covey.deployed.transport.frames import Assembler, Message
-from covey.deployed.transport.grpc_options import LOG, Failures, Limits, say
+from covey.deployed.transport.grpc_options import LOG, Failures, Limits, begin, say
 from covey.deployed.transport.seat_table import ChildStream, SeatTable
 from covey.deployed.transport.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
@@ -222,7 +221,7 @@ class Receiver:
         """Forget a reply of which the rest will not come, or that came too late."""
         incoming.release()
         if incoming.arrival is not None:
-            self._begin(asyncio.to_thread(incoming.arrival.end))
+            begin(asyncio.to_thread(incoming.arrival.end))
 
     def receive(self, stream: ChildStream, incoming: Incoming, message: Message) -> None:
         """Take a reply that is complete."""
@@ -238,14 +237,11 @@ class Receiver:
             self.forget(incoming)
             self._take_late(stream, head.seat, key, message)
         elif incoming.arrival is not None:
-            self._begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
+            begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
         else:
             data = message.blobs[0]
             self._unchecked += len(data)
-            self._begin(self._check(stream, ask, head.seat, data, incoming.reserved))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self.table.background.begin(work)
+            begin(self._check(stream, ask, head.seat, data, incoming.reserved))
 
     def _take_late(self, stream: ChildStream, seat: Seat, key: AskKey, message: Message) -> None:
         """An answer has come after its ask; the seat owes it no more, unless an order failed."""

@@ -45,17 +45,11 @@ class GrpcNetwork:
     def dial(self, process: Process, fingerprint: str, disks: Mapping[str, Disk]) -> GrpcPort:
         """The way to the parent of a process."""
         assert process.parent is not None
-        numbers = {seat.name: seat.number for seat in process.nodes}
-        names = {number: name for name, number in numbers.items()}
-
-        def last_key(seat: Seat) -> str | None:
-            return disks[names[seat]].last_key
-
         return GrpcPort(
             process.parent,
             str(process.nodes[0].parent),
-            numbers,
+            {seat.name: seat.number for seat in process.nodes},
             fingerprint=fingerprint,
             identity=self.identity,
-            last_key=last_key,
+            last_key=lambda name: disks[name].last_key,
         )

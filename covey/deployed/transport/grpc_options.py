@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -270,6 +270,35 @@ def shared_loop() -> asyncio.AbstractEventLoop:
         if not _LOOP:
             _LOOP.append(_Loop())
         return _LOOP[0].loop
+
+
+async def first_ended(*work: Awaitable[Any]) -> list[asyncio.Future[Any]]:
+    """Do several things until one of them has ended, or more; the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def next_frame(call: Any, seconds: float | None) -> bytes | None:
+    """The next frame of a stream, or a TimeoutError; None: the other end has closed its side."""
+    async with asyncio.timeout(seconds):
+        data: bytes = await call.read()
+    return None if data is grpc().aio.EOF else data
+
+
+_BACKGROUND: set[asyncio.Future[None]] = set()
+
+
+def begin(work: Coroutine[Any, Any, None]) -> None:
+    """Do something for which nobody waits: a check, the end of a file, a note of the evicted."""
+    task = asyncio.ensure_future(work)
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)
 
 
 def outcome(future: Future[_T]) -> _T:

@@ -28,14 +28,17 @@ from covey.deployed.transport.grpc_options import (
     METHOD,
     SERVICE,
     Limits,
+    begin,
     check_plain,
+    first_ended,
+    next_frame,
     outcome,
     server_credentials,
     server_options,
     shared_loop,
 )
 from covey.deployed.transport.handshake import Handshakes, judged
-from covey.deployed.transport.seat_table import Background, ChildStream, SeatTable
+from covey.deployed.transport.seat_table import ChildStream, SeatTable
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import (
     Admission,
@@ -86,7 +89,7 @@ class GrpcTransport:
         """Bytes of the frames of all streams, by direction."""
         self.allowed = AllowList(dict(seats), fingerprint, admission, self._limits.strikes, evicted)
         self.handshakes = Handshakes(identity, self.allowed, self._limits, self.refused)
-        self.table = SeatTable(self.allowed, Background(), remember)
+        self.table = SeatTable(self.allowed, remember)
         self.asks = Asks()
         self._answers = Receiver(self.asks, self.table, self._limits, self.refused, folder)
         self._loop = shared_loop()
@@ -212,14 +215,46 @@ class GrpcTransport:
         self.table.note_empty(ask.own)
         self.table.queue(ask)
         try:
-            await _Wait(ask, patience, self.table, self._limits.note_seconds).enough(self.asks)
+            await self._enough(ask, patience)
             return ask.result()
         finally:
             self.asks.end(ask)
             if ask.key.lane == "train" and ask.key in self.asks.pending:
-                self.table.background.begin(self._answers.put_away(ask))
+                begin(self._answers.put_away(ask))
             for stream in self.table.open_streams():
                 stream.forget(ask)
+
+    async def _enough(self, ask: Ask, patience: Patience | None) -> None:
+        """Wait for as many answers as patience wants."""
+        began = time.monotonic()
+        note = self._limits.note_seconds
+        while True:
+            gone: set[Seat] = set()
+            if patience is not None:
+                gone = self.table.empty_for(patience.seconds, ask.missing())
+            if ask.ended(patience, time.monotonic() - began, gone):
+                return
+            if self.asks.closed:
+                raise TransportError(f"{ask.key}: the transport is closed.")
+            if ask.error is not None:
+                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
+            ask.check_diverged(patience, self.table.names)
+            waited = time.monotonic() - began
+            for seat in ask.wanted_again(patience, waited):
+                ask.bad.discard(seat)
+                if seat in self.table.streams:  # an empty seat is asked when it is taken
+                    self.table.streams[seat].queue_again(ask, seat)
+            if waited >= note:
+                self.table.note_waiting(ask, waited)
+                note = 2 * waited
+            ask.changed.clear()
+            left = note - waited
+            if patience is not None and waited < patience.seconds:
+                next_gone = self.table.next_empty_for(patience.seconds, ask.missing())
+                left = min(left, patience.seconds - waited, next_gone)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await ask.changed.wait()
 
     async def _owe(self, order: Ask) -> None:
         self.asks.keep(order)
@@ -299,20 +334,10 @@ class Conversation:
     async def run(self) -> None:
         """Send requests and take replies until either end closes the stream."""
         stream = self.stream
-        tasks = [
-            asyncio.ensure_future(self._read()),
-            asyncio.ensure_future(self._write()),
-            asyncio.ensure_future(stream.end.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                refusal = judged(result)
+        for task in await first_ended(self._read(), self._write(), stream.end.wait()):
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                refusal = judged(error)
                 stream.close(refusal.code, str(refusal), evicted=refusal.evicted)
 
     async def _write(self) -> None:
@@ -351,7 +376,6 @@ class Conversation:
 
     async def _read(self) -> None:
         """Take replies until the process closes its side."""
-        end = grpc().aio.EOF
         assembler = Assembler(limit=self.limits.message)
         assembler.skip_to(2)  # the hello was the first message
         incoming = Incoming()
@@ -359,11 +383,10 @@ class Conversation:
             while True:
                 limit = self.limits.stall_seconds if assembler.within else None
                 try:
-                    async with asyncio.timeout(limit):
-                        data = await self.context.read()
+                    data = await next_frame(self.context, limit)
                 except TimeoutError:
                     raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
-                if data is end:
+                if data is None:
                     return
                 self.carried["received"] += len(data)
                 message = self.answers.take(self.stream, assembler, incoming, data)
@@ -386,50 +409,6 @@ def _request(ask: Ask, seats: list[Seat]) -> Message:
     shares = [SeatShare(seat=seat, size=size) for seat, size in sizes]
     head = Request(key=key_sent(ask.key), common=len(ask.common), parts=shares)
     return Message(head, (as_sent(ask.common), *own))
-
-
-@dataclass(eq=False)
-class _Wait:
-    """Waits for the answers to one ask, as long as patience lasts."""
-
-    ask: Ask
-    patience: Patience | None
-    table: SeatTable
-    note_seconds: float
-
-    async def enough(self, asks: Asks) -> None:
-        """Wait for as many answers as patience wants."""
-        ask = self.ask
-        patience = self.patience
-        began = time.monotonic()
-        note = self.note_seconds
-        while True:
-            gone: set[Seat] = set()
-            if patience is not None:
-                gone = self.table.empty_for(patience.seconds, ask.missing())
-            if ask.ended(patience, time.monotonic() - began, gone):
-                return
-            if asks.closed:
-                raise TransportError(f"{ask.key}: the transport is closed.")
-            if ask.error is not None:
-                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
-            ask.check_diverged(patience, self.table.names)
-            waited = time.monotonic() - began
-            for seat in ask.wanted_again(patience, waited):
-                ask.bad.discard(seat)
-                if seat in self.table.streams:  # an empty seat is asked when it is taken
-                    self.table.streams[seat].queue_again(ask, seat)
-            if waited >= note:
-                self.table.note_waiting(ask, waited)
-                note = 2 * waited
-            ask.changed.clear()
-            left = note - waited
-            if patience is not None and waited < patience.seconds:
-                next_gone = self.table.next_empty_for(patience.seconds, ask.missing())
-                left = min(left, patience.seconds - waited, next_gone)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await ask.changed.wait()
 
 
 def _not_listening(address: str, error: str) -> str:

@@ -15,7 +15,14 @@ from covey.deployed.operate.certificates import Identity, SeatCertificate
 from covey.deployed.transport.admission import EVICTED, AllowList, Refusal, signed_text
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler
-from covey.deployed.transport.grpc_options import LOG, Failures, Limits, Revoked, broken
+from covey.deployed.transport.grpc_options import (
+    LOG,
+    Failures,
+    Limits,
+    Revoked,
+    broken,
+    next_frame,
+)
 from covey.deployed.transport.seat_table import SeatTable
 from covey.deployed.transport.wire import PROTOCOL, Hello, Welcome
 from covey.errors import DecodeError
@@ -79,9 +86,8 @@ class Handshakes:
             names = certificate.seats
         most = _HELLO + _HELLO_SEAT * len(names)
         try:
-            async with asyncio.timeout(self.limits.hello_seconds):
-                data = await context.read()
-            if data is grpc().aio.EOF:
+            data = await next_frame(context, self.limits.hello_seconds)
+            if data is None:
                 raise Refusal("INVALID_ARGUMENT", "it ends before its hello")
             if len(data) > most:
                 text = f"a hello of {len(data)} bytes, more than its seats need ({most})"
