@@ -117,9 +117,7 @@ def issue(
     if len(names) > 1 and (seat or request):
         raise ConfigError("--seat and --request are of one process; issue one name at a time.")
     authority = Authority(folder, key, _passphrase)
-    holders: Holders = "refuse"
-    if replace:
-        holders = "revoke"
+    holders: Holders = "revoke" if replace else "refuse"
     before = _revoked(authority)
     for name in names:
         out = authority.issue(name, seats=seat or (), days=days, request=request, holders=holders)
@@ -202,9 +200,7 @@ def list_(folder: Folder = CERTS, as_json: AsJson = False) -> None:
         print(json.dumps([entry.as_dict() for entry in entries]))
         return
     for entry in entries:
-        state = f"until {entry.ends:%Y-%m-%d}"
-        if entry.revoked:
-            state = "revoked"
+        state = "revoked" if entry.revoked else f"until {entry.ends:%Y-%m-%d}"
         _say(f"{entry.name}  {state}  {entry.serial:x}  seats: {', '.join(entry.seats)}")
 
 

@@ -185,13 +185,10 @@ def _run(process: Process, deployed: Deployment, identity: Identity | None, jump
     own = own_data(deployed.config, process, shards)
     modules = own_modules(deployed.config)
     needed("google.protobuf")  # or an error that says what to install
-    from covey.deployed.transport.grpc_network import GrpcNetwork
-
-    network = GrpcNetwork(identity)
     parts = parts_of(deployed.experiment)
-    member = Member(process, parts, network, log, progress, own, jump=jump)
+    member = Member(process, parts, identity, log, progress, own, jump=jump)
     make_folders(process)
-    with log.library(), member.running(identity):
+    with log.library(), member.running():
         # Files of an experiment that is refused must not replace those of the run.
         write = partial(write_forms, deployed.config, process, shards, modules)
         if process.parent is not None:

@@ -132,10 +132,9 @@ class LocalDeployment:
         rounds = self.deployment.config.rounds
         if rounds > load_config(RunFolder(self.folder).config).rounds:
             return False
-        lacks = None
-        if self.deployment.deploy.share_rows:  # or it can get no rows of the nodes
-            lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
-        if lacks is not None:
+        lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
+        # Without `share_rows` it can get no rows of the nodes.
+        if lacks is not None and self.deployment.deploy.share_rows:
             console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
@@ -169,9 +168,8 @@ class LocalDeployment:
 
     def _show(self, console: Console, tree: LocalProcesses, records: GrowingFile[Round]) -> None:
         """Show rounds as they come, until the server has ended."""
-        hidden: tuple[str, ...] = ("global",)
-        if self.deployment.experiment.algorithm.learns_global:
-            hidden = ()
+        learns_global = self.deployment.experiment.algorithm.learns_global
+        hidden = () if learns_global else ("global",)
         rounds = self.deployment.config.rounds
         done = len(records.read())
         with tree.started(), show.ProgressBar(console, rounds, done, hidden=hidden) as shown:

@@ -145,9 +145,8 @@ class Node(Station):
         common = sealed(header, down)
         if not self._link(question.key("up")).wire.update:
             down.clear()  # no answer is a difference from these rows
-        rows = None
-        if self._play.lane == "score":  # the same program may score other rows
-            rows = common
+        # The same program may score other rows.
+        rows = common if self._play.lane == "score" else None
         key = AskKey(
             run=self.epoch.run,
             round=question.round,
@@ -190,9 +189,7 @@ class Node(Station):
         epoch = asdict(self.epoch)
         out = {}
         for position, child in enumerate(question.ids.tolist()):
-            idle = None
-            if question.idle is not None:
-                idle = bool(question.idle[position])
+            idle = None if question.idle is None else bool(question.idle[position])
             header = {"epoch": epoch, "idle": idle, "answers": position in answering}
             out[child] = seal(header, [packed.only(position) for packed in each])
         return out

@@ -44,7 +44,7 @@ from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
-from covey.deployed.transport.grpc_options import say
+from covey.deployed.transport.grpc_options import Limits, say
 from covey.deployed.transport.socket_bytes import counted
 from covey.deployed.transport.transport import AskKey, Handler, Seat, Transport
 from covey.errors import ConfigError, TransportError
@@ -59,7 +59,6 @@ from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.record import Round
 
 if TYPE_CHECKING:
-    from covey.deployed.transport.grpc_network import GrpcNetwork
     from covey.deployed.transport.grpc_transport import GrpcTransport
 
 
@@ -103,7 +102,8 @@ class Member:
 
     process: Process
     parts: Parts
-    network: GrpcNetwork
+    identity: Identity | None
+    """Its certificate; None: the tree has none, and is on loopback alone."""
     log: EventLog
     progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
@@ -121,9 +121,10 @@ class Member:
         self._disks: dict[str, Disk] = {}
 
     @contextmanager
-    def running(self, identity: Identity | None) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """With a control port and signals that drain; everything is closed at the end."""
         process = self.process
+        identity = self.identity
         with self._stack:
             try:
                 self._lock_state()
@@ -198,7 +199,7 @@ class Member:
             },
             drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
-            identity=self.network.identity,
+            identity=self.identity,
             jump=self.jump,
         )
         admission.node = node
@@ -228,7 +229,18 @@ class Member:
         for seat in self.process.nodes:
             answer = once(_short(self.node(seat).answer))
             handlers[seat.number] = self.progress.handler(seat.name, answer)
-        port = self.network.dial(self.process, self._fingerprint, self._disks)
+        from covey.deployed.transport.grpc_port import GrpcPort
+
+        process = self.process
+        assert process.parent is not None
+        port = GrpcPort(
+            process.parent,
+            str(process.nodes[0].parent),
+            {seat.name: seat.number for seat in process.nodes},
+            fingerprint=self._fingerprint,
+            identity=self.identity,
+            last_key=lambda name: self._disks[name].last_key,
+        )
 
         def close_when_drained() -> None:
             self.progress.wait_for_drain()
@@ -280,8 +292,22 @@ class Member:
         """The way to the children of a seat, watched."""
         if not seat.children:
             return None
+        from covey.deployed.transport.grpc_transport import GrpcTransport
+
+        process = self.process
+        assert process.listen is not None
         ids = self._children(seat)
-        transport = self.network.listen(self.process, self._fingerprint, ids, admission)
+        transport = GrpcTransport(
+            process.listen,
+            ids,
+            fingerprint=self._fingerprint,
+            identity=self.identity,
+            admission=admission,
+            evicted=admission.evicted,
+            remember=admission.remember,
+            limits=Limits(strikes=process.strikes),
+            folder=Path(process.state),
+        )
         self._stack.callback(transport.close)
         self._to_children = transport
         self.progress.knocks = transport.knocks

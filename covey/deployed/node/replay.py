@@ -128,9 +128,6 @@ class ReplaySimulator(Simulator):
 
 def _without(question: Question, there: Tensor) -> Question:
     """An ask of those nodes alone that are there, bool [m]."""
-    idle = question.idle
-    if idle is not None:
-        idle = idle[there]
     answering = torch.zeros(len(there), dtype=torch.bool)
     answering[question.answers] = True
     return replace(
@@ -138,7 +135,7 @@ def _without(question: Question, there: Tensor) -> Question:
         ids=question.ids[there],
         asker=question.asker[there],
         answers=answering[there].nonzero()[:, 0],
-        idle=idle,
+        idle=None if question.idle is None else question.idle[there],
         each=tuple(values[there] for values in question.each),
     )
 

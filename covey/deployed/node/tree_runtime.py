@@ -281,9 +281,7 @@ class TreeRuntime(Runtime):
         deepest: str | None = None,
     ) -> list[NodeRow]:
         """Let the whole tree do something."""
-        round = self.epoch.before - 1
-        if self._played is not None:
-            round = self._played
+        round = self.epoch.before - 1 if self._played is None else self._played
         if self._ending:
             arguments = {**arguments, ENDING: True}
         unreached = self.server.asks.unreached
@@ -312,10 +310,8 @@ class TreeRuntime(Runtime):
         """Whose rows did not come when the run ended, in words; None: all came."""
         if not self._unreached:
             return None
-        by_tier: dict[str, list[int]] = {}
-        for tier, number in sorted(self._unreached):
-            by_tier.setdefault(tier, []).append(number)
-        nodes = [f"{tier} {some(numbers)}" for tier, numbers in by_tier.items()]
+        by_tier = groupby(sorted(self._unreached), lambda node: node[0])
+        nodes = [f"{tier} {some([number for _, number in of])}" for tier, of in by_tier]
         return f"the rows of {' and '.join(nodes)}"
 
     def _route(self, tier: str, number: int) -> list[int]:

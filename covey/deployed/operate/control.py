@@ -42,7 +42,7 @@ from covey.deployed.operate.certificates import (
 )
 from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
-from covey.deployed.plan.process import LOOPBACK, is_loopback, join_address
+from covey.deployed.plan.process import LOOPBACK, host_of, is_loopback, join_address
 from covey.deployed.plan.seats import OBSERVER, OPERATOR
 from covey.errors import ConfigError, CoveyError, TransportError
 
@@ -315,8 +315,7 @@ class _Requests(BaseHTTPRequestHandler):
         control = self.server.control
         if control.identity is None:
             # A page whose host name leads to loopback is of another site.
-            host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]")
-            if not is_loopback(host):
+            if not is_loopback(host_of(self.headers.get("Host") or "")):
                 return 403, "the control port answers requests to loopback alone", _TEXT
         else:
             assert isinstance(self.connection, ssl.SSLSocket)

@@ -331,9 +331,7 @@ class _Plan:
         first = group[0]
         files = {seat.name: _setting(settings.files, seat) for seat in group if not seat.children}
         bounds = {name: _setting(settings.norm_bound, self.seats[name]) for name in first.children}
-        of_parents = {}
-        if first.children:
-            of_parents = {"strikes": settings.strikes, **self._quorum(first)}
+        of_parents = {"strikes": settings.strikes, **self._quorum(first)} if first.children else {}
         return Process(
             name=name,
             seats=[seat.name for seat in group],
@@ -362,9 +360,8 @@ class _Plan:
         deadline = _setting(self.settings.deadline, seat)
         if quorum is not None and deadline is not None:
             count = len(seat.children)
-            needed = quorum
-            if isinstance(quorum, float):
-                needed = math.ceil(Fraction(str(quorum)) * count)  # .07 of 100 are 7, not 8
+            share = isinstance(quorum, float)  # .07 of 100 are 7, not 8
+            needed = math.ceil(Fraction(str(quorum)) * count) if share else quorum
             if needed > count:
                 fix = f"give 1 to {count}, or a fraction"
                 raise ConfigError(

@@ -59,14 +59,10 @@ class Ask:
         """Bytes of the requests of all seats."""
         return len(self.common) + sum(map(len, self.own.values()))
 
-    def written(self, file: AnswerFile) -> tuple[Stored, dict[Seat, bytes | Stored]]:
+    def written(self, file: AnswerFile) -> tuple[Stored, dict[Seat, Stored]]:
         """The requests, whose bytes lie in a file."""
-        own: dict[Seat, bytes | Stored] = {}
-        for seat, data in self.own.items():
-            own[seat] = file.add(as_sent(data))
-        common = self.common
-        if isinstance(common, Pieces):
-            common = common.joined()
+        own = {seat: file.add(as_sent(data)) for seat, data in self.own.items()}
+        common = self.common.joined() if isinstance(self.common, Pieces) else self.common
         return file.add(as_sent(common)), own
 
     def end(self) -> None:
@@ -125,9 +121,7 @@ class Ask:
 
     def quorum(self, patience: Patience | None) -> int:
         """How many answers are enough."""
-        if patience is None:
-            return len(self.own)
-        return patience.quorum
+        return len(self.own) if patience is None else patience.quorum
 
     def check_diverged(self, patience: Patience | None, names: Mapping[Seat, str]) -> None:
         """Raise what a seat says of its training where the others are too few for a quorum."""
@@ -154,17 +148,10 @@ class Ask:
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
-        out = {}
-        for seat in self.own:
-            if seat in self.answers:
-                out[seat] = Answer("answered", self.answers[seat])
-            elif seat in self.bad:
-                out[seat] = Answer("bad")
-            elif seat in self.sent:
-                out[seat] = Answer("late")
-            else:
-                out[seat] = Answer("absent")
-        return out
+        out = dict.fromkeys(self.own, Answer("absent"))
+        out |= dict.fromkeys(self.sent & out.keys(), Answer("late"))
+        out |= dict.fromkeys(self.bad & out.keys(), Answer("bad"))
+        return out | {seat: Answer("answered", data) for seat, data in self.answers.items()}
 
 
 def as_sent(data: Blob | Stored) -> bytes:

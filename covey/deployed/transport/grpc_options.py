@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from covey.deployed.operate.certificates import FileMark, Identity
-from covey.deployed.plan.process import is_loopback
+from covey.deployed.plan.process import host_of, is_loopback
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.transport import MAX_FRAME, MAX_MESSAGE
 from covey.errors import ConfigError, CoveyError, TransportError
@@ -150,8 +150,7 @@ def check_plain(address: str) -> None:
 
     >>> check_plain("127.0.0.1:8443")
     """
-    host = address.rpartition(":")[0].strip("[]")
-    if not is_loopback(host):
+    if not is_loopback(host_of(address)):
         fix = "use certificates (covey certs), or an address such as 127.0.0.1"
         raise ConfigError(f"{address} without certificates would be open to others; {fix}.")
 

@@ -6,6 +6,7 @@ All state is touched by one event loop alone; `ask` waits for it in the caller's
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections import Counter
@@ -123,7 +124,12 @@ class GrpcTransport:
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that these seats have not followed."""
-        self._do(self._owe(Ask(key, b"", own)))
+
+        async def keep(order: Ask) -> None:
+            self.asks.keep(order)
+            self.table.queue(order)
+
+        self._do(keep(Ask(key, b"", own)))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
@@ -229,9 +235,8 @@ class GrpcTransport:
         began = time.monotonic()
         note = self._limits.note_seconds
         while True:
-            gone: set[Seat] = set()
-            if patience is not None:
-                gone = self.table.empty_for(patience.seconds, ask.missing())
+            seconds = math.inf if patience is None else patience.seconds
+            gone = self.table.empty_for(seconds, ask.missing())
             if ask.ended(patience, time.monotonic() - began, gone):
                 return
             if self.asks.closed:
@@ -249,16 +254,12 @@ class GrpcTransport:
                 note = 2 * waited
             ask.changed.clear()
             left = note - waited
-            if patience is not None and waited < patience.seconds:
-                next_gone = self.table.next_empty_for(patience.seconds, ask.missing())
-                left = min(left, patience.seconds - waited, next_gone)
+            if waited < seconds:
+                next_gone = self.table.next_empty_for(seconds, ask.missing())
+                left = min(left, seconds - waited, next_gone)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await ask.changed.wait()
-
-    async def _owe(self, order: Ask) -> None:
-        self.asks.keep(order)
-        self.table.queue(order)
 
     # A process dials in
 
@@ -334,13 +335,13 @@ class Conversation:
     async def run(self) -> None:
         """Send requests and take replies until either end closes the stream."""
         stream = self.stream
-        for task in await first_ended(self._read(), self._write(), stream.end.wait()):
+        for task in await first_ended(self.read(), self.write(), stream.end.wait()):
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
                 refusal = judged(error)
                 stream.close(refusal.code, str(refusal), evicted=refusal.evicted)
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         """Send requests as they come."""
         stream = self.stream
         while True:
@@ -374,7 +375,7 @@ class Conversation:
                 raise Refusal("DEADLINE_EXCEEDED", "it does not read what it is sent") from None
             self.carried["sent"] += len(frame)
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
         """Take replies until the process closes its side."""
         assembler = Assembler(limit=self.limits.message)
         assembler.skip_to(2)  # the hello was the first message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -81,10 +81,8 @@ class Handshakes:
 
     async def hello(self, context: Any, certificate: SeatCertificate | None) -> Hello:
         """The first message of a process; one of more bytes than its seats need is not read."""
-        names: Collection[str] = self.allowed.seats
-        if certificate is not None:
-            names = certificate.seats
-        most = _HELLO + _HELLO_SEAT * len(names)
+        names = len(self.allowed.seats if certificate is None else certificate.seats)
+        most = _HELLO + _HELLO_SEAT * names
         try:
             data = await next_frame(context, self.limits.hello_seconds)
             if data is None:
@@ -126,9 +124,7 @@ class Handshakes:
 
         One that may take its seat later says nothing of that.
         """
-        names = refusal.seats
-        if certificate is not None:
-            names = certificate.seats
+        names = refusal.seats if certificate is None else certificate.seats
         if refusal.code not in _PASSING:
             for name in names:
                 if name in self.allowed.seats and self.allowed.seats[name] not in table.streams:
@@ -147,9 +143,7 @@ class Handshakes:
                 facts = {"code": refusal.code, "count": self.refused[refusal.code]}
                 level = logging.ERROR if refusal.code == "INTERNAL" else logging.WARNING
                 LOG.log(level, "refused %s: %s", peer, refusal, extra={"facts": facts})
-        metadata: tuple[tuple[str, str], ...] = ()
-        if refusal.evicted:
-            metadata = ((EVICTED, "yes"),)
+        metadata = ((EVICTED, "yes"),) if refusal.evicted else ()
         code = getattr(grpc().StatusCode, refusal.code)
         # A process that reads nothing gets no reason: gRPC ends its stream when this returns.
         with suppress(TimeoutError, grpc().aio.InternalError):

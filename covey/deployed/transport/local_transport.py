@@ -50,6 +50,13 @@ class _LocalSeat:
     bad: list[str] = field(default_factory=list)
     """Why answers were refused."""
 
+    def refuse(self, reason: str) -> None:
+        """Count a bad answer; the seat is empty after too many, until another takes it."""
+        self.bad.append(reason)
+        lies = sum(not isinstance(text, Diverged) for text in self.bad)
+        if not isinstance(reason, Diverged) and lies % STRIKES == 0:
+            self.handler = None
+
 
 class LocalTransport:
     """Reaches seats in this process.
@@ -179,17 +186,9 @@ class LocalTransport:
             if reason is None:
                 ask.believe(number, data)
                 return False
-            self._refuse(seat, reason)
+            seat.refuse(reason)
             ask.refuse(number, reason)
             again = not ask.over and number in ask.wanted_again(job.patience, 0.0)
             if again:
                 ask.bad.discard(number)
             return again
-
-    def _refuse(self, seat: _LocalSeat, reason: str) -> None:
-        """Count a bad answer; the seat is empty after too many, until another takes it."""
-        seat.bad.append(reason)
-        if not isinstance(reason, Diverged):
-            lies = sum(not isinstance(text, Diverged) for text in seat.bad)
-            if lies % STRIKES == 0:
-                seat.handler = None
