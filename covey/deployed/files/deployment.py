@@ -71,16 +71,16 @@ class Deployment:
         """The experiment and its tree: all that one node of it has to know."""
         config = deployable(config, local=local)
         learner = config.learner()
-        quorum = DeploySettings.read(config.deploy or {}).quorum
-        if quorum and not learner.idle_trains:
-            keys = ", ".join(f"deploy.quorum.{key}" for key in quorum)
-            rule = f"{type(learner).__name__} counts on every answer"
-            raise ConfigError(f"{keys}: {rule}; leave out quorum and deadline.")
         experiment = config.experiment(config.seed)
         # The tree that the algorithm runs on: one of two tiers puts all devices under the server.
         tree, _ = experiment.algorithm.fit(experiment.tree)
         config = with_names(config, tree.tiers[-1])
-        return Deployment(config, DeploySettings.read(config.deploy or {}), experiment, tree)
+        settings = DeploySettings.read(config.deploy)
+        if settings.quorum and not learner.idle_trains:
+            keys = ", ".join(f"deploy.quorum.{key}" for key in settings.quorum)
+            rule = f"{type(learner).__name__} counts on every answer"
+            raise ConfigError(f"{keys}: {rule}; leave out quorum and deadline.")
+        return Deployment(config, settings, experiment, tree)
 
     def compared(self) -> Config | None:
         """The experiment with the other algorithms beside it; None where there are none."""

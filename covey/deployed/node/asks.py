@@ -7,7 +7,7 @@ no program, and goes down the tree from node to node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -277,10 +277,6 @@ class ChildAsks:
         tiers = self.place.tiers
         tier = tiers[tiers.index(self.place.tier) + 1]
         return child_error(kind, text, (tier, child), self.subtrees.get(child, {}), tiers)
-
-    def missing_facts(self) -> list[Any]:
-        """Who was missing in the ask under way, as JSON can hold it."""
-        return [list(astuple(entry)) for entry in self.missing]
 
     def trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""

@@ -31,7 +31,7 @@ from covey.deployed.node.checked_facts import (
     rows_limit,
 )
 from covey.deployed.node.forms import check_form, check_once, field_of, is_text
-from covey.deployed.node.node_rows import NodeRow, RowRange, open_order
+from covey.deployed.node.node_rows import NodeRow, in_part, open_order
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
@@ -242,8 +242,7 @@ class OrderCheck(ChildCheck):
             asked = (self.arguments.get("name", kept.name), kept.label)
         if texts != asked:
             raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")
-        part = self.arguments.get("part")
-        if part is not None and not RowRange(*part).has(kept.tier, kept.number):
+        if not in_part(self.arguments.get("part"), kept.tier, kept.number):
             raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
         checked_facts.check_row(kept, self.templates.get((kept.tier, kept.name)))
 

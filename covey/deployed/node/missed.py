@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from covey.deployed.node.disk import PENDING_ORDERS, Disk
 from covey.deployed.transport.transport import AskKey, Seat, Status, Transport
@@ -29,8 +29,7 @@ _MOST = 256
 """How many missed asks of a child are remembered; a parent takes as many corrections."""
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A node that did not answer an ask in time, or not well.
 
     "late": it has run the program, but its answer does not count. "absent": it never got the ask.
@@ -70,7 +69,7 @@ class MissedAsks:
     def facts(self) -> list[Any]:
         """What the disk is to remember, as JSON can hold it."""
         entries = [pair for pairs in self._by_child.values() for pair in pairs]
-        return [[key, list(astuple(entry))] for key, entry in entries]
+        return [list(pair) for pair in entries]
 
     def __contains__(self, child: Seat) -> bool:
         return child in self._by_child
@@ -114,10 +113,10 @@ class MissedAsks:
                 out += below
             elif key in missing_by_key:
                 if entry.status != "late":
-                    out.append(replace(entry, status="late"))
+                    out.append(entry._replace(status="late"))
                 out += below
             elif entry.status == "late":
-                out.append(replace(entry, status="absent"))
+                out.append(entry._replace(status="absent"))
         return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,9 +30,9 @@ from covey.deployed.node.epoch import BEHIND, Epoch, Standing
 from covey.deployed.node.missed import FollowedOrders, Missing, remembered
 from covey.deployed.node.node_rows import (
     NodeRow,
-    RowRange,
     dtype_name,
     dtype_of,
+    in_part,
     seal_order,
     sealed_error,
 )
@@ -281,9 +281,8 @@ class Node(Station):
         facts = {**self._known(), "epoch": [self.epoch.before, self.epoch.attempt]}
         trainings = [entry for entry in self.asks.missing if entry.lane == "train"]
         if key.lane == "train" or trainings:
-            missing = [list(astuple(entry)) for entry in trainings]
-            nodes = 1 + sum(map(nodes_of, self.asks.subtrees.values()))
-            facts[ENDED] = remembered([*self._ended, [str(key), missing]], nodes)
+            ended = [*self._ended, [str(key), trainings]]
+            facts[ENDED] = remembered(ended, nodes_of(self.subtree))
         self.database.end_ask(key, self.own.changed(), reply, facts, self.asks.heard)
         self.own.written()
         return reply
@@ -293,7 +292,7 @@ class Node(Station):
         return {
             **super()._facts(),
             "kept": self._described(),
-            "missing": self.asks.missing_facts(),
+            "missing": self.asks.missing,
             "ended": self._ended,
             "number": self.database.number + 1,  # of this answer, once it is written
             "key": str(self._answered_key),
@@ -410,9 +409,8 @@ class Node(Station):
         epoch = self.epoch
         stands = {"run": epoch.run, "before": epoch.before, "rollbacks": list(epoch.rollbacks)}
         facts = {**self._known(), **stands}
-        entries = [list(astuple(entry)) for entry in missing]
         self.database.end_round(
-            self.own.changed(), facts, state, records, entries, self.asks.heard, played=played
+            self.own.changed(), facts, state, records, missing, self.asks.heard, played=played
         )
         self.own.written()
 
@@ -443,7 +441,7 @@ class Node(Station):
         self._unfollowed.discard(key)
         facts = {
             "error": None,
-            "missing": self.asks.missing_facts(),
+            "missing": self.asks.missing,
             "ended": self.database.fact(ENDED) or [],
             "number": self.database.number,
             "unreached": self.asks.unreached,
@@ -488,8 +486,7 @@ class Node(Station):
     def _handed_out(self, order: Order) -> list[NodeRow]:
         """The rows that an order asks for: those of a name, or all; of some nodes, or all."""
         arguments = order.arguments
-        part = arguments.get("part")
-        if part is not None and not RowRange(*part).has(self.place.tier, self.place.number):
+        if not in_part(arguments.get("part"), self.place.tier, self.place.number):
             return []
         if order.name == "read":
             rows = self.own.rows(arguments["name"], arguments["label"])

@@ -105,7 +105,6 @@ class Member:
     identity: Identity | None
     """Its certificate; None: the tree has none, and is on loopback alone."""
     log: EventLog
-    progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
     """The data of devices that take no part of the experiment's data, by seat."""
     before_first: Callable[[], None] | None = None
@@ -114,6 +113,7 @@ class Member:
     """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
+        self.progress = Progress(self.process.name, self.process.tier)
         self._stack = ExitStack()
         self._members: dict[str, list[TreeMember]] = tree_members(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])

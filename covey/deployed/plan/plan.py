@@ -87,9 +87,9 @@ class DeploySettings:
     image: Image = "covey"  # the container image of a node
 
     @staticmethod
-    def read(table: Mapping[str, Any]) -> DeploySettings:
-        """The table [deploy], checked."""
-        return fields.read(DeploySettings, table, "deploy.")
+    def read(table: Mapping[str, Any] | None) -> DeploySettings:
+        """The table [deploy], checked; None: there is none."""
+        return fields.read(DeploySettings, table or {}, "deploy.")
 
     @property
     def files(self) -> Mapping[str, str]:
