@@ -277,7 +277,7 @@ def test_a_run_ends_without_nodes_that_are_away(
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
     local = deploy_local.LocalDeployment(
-        Deployment.of(config, local=True), tmp_path, insecure=True, command=""
+        Deployment.of(config, local=True), tmp_path, True, "", Console(quiet=True)
     )
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
@@ -289,7 +289,7 @@ def test_a_run_ends_without_nodes_that_are_away(
                 tree.transport_above("device", 2).leave(2)
             rounds_of(run, folder)
         tree.close()
-        assert local._finished(Console(quiet=True)) is not away  # `covey deploy local` goes on
+        assert local._finished() is not away  # `covey deploy local` goes on
         if not away:
             assert run.runtime.lacks is None
             continue

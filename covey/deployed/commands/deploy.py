@@ -217,12 +217,12 @@ def local(
     words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
     if insecure:
         words.append("--insecure")
-    tree = LocalDeployment(deployment, out, insecure=insecure, command=shlex.join(words))
-    folder = tree.run(console)
+    tree = LocalDeployment(deployment, out, insecure, shlex.join(words), console)
+    folder = tree.run()
     if as_json:
         facts = summary([load_run(folder)]).as_dict()
         names = [process.name for process in deployment.processes]
         again = {"started_again": tree.started_again}
         print(json.dumps({"folder": str(folder), "processes": names, **again, **facts}))
         return
-    show_end(console, tree)
+    show_end(tree)

@@ -62,7 +62,7 @@ class _Dropped(CoveyError):
 
 @dataclass(eq=False)
 class ChildCheck(ABC):
-    """Calls `_check`, and turns what it raises into a reason."""
+    """Calls `examine`, and turns what it raises into a reason."""
 
     asked: int | None = field(default=None, init=False)
     """How many children are asked, where a quorum of them is enough."""
@@ -79,7 +79,7 @@ class ChildCheck(ABC):
         self.failed.discard(seat)  # the seat may have answered before, and was refused
         self._kinds.pop(seat, None)
         try:
-            if self._check(seat, data):
+            if self.examine(seat, data):
                 self.failed.add(seat)
         except _Dropped as error:
             return Diverged(error)
@@ -92,7 +92,7 @@ class ChildCheck(ABC):
         return None
 
     @abstractmethod
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         """Raise an error that says what is wrong with the answer of a seat.
 
         True: nothing is, but the answer is an error of the child.
@@ -146,7 +146,7 @@ class ReplyCheck(ChildCheck):
         limits = (header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values())
         return rows + 2 * max(limits, default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
         failure = _error_in(header, messages)
         if failure is not None:
@@ -214,7 +214,7 @@ class OrderCheck(ChildCheck):
             return None
         return 2 * max(map(header_limit, self.subtrees.values()), default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
         header, rows = open_order(data, header_limit(subtree), rows_limit(subtree))
         failure = _error_in(header, rows)

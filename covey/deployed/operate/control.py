@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from covey import atomic
 from covey.deployed.operate.certificates import (
     AUTHORITY,
     CERTIFICATE,
@@ -122,11 +123,8 @@ class Control:
             with suppress(OSError):  # the node says next that its state takes nothing
                 state.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (state / _TOKEN).unlink(missing_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                descriptor = os.open(state / _TOKEN, flags, 0o600)
-                with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                    # A new token of this port: whoever can read it may give orders.
-                    file.write(f"{self.port} {secrets.token_hex()}")
+                # A new token of this port: whoever can read it may give orders.
+                atomic.write(state / _TOKEN, f"{self.port} {secrets.token_hex()}", 0o600)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

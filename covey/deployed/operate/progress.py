@@ -296,7 +296,7 @@ class Progress:
         """The status in the text format of Prometheus."""
         core = needed("prometheus_client.core")
         families: dict[str, Any] = {}
-        for name, value, labels in self._metrics():
+        for name, value, labels in self.metrics():
             if value is None:
                 continue
             if name not in families:
@@ -308,7 +308,7 @@ class Progress:
         text: bytes = needed("prometheus_client").generate_latest(collector)
         return text.decode()
 
-    def _metrics(self) -> Iterator[tuple[str, float | None, dict[str, str]]]:
+    def metrics(self) -> Iterator[tuple[str, float | None, dict[str, str]]]:
         """Every metric: its name, its value where it is known, and its labels."""
         status = self.as_dict()
         for state in STATES:

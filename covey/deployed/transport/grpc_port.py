@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -338,31 +338,27 @@ class GrpcPort:
             task.result()
 
     async def _dial(self, hosted: HostedSeats) -> None:
-        """Hold a stream to the parent; dial again, ever more slowly, when it ends."""
+        """Hold a stream to the parent; dial again, ever more slowly, when it ends.
+
+        An error is raised where dialling again would not help. A parent that is away for hours is
+        few lines of the log, each with the number of attempts.
+        """
         ends: tuple[type[Exception], ...] = (CoveyError, *broken())
         while not self._closing.is_set():
             try:
                 await self._stream(hosted)
             except ends as error:
-                self._judge(error)
+                if self._closing.is_set():
+                    return
+                text = f"{self.parent} at {self.address}: {_reason(error)}"
+                if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
+                    evicted = EVICTED in (error.trailing_metadata() or ())
+                    final = EvictedError if evicted else TransportError
+                    raise final(f"{text.rstrip('.')}.") from None
+                self._failures.note(logging.WARNING, "dial_again", text)
             with suppress(TimeoutError):
                 async with asyncio.timeout(next(self._pauses)):
                     await self._closing.wait()
-
-    def _judge(self, error: Exception) -> None:
-        """Log why a stream ended; raise it where dialling again would not help.
-
-        A parent that is away for hours is few lines, each with the number of attempts.
-        """
-        if self._closing.is_set():
-            return
-        text = f"{self.parent} at {self.address}: {_reason(error)}"
-        if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
-            text = f"{text.rstrip('.')}."
-            if EVICTED in (error.trailing_metadata() or ()):
-                raise EvictedError(text)
-            raise TransportError(text)
-        self._failures.note(logging.WARNING, "dial_again", text)
 
     async def _stream(self, hosted: HostedSeats) -> None:
         """One stream, from the hello to its end."""
@@ -382,8 +378,10 @@ class GrpcPort:
                 call, parent, self._limits, self._closing, self.revoked, self.counts
             )
             try:
-                greeting = stream.greet(hello, self._identity, self.parent)
-                if await self._before_closing(greeting):
+                greeting = asyncio.ensure_future(stream.greet(hello, self._identity, self.parent))
+                await first_ended(greeting, self._closing.wait())
+                if not greeting.cancelled():  # this port does not close meanwhile
+                    greeting.result()
                     await self._hold(stream, hosted)
             except asyncio.InvalidStateError as error:  # writing says only that the call is over
                 if not call.done():
@@ -410,14 +408,6 @@ class GrpcPort:
             if stream.sent or time.monotonic() - began >= self._limits.settled_seconds:
                 self._pauses = waits()
                 self._failures.clear()
-
-    async def _before_closing(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do something unless this port closes meanwhile; return whether it was done."""
-        working = asyncio.ensure_future(work)
-        if working not in await first_ended(working, self._closing.wait()):
-            return False
-        working.result()
-        return True
 
     def _hello(self) -> Hello:
         return Hello(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from covey.deployed.operate.certificates import Identity, SeatCertificate
-from covey.deployed.transport.admission import AllowList, Refusal
+from covey.deployed.transport.admission import AllowList, Handshakes, Refusal, judged
 from covey.deployed.transport.answers import Incoming, Receiver
 from covey.deployed.transport.ask import Ask, Asks, as_sent
 from covey.deployed.transport.extras import grpc
@@ -38,7 +38,6 @@ from covey.deployed.transport.grpc_options import (
     server_options,
     shared_loop,
 )
-from covey.deployed.transport.handshake import Handshakes, judged
 from covey.deployed.transport.seat_table import ChildStream, SeatTable
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import (
@@ -277,7 +276,7 @@ class GrpcTransport:
                 peer = f"{certificate.seats[0]} ({peer})"
             conversation = await self._admitted(context, certificate)
         except Refusal as refusal:
-            await handshakes.turn_away(context, peer, refusal, certificate, self.table)
+            await handshakes.turn_away(context, peer, refusal, certificate, self.members())
             return
         except Exception as error:
             await handshakes.refuse(context, peer, judged(error))
