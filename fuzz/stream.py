@@ -14,7 +14,7 @@ from collections import Counter
 import covey
 from covey import draws
 from covey.deployed.transport.admission import AllowList, Refusal
-from covey.deployed.transport.ask import SentKeys
+from covey.deployed.transport.answers import SentKeys
 from covey.deployed.transport.frames import Assembler, Message, cut
 from covey.deployed.transport.transport import AskKey
 from covey.deployed.transport.wire import (

@@ -21,7 +21,8 @@ from covey.deployed.plan.plan_files import NODE
 _SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
     "covey.deployed.commands.node",
-    "covey.deployed.transport.grpc_network",
+    "covey.deployed.transport.grpc_port",
+    "covey.deployed.transport.grpc_transport",
     "cryptography.x509",
     "grpc.aio",
     "tests.deployed.forked",

@@ -25,11 +25,9 @@ from covey.deployed.node.process import Member, parts_of
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
 from covey.deployed.operate.events import EventLog
-from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.local import last_words, on_this_machine
 from covey.deployed.plan.plan import DeploySettings, processes_of
 from covey.deployed.plan.process import Durability, Process
-from covey.deployed.transport.grpc_network import GrpcNetwork
 from covey.deployed.transport.transport import AskKey
 from covey.runs.experiment import Experiment
 from covey.runs.parts import Parts
@@ -193,9 +191,8 @@ class ForkedTree:
         if self._authority is not None:
             identity = Identity(self._authority.folder / process.name)
         log = EventLog(process.name, sys.stderr)
-        progress = Progress(process.name, process.tier)
-        member = Member(process, self.parts, GrpcNetwork(identity), log, progress)
-        with log.library(), member.running(identity):
+        member = Member(process, self.parts, identity, log)
+        with log.library(), member.running():
             trainings = _Trainings(self.logs / process.name / TRAININGS)
             if process.parent is not None:
                 _install(life, trainings)

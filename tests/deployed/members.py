@@ -9,11 +9,9 @@ from pathlib import Path
 from covey.data import Shards
 from covey.deployed.node.process import Member, parts_of
 from covey.deployed.operate.events import EventLog
-from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.local import on_this_machine
 from covey.deployed.plan.plan import DeploySettings, processes_of
 from covey.deployed.plan.process import Process
-from covey.deployed.transport.grpc_network import GrpcNetwork
 from covey.runs.experiment import Experiment
 
 ADDRESS = {"server": "s", "edge": "{seat}"}
@@ -23,9 +21,8 @@ def member(
     described: Process, experiment: Experiment, own: Mapping[str, Shards] | None = None
 ) -> Member:
     log = EventLog(described.name, io.StringIO())
-    progress = Progress(described.name, described.tier)
     parts = parts_of(experiment)
-    return Member(described, parts, GrpcNetwork(None), log, progress, own or {})
+    return Member(described, parts, None, log, own or {})
 
 
 def planned(experiment: Experiment, folder: Path, settings: DeploySettings) -> list[Process]:

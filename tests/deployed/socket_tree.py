@@ -127,7 +127,7 @@ class SocketTree:
                 seats,
                 fingerprint=FINGERPRINT,
                 identity=self._identity(name, list(seats)),
-                last_key=lambda seat: self.nodes[below, seat].database.last_key,
+                last_key=lambda name: self.nodes[below, int(name[len(below) :])].database.last_key,
                 limits=self.limits,
             )
             handlers: dict[Seat, Handler] = {}

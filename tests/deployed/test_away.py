@@ -23,7 +23,7 @@ from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import missing_of, server_run
 from covey.deployed.operate.progress import Progress
 from covey.deployed.transport import ask as asks
-from covey.deployed.transport.ask import REMEMBERED, SentKeys
+from covey.deployed.transport.answers import REMEMBERED, SentKeys
 from covey.deployed.transport.grpc_transport import Conversation
 from covey.deployed.transport.local_transport import LocalTransport, SeatLost
 from covey.deployed.transport.stored import Stored
@@ -156,7 +156,7 @@ def test_an_order_that_is_owed_and_asked_takes_one_place_of_the_window(plain: Fa
     until(lambda: order in plain.parent.asks.open)
     plain.dial(0, handler=noted(handled, gate))
     plain.wait(0)
-    sent = plain.parent.asks.sent.by_seat
+    sent = plain.parent._answers.sent.by_seat
     until(lambda: 0 in sent and sent[0][order] == 2)
     gate.set()
     asking.join()

@@ -498,13 +498,13 @@ def test_the_command_refuses_where_an_edge_owes_an_order(
 def test_a_change_keeps_the_scaling_of_the_run(
     pumps: Pumps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[deploy_change._Both] = []
+    seen: list[deploy_change.Replanned] = []
 
-    def changed_now(both: deploy_change._Both, *_: Any) -> int:
+    def changed_now(both: deploy_change.Replanned, *_: Any) -> int:
         seen.append(both)
         return 2
 
-    monkeypatch.setattr(deploy_change, "_changed", changed_now)
+    monkeypatch.setattr(deploy_change.Replanned, "write", changed_now)
     state = pumps.folder / "state" / "server"
     (state / "run").mkdir(parents=True)
     Disk(state / "server" / "node.sqlite").close()
@@ -544,7 +544,7 @@ def test_the_scripts_of_a_change_can_be_started_again(pumps: Pumps, tmp_path: Pa
     new_file = pumps.file("new.toml", NEW, 4)
     new = planned(new_file, 'deploy.processes.gate=["c", "a"]')
     out = tmp_path / "new plan"
-    deploy_change._write_plan(deploy_change._Both(old, new), out, authority)
+    deploy_change.Replanned(old, new).write_plan(out, authority)
     for _ in range(2):
         assert tools.run(out / "sign.sh") == 0, tools.said
     for name in ("gate/c", "a/a"):
@@ -582,9 +582,9 @@ def test_a_disk_follows_its_seat_into_a_process_of_another_name(
     new = planned(new_file, *pairs, 'deploy.address={server="s", north="north", south="other"}')
     assert [process.name for process in old.processes][-2:] == ["a-1", "c-3"]
     assert [process.name for process in new.processes][-3:] == ["a", "b-2", "d"]
-    both = deploy_change._Both(old, new)
+    both = deploy_change.Replanned(old, new)
     out = tmp_path / "new plan"
-    deploy_change._write_plan(both, out, tmp_path / "certs")
+    both.write_plan(out, tmp_path / "certs")
     assert [str(move) for move in both.disks()] == [
         "south: its disk must go from south:/srv/covey/south/south to other:/srv/covey/south/south; "
         "start.sh moves it where that is one machine, and otherwise waits until you have",
@@ -620,7 +620,7 @@ def test_a_disk_is_not_moved_over_another_or_under_a_process(pumps: Pumps, tmp_p
     file = pumps.file("old2.toml", {"north": "ab", "south": "cd"}, 2)
     old = planned(file, machine, "deploy.devices_per_process=2")
     out = tmp_path / "new"
-    deploy_change._write_plan(deploy_change._Both(old, planned(file, machine)), out, tmp_path)
+    deploy_change.Replanned(old, planned(file, machine)).write_plan(out, tmp_path)
     for own in out.glob("*/"):
         (own / "certificate.pem").touch()
     for name in ("a-1/a", "a/a", "a-1/b", "c-3/c", "c-3/d"):
@@ -637,7 +637,7 @@ def test_a_disk_is_not_moved_over_another_or_under_a_process(pumps: Pumps, tmp_p
 
 def test_the_authority_is_beside_the_new_plan(tmp_path: Path) -> None:
     """The plan is copied to the operator's machine, where no other folder of this one is."""
-    authority = deploy_change._authority(tmp_path / "old" / "server", tmp_path / "x" / "new")
+    authority = deploy_change.authority_of(tmp_path / "old" / "server", tmp_path / "x" / "new")
     (tmp_path / "x" / "new").mkdir(parents=True)
     plan_files.write_signing([], tmp_path / "x" / "new", authority, change=True)
     text = (tmp_path / "x" / "new" / "sign.sh").read_text(encoding="utf-8")
@@ -649,7 +649,7 @@ def test_a_change_says_where_it_is_signed() -> None:
         "folder": "it's", "rounds": 2, "moved": {}, "added": [], "removed": ["d"],
         "stopped": ["gate"], "disks": ["c: its disk"], "commands": ["sh x/sign.sh"],
     }  # fmt: skip
-    assert deploy_change._sentences(facts) == [
+    assert deploy_change.sentences(facts) == [
         "d: gone",
         "c: its disk",
         "start.sh disables covey-gate",

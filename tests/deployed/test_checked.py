@@ -385,7 +385,7 @@ class SameError(ChildCheck):
 
     most = None
 
-    def _check(self, seat: int, data: bytes) -> bool:
+    def examine(self, seat: int, data: bytes) -> bool:
         return self._ends_round(seat, ("ProgramError", "a fault"))
 
 
@@ -1170,7 +1170,7 @@ class Faulty(OrderCheck):
 
     error: Exception = ValueError("odd bytes")
 
-    def _check(self, seat: int, data: bytes) -> None:
+    def examine(self, seat: int, data: bytes) -> None:
         raise self.error
 
 

@@ -35,11 +35,11 @@ def test_a_second_process_on_the_disks_is_told_who_has_them(tmp_path: Path) -> N
     process = planned(case, tmp_path, DeploySettings(address={"server": "s"}))[1]
     first = member(process, case)
     twin = member(replace(process, control_port=process.control_port + 1), case)
-    with first.running(None):
+    with first.running():
         holder = rf"another process runs on the disks in .*; .* \(process {os.getpid()} on .*\)"
-        with pytest.raises(TransportError, match=holder), twin.running(None):
+        with pytest.raises(TransportError, match=holder), twin.running():
             pass
-    with member(process, case).running(None):  # the lock went with the first
+    with member(process, case).running():  # the lock went with the first
         pass
 
 

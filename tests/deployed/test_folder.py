@@ -28,7 +28,7 @@ from covey.deployed.faults import set_fault
 from covey.deployed.files import deploy_local
 from covey.deployed.files.deployment import Deployment
 from covey.deployed.files.server_folder import ServerFolder
-from covey.deployed.node import orders, own_models
+from covey.deployed.node import asks, own_models
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.node_rows import NodeRow
@@ -273,11 +273,11 @@ def test_a_run_ends_without_nodes_that_are_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a quorum. The folder says what it lacks; with all nodes back, it is completed."""
-    monkeypatch.setattr(orders, "END_SECONDS", 0.05)
+    monkeypatch.setattr(asks, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
     local = deploy_local.LocalDeployment(
-        Deployment.of(config, local=True), tmp_path, insecure=True, command=""
+        Deployment.of(config, local=True), tmp_path, True, "", Console(quiet=True)
     )
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
@@ -289,7 +289,7 @@ def test_a_run_ends_without_nodes_that_are_away(
                 tree.transport_above("device", 2).leave(2)
             rounds_of(run, folder)
         tree.close()
-        assert local._finished(Console(quiet=True)) is not away  # `covey deploy local` goes on
+        assert local._finished() is not away  # `covey deploy local` goes on
         if not away:
             assert run.runtime.lacks is None
             continue
@@ -327,7 +327,7 @@ def test_nodes_get_their_models_though_the_run_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     """Those that are there; the error is the divergence, also where a node cannot write."""
-    monkeypatch.setattr(orders, "END_SECONDS", 0.5)
+    monkeypatch.setattr(asks, "END_SECONDS", 0.5)
     config = load(BASE, [*SMALL[1:], "rounds=4"])
     tree = LocalTree(tmp_path, patience={"edge": Patience(9, 1), "server": Patience(9, 2)})
     folder = opened(config, tmp_path / "run")

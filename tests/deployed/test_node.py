@@ -125,7 +125,7 @@ def test_a_device_that_is_refused_keeps_its_files(tmp_path: Path) -> None:
     own.write_text("before", encoding="utf-8")
     words: list[object] = ["--name", "device0", "--parent", parent.process.listen]
     words += ["--experiment", file, "--state", tmp_path / "own", "--control-port", free_ports(1)[0]]
-    with parent.running(None):
+    with parent.running():
         parent.node(parent.process.nodes[0])
         result = command("node", "--insecure", *words)
     assert result.code == 6, result.err

@@ -17,7 +17,6 @@ from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
 from covey.deployed.operate.control import call
 from covey.deployed.plan.plan import DeploySettings
-from covey.deployed.transport.grpc_network import GrpcNetwork
 from covey.deployed.transport.grpc_port import GrpcPort
 from covey.errors import EvictedError
 from covey.files.config import load
@@ -63,8 +62,8 @@ def edge(folder: Path, identity: Identity | None = None, **changes: Any) -> Iter
     processes = planned(experiment, folder, DeploySettings(address=ADDRESS))
     process = replace(next(one for one in processes if one.name == "edge0"), **changes)
     one = member(process, experiment)
-    one.network = GrpcNetwork(identity)
-    with one.running(identity):
+    one.identity = identity
+    with one.running():
         yield Edge(one)
 
 

@@ -94,7 +94,7 @@ class Family:
         identity: Identity | None = None,
         fingerprint: str = FINGERPRINT,
         address: str | None = None,
-        last_key: Callable[[Seat], str | None] | None = None,
+        last_key: Callable[[str], str | None] = lambda _: None,
         names: dict[str, Seat] | None = None,
     ) -> Served:
         """Start a process's port for these seats, in a thread."""

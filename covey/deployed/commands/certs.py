@@ -13,13 +13,7 @@ from typing import Annotated
 import typer
 
 from covey.cli.options import AsJson
-from covey.deployed.operate.authority import (
-    AUTHORITY_DAYS,
-    DAYS,
-    Authority,
-    Holders,
-    check_seats,
-)
+from covey.deployed.operate.authority import AUTHORITY_DAYS, DAYS, Authority, Holders, check_seats
 from covey.deployed.operate.authority import request as make_request
 from covey.deployed.operate.certificates import REVOKED
 from covey.errors import ConfigError
@@ -27,17 +21,12 @@ from covey.folder.terminal import Console
 
 app = typer.Typer(no_args_is_help=True)
 
-Folder = Annotated[
-    Path,
-    typer.Option("--dir", metavar="DIR", help="The authority's folder."),
-]
+Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The authority's folder.")]
 Names = Annotated[
-    list[str],
-    typer.Argument(metavar="NAME ...", help="Processes, named as their seats: device17."),
+    list[str], typer.Argument(metavar="NAME ...", help="Processes, named as their seats: device17.")
 ]
 Days = Annotated[
-    float,
-    typer.Option(min=0.001, max=3650, help="How many days the certificates are valid."),
+    float, typer.Option(min=0.001, max=3650, help="How many days the certificates are valid.")
 ]
 Key = Annotated[
     Path | None,
@@ -128,9 +117,7 @@ def issue(
     if len(names) > 1 and (seat or request):
         raise ConfigError("--seat and --request are of one process; issue one name at a time.")
     authority = Authority(folder, key, _passphrase)
-    holders: Holders = "refuse"
-    if replace:
-        holders = "revoke"
+    holders: Holders = "revoke" if replace else "refuse"
     before = _revoked(authority)
     for name in names:
         out = authority.issue(name, seats=seat or (), days=days, request=request, holders=holders)
@@ -144,8 +131,7 @@ def issue(
 def request(
     name: Annotated[str, typer.Argument(help="The process, named as its seat.")],
     folder: Annotated[
-        Path,
-        typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate."),
+        Path, typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate.")
     ] = CERTS,
     seat: Annotated[
         list[str] | None,
@@ -172,12 +158,7 @@ def request(
 
 
 @app.command()
-def renew(
-    names: Names,
-    folder: Folder = CERTS,
-    days: Days = DAYS,
-    key: Key = None,
-) -> None:
+def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS, key: Key = None) -> None:
     """Sign certificates anew, with the same keys; running nodes need no restart.
 
     Examples:
@@ -219,9 +200,7 @@ def list_(folder: Folder = CERTS, as_json: AsJson = False) -> None:
         print(json.dumps([entry.as_dict() for entry in entries]))
         return
     for entry in entries:
-        state = f"until {entry.ends:%Y-%m-%d}"
-        if entry.revoked:
-            state = "revoked"
+        state = "revoked" if entry.revoked else f"until {entry.ends:%Y-%m-%d}"
         _say(f"{entry.name}  {state}  {entry.serial:x}  seats: {', '.join(entry.seats)}")
 
 

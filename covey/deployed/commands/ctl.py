@@ -33,10 +33,7 @@ from covey.fields import nearest
 from covey.folder.show import print_wide
 from covey.folder.terminal import Console
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 PORT = 9443
 _POLL = 0.2  # s between two looks at a node that ends
 _AT_ONCE = 16  # nodes that are asked for their status at the same time
@@ -54,8 +51,7 @@ Plan = Annotated[
     typer.Option("--plan", metavar="DIR", help="All nodes of a planned tree on this machine."),
 ]
 Certs = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder of an operator's certificate."),
+    Path | None, typer.Option(metavar="DIR", help="The folder of an operator's certificate.")
 ]
 
 
@@ -203,9 +199,8 @@ class _Port:
         except ConfigError as error:
             if not tolerant:
                 raise
-            state = "no answer"
-            if isinstance(error, NotListening | AnotherProcess):
-                state = NOT_RUNNING
+            absent = isinstance(error, NotListening | AnotherProcess)
+            state = NOT_RUNNING if absent else "no answer"
             return {"process": self.name, "state": state, "seats": [], "reason": str(error)}
         try:
             status: dict[str, Any] = json.loads(text)
@@ -243,19 +238,16 @@ def _ports(node: list[str] | None, plan: Path | None, certs: Path | None) -> lis
             dialled = split_address(place, PORT, "--node")
             ports.append(_Port(text, dialled, certs, seats=seats))
         return ports
-    out = []
-    for file in plan.glob(f"*/{NODE}"):
-        planned = Process.load(file)
-        depth = (planned.parent is not None) + (planned.listen is None)
-        host = planned.control_host
-        if host in (ANY_ADDRESS, ANY_IPV6):
-            host = LOOPBACK
-        address = (host, planned.control_port)
-        port = _Port(planned.name, address, certs, planned.name, tuple(planned.seats))
-        out.append(((depth, planned.control_port, planned.name), port))
-    if not out:
+    planned = [Process.load(file) for file in plan.glob(f"*/{NODE}")]
+    if not planned:
         raise ConfigError(f"{plan} has no NAME/{NODE}; give the folder of covey deploy plan.")
-    return [port for _, port in sorted(out, key=lambda entry: entry[0])]
+    planned.sort(key=lambda one: (one.parent is not None, one.listen is None, one.control_port))
+    out = []
+    for one in planned:
+        anywhere = one.control_host in (ANY_ADDRESS, ANY_IPV6)
+        address = (LOOPBACK if anywhere else one.control_host, one.control_port)
+        out.append(_Port(one.name, address, certs, one.name, tuple(one.seats)))
+    return out
 
 
 def _statuses(ports: Sequence[_Port], *, tolerant: bool) -> list[dict[str, Any]]:
@@ -281,10 +273,9 @@ def _order(order: str, ports: Sequence[_Port]) -> None:
         except ConfigError as error:
             if port.process is None:
                 failures.append(str(error))
-            elif isinstance(error, NotListening):
-                console.print(f"{port.name}: it is not running")
-            elif isinstance(error, AnotherProcess):
-                console.print(f"{port.name}: it is not running on this machine")
+            elif isinstance(error, NotListening | AnotherProcess):
+                elsewhere = " on this machine" * isinstance(error, AnotherProcess)
+                console.print(f"{port.name}: it is not running{elsewhere}")
             else:
                 failures.append(f"{port.name}: {error}")
             continue

@@ -46,10 +46,9 @@ def waiting(statuses: list[dict[str, Any]]) -> list[str]:
         out += _awaited(status)
         left = status.get("certificate_left")
         if left is not None and left < _SOON:
-            ends = f"its certificate ends in {left / DAY:.1f} days"
-            if left < 0:
-                ends = f"its certificate ended {-left / DAY:.1f} days ago"
-            out.append(f"{name}: {ends}; covey certs renew {name}")
+            days = f"{abs(left) / DAY:.1f} days"
+            ends = f"ended {days} ago" if left < 0 else f"ends in {days}"
+            out.append(f"{name}: its certificate {ends}; covey certs renew {name}")
     if silent:
         fix = "not started yet, ended, or on another machine"
         out.append(f"not running here: {some(silent)} ({fix}).")
@@ -61,15 +60,15 @@ def _awaited(status: dict[str, Any]) -> list[str]:
     seats = {seat["seat"]: seat for seat in status["seats"]}
     awaited = status.get("waits_for", [])
     evicted = [name for name in awaited if seats[name]["state"] == "evicted"]
-    refused = {}
-    for name in awaited:
-        if name not in evicted and seats[name].get("turned_away"):
-            refused[name] = seats[name]["turned_away"]
-    empty = [name for name in awaited if name not in evicted and name not in refused]
+    empty = []
     process = status["process"]
     out = []
-    for name, reason in refused.items():
-        out.append(f"{process} waits for {name}, whose process it refuses: {reason}")
+    for name in awaited:
+        reason = seats[name].get("turned_away")
+        if name not in evicted and reason:
+            out.append(f"{process} waits for {name}, whose process it refuses: {reason}")
+        elif name not in evicted:
+            empty.append(name)
     if empty:
         out.append(f"{process} waits for {some(empty)}: no process has taken the seat yet.")
     for name in evicted:

@@ -26,21 +26,15 @@ from covey.folder.load import summary
 from covey.folder.own_code import own_modules
 from covey.folder.terminal import Console
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 TreeFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="TREE.toml",
-        help=escape("An experiment file with a table [deploy]."),
-    ),
+    typer.Argument(metavar="TREE.toml", help=escape("An experiment file with a table [deploy].")),
 ]
 Changes = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it."),
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")
 ]
+NewFolder = Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")]
 AUTHORITY = Path("certs")
 """The folder of the authority that signs the requests, as `covey certs` has it."""
 
@@ -49,10 +43,7 @@ AUTHORITY = Path("certs")
 def plan(
     file: TreeFile,
     changes: Changes = None,
-    out: Annotated[
-        Path,
-        typer.Option(help="The folder to write; it must be new or empty."),
-    ] = Path("deploy"),
+    out: NewFolder = Path("deploy"),
     issue: Annotated[
         bool,
         typer.Option(
@@ -63,8 +54,7 @@ def plan(
     no_keys: Annotated[
         bool,
         typer.Option(
-            "--no-keys",
-            help="Make no keys: every machine makes its own with covey certs request.",
+            "--no-keys", help="Make no keys: every machine makes its own with covey certs request."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -112,13 +102,7 @@ def scripts(out: Path) -> list[str]:
     return [shlex.join(["sh", str(out / name)]) for name in names if (out / name).exists()]
 
 
-def _sentences(
-    deployment: Deployment,
-    out: Path,
-    *,
-    issue: bool,
-    no_keys: bool,
-) -> list[str]:
+def _sentences(deployment: Deployment, out: Path, *, issue: bool, no_keys: bool) -> list[str]:
     """What a plan has, and what an operator does with it."""
     processes = deployment.processes
     machines = plan_files.machines_of(processes)
@@ -208,8 +192,7 @@ def local(
     file: TreeFile,
     changes: Changes = None,
     out: Annotated[
-        Path,
-        typer.Option(help="The folder of all processes. One of the same run goes on."),
+        Path, typer.Option(help="The folder of all processes. One of the same run goes on.")
     ] = Path("local"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates.")] = False,
     as_json: AsJson = False,
@@ -234,12 +217,12 @@ def local(
     words = ["covey", "deploy", "local", str(file), *(changes or []), "--out", str(out)]
     if insecure:
         words.append("--insecure")
-    tree = LocalDeployment(deployment, out, insecure=insecure, command=shlex.join(words))
-    folder = tree.run(console)
+    tree = LocalDeployment(deployment, out, insecure, shlex.join(words), console)
+    folder = tree.run()
     if as_json:
         facts = summary([load_run(folder)]).as_dict()
         names = [process.name for process in deployment.processes]
         again = {"started_again": tree.started_again}
         print(json.dumps({"folder": str(folder), "processes": names, **again, **facts}))
         return
-    show_end(console, tree)
+    show_end(tree)

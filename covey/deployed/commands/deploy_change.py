@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +33,9 @@ from covey.folder.terminal import Console
 from covey.runs.saved.fingerprint import of as fingerprint_of
 from covey.runs.saved.run_folder import Folder
 
-BACKUP = "node.before-{round}.sqlite"
-"""The server's disk as it was, beside the disk."""
-
 
 @dataclass(frozen=True, eq=False)
-class _Both:
+class Replanned:
     """The tree of a run as it is planned now, and as it shall be."""
 
     old: Deployment
@@ -53,18 +51,70 @@ class _Both:
         """The disks of seats whose process has another name or another machine."""
         return plan_files.disk_moves(self.old.processes, self.new.processes)
 
+    def disk_path(self, server: Path) -> Path:
+        """The server's disk, whose folder both plans must have in common."""
+        state = Path(Process.load(server / plan_files.NODE).state)
+        planned = self.new.processes[0]
+        if Path(planned.state) != state:
+            fix = f'give deploy.state such that it is "{state}" again'
+            raise ConfigError(
+                f"the server's disk is in {state}, and the new plan has {planned.state}; {fix}."
+            )
+        disk = state / planned.seats[0] / DISK
+        if not disk.is_file():
+            raise ConfigError(f"there is no disk {disk}; run this on the machine of the server.")
+        return disk
+
+    def write(self, path: Path, out: Path, authority: Path) -> int:
+        """Write the new plan, then the server's disk; return the rounds so far."""
+        with closing(Disk(path)) as disk:
+            prepared = disk_change(disk, self.change, fingerprint_of(self.new.experiment))
+            check_followed(disk, self.change)
+            self.write_plan(out, authority)
+            first = backup = path.with_name(f"node.before-{len(disk.records())}.sqlite")
+            number = 1
+            while backup.exists():
+                number += 1
+                backup = first.with_name(f"{first.stem}-{number}{first.suffix}")
+            prepared.write(disk, backup)
+        return prepared.rounds
+
+    def write_plan(self, out: Path, authority: Path) -> None:
+        """The folders of all processes; those that are new get keys and requests to sign them.
+
+        One with the name and the seats of an old one keeps its certificate. There is no
+        compose.yaml: containers have their disks in volumes, which this cannot change.
+        """
+        processes = self.new.processes
+        plan_files.write(processes, self.new.files(), out, image=None)
+        before = {process.name: process.seats for process in self.old.processes}
+        new = [process for process in processes if before.get(process.name) != process.seats]
+        plan_files.add_requests(new, out)
+        if new:
+            plan_files.write_signing(new, out, authority, change=True)
+        plan_files.write_start(processes, out, signed=new, before=self.old.processes)
+
+    def facts(self) -> dict[str, Any]:
+        """What has changed."""
+        names = {process.name for process in self.new.processes}
+        return {
+            "moved": {name: list(parents) for name, parents in self.change.moved.items()},
+            "added": self.change.added,
+            "removed": self.change.removed,
+            "stopped": [one.name for one in self.old.processes if one.name not in names],
+            "disks": [str(move) for move in self.disks()],
+        }
+
 
 @app.command()
 def change(
     file: TreeFile,
     changes: Changes = None,
     server: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The server's folder of the present plan."),
+        Path, typer.Option(metavar="DIR", help="The server's folder of the present plan.")
     ] = Path("deploy/server"),
     out: Annotated[
-        Path,
-        typer.Option(help="The folder of the new plan; it must be new or empty."),
+        Path, typer.Option(help="The folder of the new plan; it must be new or empty.")
     ] = Path("deploy-new"),
     authority: Annotated[
         Path | None,
@@ -97,69 +147,26 @@ def change(
     if not present.is_file():
         fix = "give --server the folder that covey deploy plan wrote for the server"
         raise ConfigError(f"{present} is no file; {fix}.")
-    both = _Both(Deployment.of(config_file.load(present)), Deployment.of(config))
-    for deployment in (both.old, both.new):
+    trees = Replanned(Deployment.of(config_file.load(present)), Deployment.of(config))
+    for deployment in (trees.old, trees.new):
         if not is_census(deployment.config):
             name = deployment.config.data["name"]
             raise ConfigError(
                 f'data.name = "{name}": a device takes its part of it by its number, which changes '
                 'with the tree; only the data of a "census" follow their devices.'
             )
-    path = _disk_path(both, server)
+    path = trees.disk_path(server)
     with Folder(path.parents[1] / RUN).lock():  # or the server is running
-        rounds = _changed(both, path, out, authority or _authority(server, out))
-    names = {process.name for process in both.new.processes}
-    facts = {
-        "folder": str(out),
-        "rounds": rounds,
-        "moved": {name: list(parents) for name, parents in both.change.moved.items()},
-        "added": both.change.added,
-        "removed": both.change.removed,
-        "stopped": [process.name for process in both.old.processes if process.name not in names],
-        "disks": [str(move) for move in both.disks()],
-        "commands": scripts(out),
-    }
+        rounds = trees.write(path, out, authority or authority_of(server, out))
+    facts = {"folder": str(out), "rounds": rounds, **trees.facts(), "commands": scripts(out)}
     if as_json:
         print(json.dumps(facts))
         return
-    for line in _sentences(facts):
+    for line in sentences(facts):
         console.print(line)
 
 
-def _disk_path(both: _Both, server: Path) -> Path:
-    """The server's disk, whose folder both plans must have in common."""
-    state = Path(Process.load(server / plan_files.NODE).state)
-    planned = both.new.processes[0]
-    if Path(planned.state) != state:
-        fix = f'give deploy.state such that it is "{state}" again'
-        raise ConfigError(
-            f"the server's disk is in {state}, and the new plan has {planned.state}; {fix}."
-        )
-    disk = state / planned.seats[0] / DISK
-    if not disk.is_file():
-        raise ConfigError(f"there is no disk {disk}; run this on the machine of the server.")
-    return disk
-
-
-def _changed(both: _Both, path: Path, out: Path, authority: Path) -> int:
-    """Write the new plan, then the server's disk; return the rounds so far."""
-    disk = Disk(path)
-    try:
-        prepared = disk_change(disk, both.change, fingerprint_of(both.new.experiment))
-        check_followed(disk, both.change)
-        _write_plan(both, out, authority)
-        first = backup = path.parent / BACKUP.format(round=len(disk.records()))
-        number = 1
-        while backup.exists():
-            number += 1
-            backup = first.with_name(f"{first.stem}-{number}{first.suffix}")
-        prepared.write(disk, backup)
-    finally:
-        disk.close()
-    return prepared.rounds
-
-
-def _authority(server: Path, out: Path) -> Path:
+def authority_of(server: Path, out: Path) -> Path:
     """The folder of the authority: that of the plan, if it has one, or one beside the new plan.
 
     The new plan is copied to the operator's machine. So the script names it from there.
@@ -170,23 +177,7 @@ def _authority(server: Path, out: Path) -> Path:
     return Path(os.path.relpath(out.absolute().parent / AUTHORITY))
 
 
-def _write_plan(both: _Both, out: Path, authority: Path) -> None:
-    """The folders of all processes; those that are new get keys and requests to sign them.
-
-    One with the name and the seats of an old one keeps its certificate. There is no compose.yaml:
-    containers have their disks in volumes, which this cannot change.
-    """
-    processes = both.new.processes
-    plan_files.write(processes, both.new.files(), out, image=None)
-    before = {process.name: process.seats for process in both.old.processes}
-    new = [process for process in processes if before.get(process.name) != process.seats]
-    plan_files.add_requests(new, out)
-    if new:
-        plan_files.write_signing(new, out, authority, change=True)
-    plan_files.write_start(processes, out, signed=new, before=both.old.processes)
-
-
-def _sentences(facts: dict[str, Any]) -> list[str]:
+def sentences(facts: dict[str, Any]) -> list[str]:
     """What has changed, and what to do next."""
     out = []
     for name, (before, after) in facts["moved"].items():

@@ -19,20 +19,13 @@ from covey.deployed.node.process import Member, parts_of
 from covey.deployed.node.server_run import finish
 from covey.deployed.operate.certificates import CERTIFICATE, Identity
 from covey.deployed.operate.events import EventLog
-from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.local import end_with_starter
 from covey.deployed.plan.plan import SOURCE, DeploySettings, process_of
 from covey.deployed.plan.plan_files import EXPERIMENT
 from covey.deployed.plan.process import Process
 from covey.deployed.transport.extras import needed
 from covey.deployed.transport.grpc_options import check_plain
-from covey.errors import (
-    ConfigError,
-    CoveyError,
-    DivergedError,
-    OtherExperiment,
-    TransportError,
-)
+from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, TransportError
 from covey.files import config
 from covey.folder.own_code import own_modules
 from covey.runs.run import Run
@@ -138,15 +131,10 @@ def node(
     deployment = Deployment.without_processes(loaded.with_section("deploy", loaded.deploy or {}))
     if planned is None:
         whole = with_whole_paths(deployment.config, path.parent)
-        planned = process_of(deployment.tree, name, DeploySettings.read(whole.deploy or {}))
-    options: dict[str, Any] = {
-        "parent": parent,
-        "listen": listen,
-        "control_port": control_port,
-        "control_host": control_host,
-        "state": None if state is None else str(state),
-    }
-    given = {key: value for key, value in options.items() if value is not None}
+        planned = process_of(deployment.tree, name, DeploySettings.read(whole.deploy))
+    given: dict[str, Any] = {"parent": parent, "listen": listen, "state": state and str(state)}
+    given |= {"control_port": control_port, "control_host": control_host}
+    given = {key: value for key, value in given.items() if value is not None}
     if data not in (None, SOURCE):
         if len(planned.seats) > 1:
             fix = "name the file of each in node.toml"
@@ -186,18 +174,14 @@ def _run(process: Process, deployed: Deployment, identity: Identity | None, jump
         give_back_large()
     end_with_starter()
     log = EventLog(process.name)
-    progress = Progress(process.name, process.tier)
     shards = deployed.experiment.data
     own = own_data(deployed.config, process, shards)
     modules = own_modules(deployed.config)
     needed("google.protobuf")  # or an error that says what to install
-    from covey.deployed.transport.grpc_network import GrpcNetwork
-
-    network = GrpcNetwork(identity)
     parts = parts_of(deployed.experiment)
-    member = Member(process, parts, network, log, progress, own, jump=jump)
+    member = Member(process, parts, identity, log, own, jump=jump)
     make_folders(process)
-    with log.library(), member.running(identity):
+    with log.library(), member.running():
         # Files of an experiment that is refused must not replace those of the run.
         write = partial(write_forms, deployed.config, process, shards, modules)
         if process.parent is not None:

@@ -48,6 +48,7 @@ class LocalDeployment:
     insecure: bool
     command: str
     """What the user types to go on."""
+    console: Console
     started_again: Counter[str] = field(default_factory=Counter)
     """How often a process was killed or has failed, and was started again."""
 
@@ -56,7 +57,7 @@ class LocalDeployment:
         """The server's run folder."""
         return self.out / self.deployment.processes[0].name / "state" / RUN
 
-    def run(self, console: Console) -> Path:
+    def run(self) -> Path:
         """Run all rounds that are left; return the server's run folder.
 
         Other algorithms run in the simulator then, beside the run of the tree.
@@ -65,17 +66,17 @@ class LocalDeployment:
         if compared is not None:
             for other in compared.yardsticks().values():
                 other.experiment(other.seed)  # an error before anything starts
-        self._run_tree(console)
+        self._run_tree()
         if compared is not None:
             folder = RunFolder(self.folder)
             ran_on = folder.environment.read_text(encoding="utf-8")
             write_config(folder, compared)
-            resume(self.folder, [], console, sys.argv)
+            resume(self.folder, [], self.console, sys.argv)
             folder.write(folder.environment, ran_on)
             rooms.call("after_run", self.folder, Console(quiet=True))
         return self.folder
 
-    def _run_tree(self, console: Console) -> None:
+    def _run_tree(self) -> None:
         """Run all rounds of the tree that are left."""
         _check_memory(self.deployment.processes)
         if self.out.exists() and not self.out.is_dir():
@@ -88,7 +89,7 @@ class LocalDeployment:
         with Folder(self.out).lock():
             if not new:
                 self._check_same()
-                if self._finished(console):
+                if self._finished():
                     return
                 for process in processes:  # it gets new ports, and the experiment of now
                     own = self.out / process.name
@@ -97,7 +98,7 @@ class LocalDeployment:
                     write_modules(own, files)
             if not self.insecure:
                 plan_files.complete_certificates(processes, self.out)
-            self._start(console, [process.name for process in processes])
+            self._start([process.name for process in processes])
 
     # A folder from before
 
@@ -125,27 +126,27 @@ class LocalDeployment:
         if now.rounds < before.rounds:
             raise ConfigError(f"{self.out} holds a run of {before.rounds} rounds; {fix}.")
 
-    def _finished(self, console: Console) -> bool:
+    def _finished(self) -> bool:
         """Whether the run has all its rounds and rows from before, which is said."""
         if status.read(self.folder).state != "finished":
             return False
         rounds = self.deployment.config.rounds
         if rounds > load_config(RunFolder(self.folder).config).rounds:
             return False
-        lacks = None
-        if self.deployment.deploy.share_rows:  # or it can get no rows of the nodes
-            lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
-        if lacks is not None:
-            console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
+        lacks = RunFolder(self.folder).saved_facts().get(checkpoint.LACKS)
+        # Without `share_rows` it can get no rows of the nodes.
+        if lacks is not None and self.deployment.deploy.share_rows:
+            self.console.print(f"note: {self.folder} lacks {lacks}; the tree completes it")
             return False
         more = f"for more, add rounds={rounds + 10}; for a new run, give another --out"
-        console.print(f"note: {self.out} has run all rounds before; {more}")
+        self.console.print(f"note: {self.out} has run all rounds before; {more}")
         return True
 
     # Rounds
 
-    def _start(self, console: Console, names: list[str]) -> None:
+    def _start(self, names: list[str]) -> None:
         """Start all processes, show the rounds, and stop them."""
+        console = self.console
         look = shlex.join(["covey", "ctl", "status", "--plan", str(self.out)])
         console.print(f"{self.deployment.tree}: {len(names)} processes start; look at them: {look}")
         tree = LocalProcesses(self.out, names, insecure=self.insecure, say=console.print)
@@ -156,7 +157,7 @@ class LocalDeployment:
             console.print(f"note: it goes on after round {done}")
         try:
             with stoppable(console):
-                self._show(console, tree, records)
+                self._show(tree, records)
         except KeyboardInterrupt:
             state = f"all processes are stopped after round {len(records.read())}"
             raise Interrupted(f"{state}; go on with: {self.command}") from None
@@ -167,11 +168,11 @@ class LocalDeployment:
             state = f"the server was stopped after round {len(records.read())}"
             raise Interrupted(f"{state}; go on with: {self.command}")
 
-    def _show(self, console: Console, tree: LocalProcesses, records: GrowingFile[Round]) -> None:
+    def _show(self, tree: LocalProcesses, records: GrowingFile[Round]) -> None:
         """Show rounds as they come, until the server has ended."""
-        hidden: tuple[str, ...] = ("global",)
-        if self.deployment.experiment.algorithm.learns_global:
-            hidden = ()
+        console = self.console
+        learns_global = self.deployment.experiment.algorithm.learns_global
+        hidden = () if learns_global else ("global",)
         rounds = self.deployment.config.rounds
         done = len(records.read())
         with tree.started(), show.ProgressBar(console, rounds, done, hidden=hidden) as shown:
@@ -226,10 +227,9 @@ def _check_memory(processes: Sequence[Process]) -> None:
     )
 
 
-def show_end(console: Console, tree: LocalDeployment) -> None:
+def show_end(tree: LocalDeployment) -> None:
     """The table of a run, where everything lies, and what to do next."""
-    folder = tree.folder
-    out = tree.out
+    folder, out, console = tree.folder, tree.out, tree.console
     loaded = load_run(folder)
     show.table(console, summary([loaded]))
     if tree.started_again:

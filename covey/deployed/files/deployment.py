@@ -71,16 +71,16 @@ class Deployment:
         """The experiment and its tree: all that one node of it has to know."""
         config = deployable(config, local=local)
         learner = config.learner()
-        quorum = DeploySettings.read(config.deploy or {}).quorum
-        if quorum and not learner.idle_trains:
-            keys = ", ".join(f"deploy.quorum.{key}" for key in quorum)
-            rule = f"{type(learner).__name__} counts on every answer"
-            raise ConfigError(f"{keys}: {rule}; leave out quorum and deadline.")
         experiment = config.experiment(config.seed)
         # The tree that the algorithm runs on: one of two tiers puts all devices under the server.
         tree, _ = experiment.algorithm.fit(experiment.tree)
         config = with_names(config, tree.tiers[-1])
-        return Deployment(config, DeploySettings.read(config.deploy or {}), experiment, tree)
+        settings = DeploySettings.read(config.deploy)
+        if settings.quorum and not learner.idle_trains:
+            keys = ", ".join(f"deploy.quorum.{key}" for key in settings.quorum)
+            rule = f"{type(learner).__name__} counts on every answer"
+            raise ConfigError(f"{keys}: {rule}; leave out quorum and deadline.")
+        return Deployment(config, settings, experiment, tree)
 
     def compared(self) -> Config | None:
         """The experiment with the other algorithms beside it; None where there are none."""
@@ -123,22 +123,18 @@ def deployable(config: Config, *, local: bool = False) -> Config:
 
 def _refuse_what_it_cannot(config: Config) -> None:
     """Raise what a deployed tree cannot do of what a file says, and what to do."""
-    if config.seeds > 1:
-        rule = "a deployed tree runs one seed at a time; use seeds=1"
-        raise ConfigError(f"seeds = {config.seeds}: {rule}.")
-    if config.device != "cpu":
-        rule = 'nodes exchange bytes in main memory; use "cpu"'
-        raise ConfigError(f'device = "{config.device}": {rule}.')
-    for name, table in config.environments.items():
-        rule = f"[{name}] is a model of a network, and a deployed tree has a real one"
-        raise ConfigError(f"{name} = {shown(table)}: {rule}; leave it out.")
     absent: dict[str, tuple[Any, str]] = {
-        "holdout_devices": (0, "a device of a deployed tree is in the tree or not"),
-        "compare": ([], "a deployed tree runs one algorithm; compare in covey run"),
-        "store": (None, "every node of a deployed tree has a disk of its own"),
-        "store_rows": ("dense", "it is for the simulator"),
+        "seeds": (1, "a deployed tree runs one seed at a time; use seeds=1"),
+        "device": ("cpu", 'nodes exchange bytes in main memory; use "cpu"'),
+        "holdout_devices": (0, "a device of a deployed tree is in the tree or not; leave it out"),
+        "compare": ([], "a deployed tree runs one algorithm; leave it out, and use covey run"),
+        "store": (None, "every node of a deployed tree has a disk of its own; leave it out"),
+        "store_rows": ("dense", "it is for the simulator; leave it out"),
     }
     for key, (default, rule) in absent.items():
         value = getattr(config, key)
         if value != default:
-            raise ConfigError(f"{key} = {shown(value)}: {rule}; leave it out.")
+            raise ConfigError(f"{key} = {shown(value)}: {rule}.")
+    for name, table in config.environments.items():
+        rule = f"[{name}] is a model of a network, and a deployed tree has a real one"
+        raise ConfigError(f"{name} = {shown(table)}: {rule}; leave it out.")

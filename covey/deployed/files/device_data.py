@@ -94,23 +94,22 @@ def with_whole_paths(config: Config, folder: Path) -> Config:
     files = deploy.get("data")
     if not isinstance(files, dict):
         return config
-    whole = {}
-    for key, text in files.items():
-        whole[key] = text
-        if isinstance(text, str) and text != SOURCE:
-            whole[key] = str(folder.absolute() / expanded(text, f"deploy.data.{key}"))
-    return config.with_section("deploy", deploy | {"data": whole})
+    whole = {
+        key: str(folder.absolute() / expanded(text, f"deploy.data.{key}"))
+        for key, text in files.items()
+        if isinstance(text, str) and text != SOURCE
+    }
+    return config.with_section("deploy", deploy | {"data": files | whole})
 
 
 def own_data(config: Config, process: Process, described: Shards) -> dict[str, Shards]:
     """The examples of every device of a process, from its own file; by seat."""
     check_files(config, [process])
-    out: dict[str, Shards] = {}
-    for seat in process.nodes:
-        if seat.name in process.data:
-            file = Path(process.data[seat.name])
-            out[seat.name] = own_examples(config, file, described, seat.number)
-    return out
+    return {
+        seat.name: own_examples(config, Path(process.data[seat.name]), described, seat.number)
+        for seat in process.nodes
+        if seat.name in process.data
+    }
 
 
 def own_examples(config: Config, file: Path, described: Shards, device: int) -> Shards:

@@ -48,12 +48,7 @@ def make_folders(process: Process) -> None:
             path.mkdir(exist_ok=True, mode=0o700)
 
 
-def write_forms(
-    config: Config,
-    process: Process,
-    data: Shards,
-    modules: Mapping[str, str],
-) -> None:
+def write_forms(config: Config, process: Process, data: Shards, modules: Mapping[str, str]) -> None:
     """Write what the models of a process's nodes are used with, before they are there.
 
     `modules` are the texts of modules of the user's own, by path.
@@ -95,7 +90,7 @@ class NodeModels:
         try:
             self.tier = str(facts["tier"])
             self.number_in_tier = int(facts["number"])
-            self.chosen = {str(name): int(round) + 1 for name, round in facts["models"].items()}
+            self.chosen = {name: int(round) + 1 for name, round in facts["models"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {folder.node}: {error!r}.") from error
 
@@ -179,9 +174,7 @@ class NodeModels:
 
     def row(self, read: Snapshot, device: int) -> Tensor:
         """The row of the one node that a file is of, or the global row in its place."""
-        node = device
-        if len(read.ids):
-            node = int(read.ids[0])
+        node = int(read.ids[0]) if len(read.ids) else device
         row = read.row(node, device)
         if row is None:
             raise ConfigError(
@@ -194,18 +187,10 @@ def opened(folder: Path, *, trust: bool = False) -> NodeModels | None:
     """A node's folder; None where it is none, an error where its models are not written yet."""
     if RunFolder(folder).node.exists():
         return NodeModels(RunFolder(folder), trust=trust)
-    reason = _refusal(folder)
-    if reason is not None:
-        raise ConfigError(reason)
-    return None
-
-
-def _refusal(folder: Path) -> str | None:
-    """Why a folder of a deployed node cannot be loaded; None where it is none of a node."""
     if (folder / DISK).exists():
-        when = "the run ends, or its server is stopped"
-        return f"{folder} is a node's state without models yet; they are written when {when}."
-    seats = sorted(str(path.parent) for path in folder.glob(f"*/{DISK}"))
-    if seats:
-        return f"{folder} has the state of a process; give the folder of a node in it: {seats[0]}."
+        when = "they are written when the run ends, or its server is stopped"
+        raise ConfigError(f"{folder} is a node's state without models yet; {when}.")
+    for path in sorted(folder.glob(f"*/{DISK}")):
+        fix = f"give the folder of a node in it: {path.parent}"
+        raise ConfigError(f"{folder} has the state of a process; {fix}.")
     return None

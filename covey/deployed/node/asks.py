@@ -1,33 +1,72 @@
-"""The asks of a node to its children: what they answer is on its disk before it asks again."""
+"""The asks and orders of a node to its children.
+
+What they answer to an ask is on its disk before it asks again. An order, such as to hold rows, runs
+no program, and goes down the tree from node to node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from covey.deployed.faults import fault
 from covey.deployed.memory import give_back_free
-from covey.deployed.node.checked import ChildCheck, ReplyCheck, child_error
+from covey.deployed.node import node_rows
+from covey.deployed.node.checked import ChildCheck, OrderCheck, ReplyCheck, child_error
 from covey.deployed.node.checked_facts import Subtree
+from covey.deployed.node.checked_orders import ENDING
 from covey.deployed.node.disk import MISSED, Disk
+from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.missed import MissedAsks, Missing, PendingOrders
+from covey.deployed.node.node_rows import NodeRow, open_order, seal_order
 from covey.deployed.transport.stored import Stored
-from covey.deployed.transport.transport import Answer, AskKey, Blob, Patience, Seat, Transport
+from covey.deployed.transport.transport import (
+    Answer,
+    AskKey,
+    Blob,
+    Patience,
+    Seat,
+    Transport,
+    digest,
+)
 from covey.errors import CoveyError, ProgramError
+from covey.kernel.store.store import ColumnKey
 from covey.links.packed import Packed
-from covey.runtimes.alone.envelope import header_of, open_sealed
+from covey.runtimes.alone.envelope import Pieces, header_of, open_sealed
 from covey.runtimes.alone.loopback import HeldReply
 from covey.runtimes.alone.place import Place
 
 _MUCH = 2**23
 """Bytes of messages before and after which free memory is given back: it takes milliseconds."""
+ONCE = ("hold", "release")
+"""Orders that depend on when they are followed: one that comes again is not followed again."""
+_CHANGING = (*ONCE, "thaw")
+"""The orders that change what a node keeps."""
+END_SECONDS = 60.0
+"""How long an order at the end of a run waits at least, where there is a quorum."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What all nodes do, down to a tier.
+
+    `rows` are those of the whole subtree; each has a route in `arguments` where it must.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    rows: Sequence[NodeRow]
+    round: int
+    deepest: str
 
 
 @dataclass(eq=False)
 class ChildAsks:
-    """What a node asks of its children, and what it knows of those who did not answer."""
+    """What a node asks and orders, and what it knows of the children who did not answer."""
 
     place: Place
     disk: Disk
@@ -43,6 +82,8 @@ class ChildAsks:
     """Who was missing here and below in the play that is under way."""
     missed: MissedAsks = field(default_factory=MissedAsks)
     """What children did not answer; their disks may have ended it."""
+    unreached: list[list[Any]] = field(default_factory=list)
+    """(tier, number) of those below that did not follow the last order, or kept their rows."""
     _unwritten: tuple[AskKey, dict[Seat, Answer]] | None = None
     """The last ask of the program under way and its answers, which no journal has."""
     _replies: list[tuple[AskKey, Seat, HeldReply]] = field(default_factory=list)
@@ -99,7 +140,7 @@ class ChildAsks:
         if self._unwritten is not None:
             self.disk.journal(*self._unwritten, self.heard)
         for earlier, seat, reply in self._replies:
-            reply.drop(partial(self._journalled, earlier, seat))
+            reply.drop(partial(_messages, partial(self.disk.journalled_of, earlier, seat)))
         self.let_go()
         self.trim(len(common) * len(own))  # the answers may be as long
         fault("asking")
@@ -114,11 +155,6 @@ class ChildAsks:
             self.orders.settle(seat)
         self._unwritten = (key, answers)
         return answers
-
-    def _journalled(self, key: AskKey, seat: Seat) -> list[Packed]:
-        """The messages of a reply that the journal has."""
-        _, messages = open_sealed(self.disk.journalled_of(key, seat))
-        return messages
 
     def let_go(self) -> None:
         """Hold no answers of children any more."""
@@ -151,9 +187,90 @@ class ChildAsks:
         key, answers = self._last
         answer = answers[seat]
         if isinstance(answer.data, Stored):
-            reply.drop(lambda: open_sealed(answer.read())[1])
+            reply.drop(partial(_messages, answer.read))
         else:
             self._replies.append((key, seat, reply))
+
+    # Orders
+
+    def order(
+        self, order: Order, epoch: Epoch, templates: Mapping[ColumnKey, Tensor]
+    ) -> list[NodeRow]:
+        """Let all children follow an order; the rows that come back."""
+        name = order.name
+        arguments = dict(order.arguments)
+        header = {
+            "name": name,
+            "arguments": arguments,
+            "round": order.round,
+            "deepest": order.deepest,
+        }
+        common = Pieces(())
+        if arguments.get("broadcast"):
+            common = Pieces(node_rows.pieces(order.rows))  # once for all children
+        own = {}
+        for child in self.seats:
+            part, changed = self._part(child, order)
+            own[child] = seal_order({**header, "epoch": asdict(epoch), "arguments": changed}, part)
+        key = AskKey(
+            epoch.run, order.round, "order", 0, name, digest(header), attempt=epoch.attempt
+        )
+        patience = self.patience_for(len(own))
+        if patience is not None and name not in ONCE:  # for all children, except at the end
+            ending = Patience(max(patience.seconds, END_SECONDS), patience.quorum)
+            patience = ending if arguments.get(ENDING) else None
+        check = OrderCheck(name, arguments, self.subtrees, templates)
+        answers = self.send(key, common, own, patience, check)
+        missing = {}
+        for seat, answer in answers.items():
+            if answer.status == "answered":
+                self.orders.settle(seat)
+            elif name in ONCE:
+                missing[seat] = own[seat]
+        self.orders.add(key, arguments.get("label", ""), missing, epoch.before)
+        return self._rows(name, answers)
+
+    def _part(self, child: Seat, order: Order) -> tuple[list[NodeRow], dict[str, Any]]:
+        """The rows with routes through a child, and the arguments of the order with them alone."""
+        arguments = dict(order.arguments)
+        if "routes" not in arguments:
+            return [], arguments
+        level = self.place.tiers.index(self.place.tier) + 1
+        part = []
+        for row, route in zip(order.rows, arguments["routes"], strict=True):
+            if len(route) > level and route[level] == child:
+                part.append((row, route))
+        return [row for row, _ in part], {**arguments, "routes": [route for _, route in part]}
+
+    def _rows(self, name: str, answers: Mapping[Seat, Answer]) -> list[NodeRow]:
+        """The rows that came back from children who followed an order."""
+        out: list[NodeRow] = []
+        failures = []
+        numbers = {}
+        for child in self.seats:
+            if answers[child].status != "answered":
+                below = self.place.below(self.place.tier)
+                self.unreached.append([below, child])  # it follows when it is back
+                continue
+            reply, rows = open_order(answers[child].read())
+            if reply["error"] is not None:
+                failures.append(self.error(child, *reply["error"]))
+                continue
+            numbers[child] = reply["number"]
+            if name == "write":
+                # The answer to an order is not written down: what it corrects is still to be told.
+                self.missing += self.missed.corrections(child, reply["ended"])
+                self.missing += [Missing(*values) for values in reply["missing"]]
+            self.unreached += reply["unreached"]
+            out += rows
+        if failures:
+            raise failures[0]
+        if name in _CHANGING:
+            self.heard |= numbers
+            self.disk.receive(numbers)
+        return out
+
+    # What both have
 
     def error(self, child: Seat, kind: str, text: str) -> CoveyError:
         """The error that a child answered; it names no nodes but those of its own subtree."""
@@ -161,12 +278,13 @@ class ChildAsks:
         tier = tiers[tiers.index(self.place.tier) + 1]
         return child_error(kind, text, (tier, child), self.subtrees.get(child, {}), tiers)
 
-    def missing_facts(self) -> list[Any]:
-        """Who was missing in the ask under way, as JSON can hold it."""
-        return [list(astuple(entry)) for entry in self.missing]
-
     def trim(self, size: int) -> None:
         """Give back memory that is not in use, before or after so many bytes of messages."""
         if self.transport is not None and size > _MUCH:
             self.disk.shrink()
             give_back_free()
+
+
+def _messages(read: Callable[[], bytes]) -> list[Packed]:
+    """The messages of a reply that lies outside memory."""
+    return open_sealed(read())[1]

@@ -47,14 +47,11 @@ def tree_members(tree: Tree, shards: Shards) -> dict[str, list[TreeMember]]:
     out: dict[str, list[TreeMember]] = {}
     for tier, of_tier in members(tree, shards).items():
         below = tree.below(tier)
-        parts: list[Subtree] = []
-        if below is not None:
-            parts = subtrees(tree, below)
+        parts = [] if below is None else subtrees(tree, below)
         out[tier] = []
         for member in of_tier:
             first = member.place.first_child
-            seats = range(first, first + member.place.children)
-            own = {seat: parts[seat] for seat in seats}
+            own = {seat: parts[seat] for seat in range(first, first + member.place.children)}
             out[tier].append(TreeMember(**vars(member), subtrees=own))
     return out
 

@@ -27,17 +27,17 @@ from covey.deployed.node.checked_facts import (
     ROWS_OF_NODE,
     Rehearsed,
     Subtree,
-    field_of,
     header_limit,
     rows_limit,
 )
-from covey.deployed.node.node_rows import NodeRow, RowRange, open_order
+from covey.deployed.node.forms import check_form, check_once, field_of, is_text
+from covey.deployed.node.node_rows import NodeRow, in_part, open_order
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
 from covey.errors import CoveyError, DecodeError, DivergedError, shown
 from covey.kernel.replies import rows_of
 from covey.kernel.store.store import ColumnKey
 from covey.links.link import Link
-from covey.links.packed import Packed, Schema
+from covey.links.packed import Schema
 from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed, raised
 from covey.types import Rows
@@ -62,7 +62,7 @@ class _Dropped(CoveyError):
 
 @dataclass(eq=False)
 class ChildCheck(ABC):
-    """Calls `_check`, and turns what it raises into a reason."""
+    """Calls `examine`, and turns what it raises into a reason."""
 
     asked: int | None = field(default=None, init=False)
     """How many children are asked, where a quorum of them is enough."""
@@ -79,7 +79,7 @@ class ChildCheck(ABC):
         self.failed.discard(seat)  # the seat may have answered before, and was refused
         self._kinds.pop(seat, None)
         try:
-            if self._check(seat, data):
+            if self.examine(seat, data):
                 self.failed.add(seat)
         except _Dropped as error:
             return Diverged(error)
@@ -92,7 +92,7 @@ class ChildCheck(ABC):
         return None
 
     @abstractmethod
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         """Raise an error that says what is wrong with the answer of a seat.
 
         True: nothing is, but the answer is an error of the child.
@@ -143,60 +143,50 @@ class ReplyCheck(ChildCheck):
     def most(self) -> int:
         """Bytes of all rows and of the facts of a subtree, each more than they can have."""
         rows = sum(schema.width * (schema.dtype.itemsize + _PLACED) for schema in self.schemas)
-        limits = [header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values()]
+        limits = (header_limit(subtree, self.rehearsed) for subtree in self.subtrees.values())
         return rows + 2 * max(limits, default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         header, messages = open_sealed(data, header_limit(self.subtrees[seat], self.rehearsed))
         failure = _error_in(header, messages)
         if failure is not None:
-            kind, text = failure
-            if self.drops_diverged and kind == DivergedError.__name__:
-                raise _Dropped(f"its training diverged: {shown(text)}")
+            if self.drops_diverged and failure[0] == DivergedError.__name__:
+                raise _Dropped(f"its training diverged: {shown(failure[1])}")
             return self._ends_round(seat, failure)
         named = (field_of(header, "key"), field_of(header, "seat"))
         if named != (str(self.key), seat):
             raise DecodeError(f"an answer of seat {shown(named[1])} to {shown(named[0])}.")
         checked_facts.check(header, self.subtrees[seat], self.rehearsed)
-        expected = self.schemas
-        if seat not in self.answering:
-            expected = ()
+        expected = self.schemas if seat in self.answering else ()
         if len(messages) != len(expected):
             raise DecodeError(f"{len(messages)} messages, expected {len(expected)}.")
         for packed, schema in zip(messages, expected, strict=True):
-            self._check_message(seat, packed, schema, header["facts"]["reports"])
+            with _DECODING:
+                count = int(schema.kind != "nothing")
+                rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
+                if rows is not None:
+                    self._check_values(seat, rows, schema)
+                    self._check_scores(rows, header["facts"]["reports"])
         self.numbers[seat] = header["number"]
         return False
 
-    def _check_message(
-        self, seat: Seat, packed: Packed, schema: Schema, reports: Sequence[Any]
-    ) -> None:
-        """Refuse another schema, more than one row, and values that cannot be true."""
-        count = 1
-        if schema.kind == "nothing":
-            count = 0
-        with _DECODING:
-            rows = rows_of(self.link.unpack(packed, expect=schema, count=count, borrow=True))
-            if rows is not None:
-                self._check_values(seat, rows, schema)
-                if self.scorer is not None:
-                    self._check_scores(self.scorer, rows, reports)
-
-    def _check_scores(self, scorer: Scorer, rows: Rows, reports: Sequence[Any]) -> None:
+    def _check_scores(self, rows: Rows, reports: Sequence[Any]) -> None:
         """Refuse sums of scores that cannot be true, or are not those that devices report."""
+        if self.scorer is None:
+            return
         figures: dict[str, list[list[float]]] = {}
         for name, _, _, values in reports:
             figures.setdefault(name, []).extend(values)
         by_name = {name: torch.tensor(own, dtype=torch.float64) for name, own in figures.items()}
-        reason = scorer.refusal(rows.double(), by_name)
+        reason = self.scorer.refusal(rows.double(), by_name)
         if reason is not None:
             raise DecodeError(reason)
 
     def _check_values(self, seat: Seat, rows: Rows, schema: Schema) -> None:
         """Refuse a row that is not finite, or longer than its bound."""
         if not native.finite(rows):
-            text = "a row that is not finite, of a child that does not say that it diverged"
-            raise DecodeError(f"{text}.")
+            why = "of a child that does not say that it diverged"
+            raise DecodeError(f"a row that is not finite, {why}.")
         if schema.kind == "exact" and rows.numel() and float(rows.abs().max()) > _LARGEST:
             raise DecodeError(f"a row with numbers beyond {_LARGEST:g}.")
         bound = self.bounds.get(seat)
@@ -224,15 +214,13 @@ class OrderCheck(ChildCheck):
             return None
         return 2 * max(map(header_limit, self.subtrees.values()), default=0)
 
-    def _check(self, seat: Seat, data: bytes) -> bool:
+    def examine(self, seat: Seat, data: bytes) -> bool:
         subtree = self.subtrees[seat]
         header, rows = open_order(data, header_limit(subtree), rows_limit(subtree))
         failure = _error_in(header, rows)
         if failure is not None:
             return self._ends_round(seat, failure)
-        checked_facts.check_missing(header, subtree)
-        checked_facts.check_unreached(header, subtree)
-        checked_facts.check_number(header)
+        checked_facts.check_followed(header, subtree)
         if rows and self.name not in _WITH_ROWS:
             raise DecodeError(f"rows in the answer to the order {self.name}.")
         described: Counter[tuple[str, int]] = Counter()
@@ -240,22 +228,21 @@ class OrderCheck(ChildCheck):
             self._check_row(subtree, kept)
             described[kept.tier, kept.number] += len(json.dumps(node_rows.described(kept)))
         places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
-        checked_facts.check_once(places, "a row")
+        check_once(places, "a row")
         if any(size > ROWS_OF_NODE for size in described.values()):
             raise DecodeError(f"rows of a node described in more than {ROWS_OF_NODE} bytes.")
         return False
 
     def _check_row(self, subtree: Subtree, kept: NodeRow) -> None:
         """Refuse a row of another node, name or shape, and values that are not finite."""
-        checked_facts.check_place(kept.tier, kept.number, subtree)
+        checked_facts.check_ids(kept.tier, [kept.number], subtree)
         texts = (kept.name, kept.label)
         asked = (self.arguments.get("name"), self.arguments.get("label"))
         if self.name == "freeze":  # all versions of one name, or of all
             asked = (self.arguments.get("name", kept.name), kept.label)
         if texts != asked:
             raise DecodeError(f"the row {shown(kept.name)}, asked for {asked[0]!r}.")
-        part = self.arguments.get("part")
-        if part is not None and not RowRange(*part).has(kept.tier, kept.number):
+        if not in_part(self.arguments.get("part"), kept.tier, kept.number):
             raise DecodeError(f"a row of {kept.tier} {kept.number}, which was not asked for.")
         checked_facts.check_row(kept, self.templates.get((kept.tier, kept.name)))
 
@@ -265,20 +252,14 @@ def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
     failure = field_of(header, "error")
     if failure is None:
         return None
-    if not isinstance(failure, list) or [type(word) for word in failure] != [str, str]:
-        raise DecodeError("an error that is not a kind and a text.")
+    check_form(failure, (is_text, is_text), "an error")
     if rows:
         raise DecodeError("an error with rows.")
-    kind, text = failure
-    return kind, text
+    return failure[0], failure[1]
 
 
 def child_error(
-    kind: str,
-    text: str,
-    child: tuple[str, int],
-    subtree: Subtree,
-    tiers: Sequence[str],
+    kind: str, text: str, child: tuple[str, int], subtree: Subtree, tiers: Sequence[str]
 ) -> CoveyError:
     """The error that a child answered; it says from which child it came.
 

@@ -26,15 +26,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey import native
+from covey.deployed.node.forms import (
+    MOST,
+    check_form,
+    check_once,
+    is_count,
+    is_name,
+    is_number,
+    is_path,
+    is_round,
+    is_table_of_lists,
+    one_of,
+    up_to,
+)
 from covey.deployed.node.node_rows import NodeRow, dtype_of
 from covey.errors import DecodeError, shown
 from covey.kernel.nodes import Call
@@ -48,8 +61,6 @@ Subtree = Mapping[str, range]
 """The ids of a node and of all nodes below it, by tier."""
 AskForm = tuple[str, str, str, tuple[tuple[str, torch.dtype], ...]]
 """The lane, the tier, the owner and name of a program, and the kind and type of what goes down."""
-_LONGEST = 300  # characters of a name
-_MOST = 2**53  # of a count: a float holds every whole number up to it
 _LARGEST = 1e290  # of a noted number: the sum over all nodes is finite too
 _BYTES = 2**40  # counted for a node in one ask: int64 holds the sum of 8 million such
 _SUMS = 64  # floats that hold an exact sum: about 40 are enough for any
@@ -59,7 +70,6 @@ _ENDED = 64
 _KEY = 20_000  # characters of the key of an ask
 _MISSING = 256  # missing answers of an ask, and of all ended ones, for each child
 _MISSING_BYTES = 80  # of a missing answer as text, besides the name of its tier
-_ROUNDS = 2**31
 _HEAD = 2**18  # bytes of a header besides those of nodes: names of kept rows, the text of an error
 _HEAD_OF_NODE = 2**13  # bytes of a node besides reports and missing answers: ids and lengths
 _HEAD_OF_FIGURE = 32  # bytes of a float as text, and more
@@ -116,19 +126,18 @@ def subtrees(tree: Tree, tier: str) -> list[Subtree]:
     >>> subtrees(Tree.grouped([2, 3]), "edge")[1]
     {'edge': range(1, 2), 'device': range(2, 5)}
     """
-    level = tree.index(tier)
-    first = torch.arange(tree.size(tier))
-    spans = [(first, first + 1)]
-    for above, below in pairwise(tree.tiers[level:]):
-        starts = tree.first(above, torch.arange(tree.size(above)))
-        starts = torch.cat([starts, torch.tensor([tree.size(below)])])
-        first, stop = spans[-1]
-        spans.append((starts[first], starts[stop]))
-    listed = [(begin.tolist(), end.tolist()) for begin, end in spans]
-    out: list[Subtree] = []
-    for number in range(tree.size(tier)):
-        ranges = [range(begin[number], end[number]) for begin, end in listed]
-        out.append(dict(zip(tree.tiers[level:], ranges, strict=True)))
+    below = tree.below(tier)
+    children = iter(()) if below is None else iter(subtrees(tree, below))
+    counts = tree.counts(tier, torch.arange(tree.size(tier))).tolist()
+    return [subtree(tier, node, islice(children, count)) for node, count in enumerate(counts)]
+
+
+def subtree(tier: str, number: int, children: Iterable[Subtree]) -> Subtree:
+    """The subtree of a node, from those of its children in the order of their ids."""
+    out = {tier: range(number, number + 1)}
+    for child in children:
+        for below, ids in child.items():
+            out[below] = range(out.get(below, ids).start, ids.stop)
     return out
 
 
@@ -179,26 +188,68 @@ def _most_missing(subtree: Subtree) -> int:
     return out
 
 
-def field_of(table: Any, name: str) -> Any:
-    """A field of a table; a DecodeError where there is no table, or no such field."""
-    if not isinstance(table, dict) or name not in table:
-        raise DecodeError(f"a message without {name!r}.")
-    return table[name]
+def check(header: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse what stands beside an answer and cannot be of this subtree.
 
-
-def check(header: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
-    """Refuse what stands beside an answer and cannot be of this subtree."""
-    _check_sums(field_of(header, "facts"), subtree, rehearsed)
-    _check_kept(list_of(header, "kept"), subtree, rehearsed)
+    Facts that pass can be added up (covey/runtimes/facts.py).
+    """
     check_missing(header, subtree)
-    check_number(header)
+    tier, direction = one_of(subtree), one_of(DIRECTIONS)
+    counts = [up_to(_BYTES * nodes_of(subtree))] * 5
+    form = {
+        "traffic": [(one_of(rehearsed.links), direction, one_of(LANES), *counts)],
+        "node_bytes": [(tier, direction, [is_count], [up_to(_BYTES)])],
+        "cohorts": is_table_of_lists,
+        "notes": [(tier, is_name, [_is_summand], _is_summand, _is_summand, is_count)],
+        "gradients": lambda value: is_number(value) and 0 <= value <= MOST,
+        "reports": [(is_name, tier, [is_count], [[_is_figure]])],
+        "needs": is_table_of_lists,
+    }
+    kept = (tier, is_name, is_name, [is_count])
+    check_form(header, {"number": is_count, "facts": form, "kept": [kept]}, "an answer")
+    facts = header["facts"]
+    for name, size in (("traffic", 3), ("node_bytes", 2), ("notes", 2)):
+        check_once([entry[:size] for entry in facts[name]], name)
+    for _, name, sums, *_, count in facts["notes"]:
+        if not 0 < len(sums) <= _SUMS or not count:
+            raise DecodeError(f"a note {name!r} of {count} nodes in {len(sums)} sums.")
+    _check_nodes(facts, subtree, rehearsed)
+    for model, names in facts["needs"].items():
+        known = rehearsed.needs.get(model)
+        if known is None or any(not isinstance(name, str) or name not in known for name in names):
+            raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
+    _check_kept(header["kept"], rehearsed)
 
 
-def check_number(header: Any) -> None:
-    """Refuse what cannot be the number of the last change of a child's disk."""
-    number = field_of(header, "number")
-    if not is_count(number):
-        raise DecodeError(f"number = {shown(number)}.")
+def _check_nodes(facts: Mapping[str, Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
+    """Refuse facts of nodes elsewhere, two of one node, and reports that no rehearsal has."""
+    for tier, ids in facts["cohorts"].items():
+        check_ids(tier, ids, subtree)
+    for tier, direction, ids, lengths in facts["node_bytes"]:
+        check_ids(tier, ids, subtree)
+        if len(ids) != len(lengths) or len(set(ids)) < len(ids):
+            raise DecodeError(f"bytes of one node twice, or of none, in the direction {direction}.")
+    reported = []
+    for name, tier, ids, figures in facts["reports"]:
+        check_ids(tier, ids, subtree)
+        reported += [(name, number) for number in ids]
+        width = rehearsed.widths.get((tier, name))
+        if width is None or not ids or [len(values) for values in figures] != [width] * len(ids):
+            raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
+    check_once(reported, "a report")
+
+
+def _check_kept(described: Sequence[Any], rehearsed: Rehearsed) -> None:
+    """Refuse too many kept rows, long ones, and other shapes or types than are known."""
+    if len(described) > _COLUMNS:
+        raise DecodeError(f"{len(described)} kept names, more than {_COLUMNS}.")
+    for tier, name, dtype, shape in described:
+        form = (dtype_of(dtype), tuple(shape))
+        known = rehearsed.templates.get((tier, name), rehearsed.residuals.get((tier, name)))
+        other = known is not None and form != (known.dtype, tuple(known.shape[1:]))
+        # The short ones first: a product of many numbers takes long.
+        if other or len(shape) > _DIMENSIONS or math.prod(max(size, 1) for size in shape) > MOST:
+            raise DecodeError(f"a kept row {name!r} of {dtype} and shape {shown(shape)}.")
 
 
 def check_missing(header: Any, subtree: Subtree) -> None:
@@ -206,25 +257,28 @@ def check_missing(header: Any, subtree: Subtree) -> None:
 
     Those that a child can miss are below it.
     """
-    _check_all_missing(list_of(header, "missing"), subtree)
-    ended = list_of(header, "ended")
-    if len(ended) > _ENDED:
-        raise DecodeError(f"{len(ended)} ended asks, more than {_ENDED}.")
-    missing = []
-    for pair in ended:
-        _, entries = parts_of(pair, _is_key, is_list, what="an ended ask")
-        missing += entries
-    _check_all_missing(missing, subtree)
+    entry = (is_count, one_of(LANES), is_path, is_name, is_count, one_of(_STATUSES))
+    ended = (lambda key: isinstance(key, str) and len(key) <= _KEY, [entry])
+    check_form(header, {"missing": [entry], "ended": [ended]}, "an answer")
+    if len(header["ended"]) > _ENDED:
+        raise DecodeError(f"{len(header['ended'])} ended asks, more than {_ENDED}.")
+    below = dict(list(subtree.items())[1:])
+    most = _most_missing(subtree)
+    for entries in (header["missing"], list(chain(*(missing for _, missing in header["ended"])))):
+        if len(entries) > most:
+            raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
+        for *_, tier, number, _ in entries:
+            check_ids(tier, [number], below)
 
 
-def check_unreached(header: Any, subtree: Subtree) -> None:
-    """Refuse lists of nodes that did not follow an order which cannot be true."""
-    unreached = list_of(header, "unreached")
-    if len(unreached) > nodes_of(subtree):
-        raise DecodeError(f"{len(unreached)} nodes that did not follow an order.")
-    for node in unreached:
-        tier, number = parts_of(node, is_name, is_count, what="an unreached node")
-        check_place(tier, number, subtree)
+def check_followed(header: Any, subtree: Subtree) -> None:
+    """Refuse what stands beside the answer to an order and cannot be of this subtree."""
+    check_missing(header, subtree)
+    check_form(header, {"number": is_count, "unreached": [(is_name, is_count)]}, "an answer")
+    if len(header["unreached"]) > nodes_of(subtree):
+        raise DecodeError(f"{len(header['unreached'])} nodes that did not follow an order.")
+    for tier, number in header["unreached"]:
+        check_ids(tier, [number], subtree)
 
 
 def check_row(kept: NodeRow, template: Tensor | None) -> None:
@@ -242,108 +296,8 @@ def check_row(kept: NodeRow, template: Tensor | None) -> None:
         raise DecodeError(f"the row {shown(kept.name)} is not finite.")
 
 
-def _check_sums(facts: Any, subtree: Subtree, rehearsed: Rehearsed) -> None:
-    """Refuse facts that cannot be added up (covey/runtimes/facts.py)."""
-    most = _BYTES * nodes_of(subtree)
-    traffic = list_of(facts, "traffic")
-    kinds = [is_name, is_name, is_name, *[is_count] * 5]
-    for entry in traffic:
-        link, direction, lane, *counts = parts_of(entry, *kinds, what="traffic")
-        if max(counts) > most:
-            raise DecodeError(f"traffic of {max(counts)}, more than {most}.")
-        if link not in rehearsed.links or direction not in DIRECTIONS or lane not in LANES:
-            raise DecodeError(f"traffic of {shown(entry[:3])}.")
-    check_once([entry[:3] for entry in traffic], "traffic")
-    counted = list_of(facts, "node_bytes")
-    for entry in counted:
-        _check_bytes(entry, subtree)
-    check_once([entry[:2] for entry in counted], "bytes of nodes")
-    for tier, ids in _tables(facts, "cohorts"):
-        _ids_of(tier, ids, subtree)
-    notes = list_of(facts, "notes")
-    for entry in notes:
-        _check_note(entry, subtree)
-    check_once([entry[:2] for entry in notes], "a note")
-    gradients = field_of(facts, "gradients")
-    if not _is_number(gradients) or not 0 <= gradients <= _MOST:
-        raise DecodeError(f"gradients = {shown(gradients)}.")
-    _check_reports(list_of(facts, "reports"), subtree, rehearsed)
-    for model, names in _tables(facts, "needs"):
-        known = rehearsed.needs.get(model)
-        if known is None or any(not isinstance(n, str) or n not in known for n in names):
-            raise DecodeError(f"{shown(model)} needs {shown(names)}, which no rehearsal did.")
-
-
-def list_of(table: Any, name: str) -> list[Any]:
-    values = field_of(table, name)
-    if not isinstance(values, list):
-        raise DecodeError(f"{name} that are no list.")
-    return values
-
-
-def _tables(table: Any, name: str) -> list[tuple[str, list[Any]]]:
-    """The entries of a table of lists."""
-    values = field_of(table, name)
-    if not isinstance(values, dict) or not all(isinstance(v, list) for v in values.values()):
-        raise DecodeError(f"{name} that are no lists by name.")
-    return list(values.items())
-
-
-def parts_of(entry: Any, *kinds: Callable[[Any], bool], what: str) -> list[Any]:
-    """The parts of an entry, each of its kind."""
-    if not isinstance(entry, list) or len(entry) != len(kinds):
-        raise DecodeError(f"{what} {shown(entry)}.")
-    for value, kind in zip(entry, kinds, strict=True):
-        if not kind(value):
-            raise DecodeError(f"{what} with {shown(value)}.")
-    return entry
-
-
-def check_once(keys: Sequence[Sequence[Any]], what: str) -> None:
-    """Refuse two entries of one key."""
-    if len(set(map(tuple, keys))) < len(keys):
-        raise DecodeError(f"{what} of one kind twice.")
-
-
-def is_name(value: Any) -> bool:
-    """Whether a value can be a name: a log, a table and a terminal take it."""
-    return isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
-
-
-def is_path(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**64
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _KEY
-
-
-def is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    if type(value) is int:
-        return abs(value) <= _MOST
-    return type(value) is float and math.isfinite(value)
-
-
-def is_round(value: Any) -> bool:
-    """Whether a value can be the number of a round; -1 is before the first."""
-    return type(value) is int and -1 <= value < _ROUNDS
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def check_place(tier: Any, number: Any, subtree: Subtree) -> None:
-    """Refuse a node that is not in a subtree."""
-    _ids_of(tier, [number], subtree)
-
-
-def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
+def check_ids(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
+    """Refuse nodes that are not in a subtree."""
     if not isinstance(tier, str) or tier not in subtree:
         raise DecodeError(f"a fact of the tier {shown(tier)}, which is not below.")
     for number in ids:
@@ -351,76 +305,10 @@ def _ids_of(tier: Any, ids: Sequence[Any], subtree: Subtree) -> None:
             raise DecodeError(f"a fact of node {shown(number)}, which is not in this subtree.")
 
 
-def _check_bytes(entry: Any, subtree: Subtree) -> None:
-    kinds = (is_name, is_name, is_list, is_list)
-    tier, direction, ids, lengths = parts_of(entry, *kinds, what="bytes of nodes")
-    _ids_of(tier, ids, subtree)
-    if direction not in DIRECTIONS or len(ids) != len(lengths):
-        raise DecodeError(f"bytes of nodes in the direction {shown(direction)}.")
-    if not all(is_count(length) and length <= _BYTES for length in lengths):
-        raise DecodeError("bytes of nodes that are no counts.")
-    if len(set(ids)) < len(ids):
-        raise DecodeError("bytes of one node twice.")
+def _is_summand(value: Any) -> bool:
+    return is_number(value) and abs(value) <= _LARGEST
 
 
-def _check_note(entry: Any, subtree: Subtree) -> None:
-    kinds = (is_name, is_name, is_list, _is_number, _is_number, is_count)
-    tier, name, sums, least, most, count = parts_of(entry, *kinds, what="a note")
-    _ids_of(tier, [], subtree)
-    if not 0 < len(sums) <= _SUMS or not count:
-        raise DecodeError(f"a note {name!r} of {count} nodes in {len(sums)} sums.")
-    if not all(_is_number(value) and abs(value) <= _LARGEST for value in (*sums, least, most)):
-        raise DecodeError(f"a note {name!r} that is not finite, or beyond {_LARGEST:g}.")
-
-
-def _check_reports(entries: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
-    """Refuse reports that no rehearsal has, and two of one node."""
-    reported: set[tuple[str, int]] = set()
-    kinds = (is_name, is_name, is_list, is_list)
-    for entry in entries:
-        name, tier, ids, figures = parts_of(entry, *kinds, what="a report")
-        _ids_of(tier, ids, subtree)
-        width = rehearsed.widths.get((tier, name))
-        if width is None or not ids or len(figures) != len(ids):
-            raise DecodeError(f"a report {name!r} of {len(ids)} nodes, which no rehearsal has.")
-        for values in figures:
-            if not isinstance(values, list) or len(values) != width:
-                raise DecodeError(f"a report {name!r} without {width} figures of a node.")
-            # A figure that is unknown is no number, but a float.
-            if not all(type(value) is float or _is_number(value) for value in values):
-                raise DecodeError(f"a report {name!r} with figures that are no numbers.")
-        for number in ids:
-            if (name, number) in reported:
-                raise DecodeError(f"two reports {name!r} of node {number}.")
-            reported.add((name, number))
-
-
-def _check_kept(described: Sequence[Any], subtree: Subtree, rehearsed: Rehearsed) -> None:
-    """Refuse kept rows of other tiers, and other shapes or types than are known."""
-    if len(described) > _COLUMNS:
-        raise DecodeError(f"{len(described)} kept names, more than {_COLUMNS}.")
-    for entry in described:
-        kinds = (is_name, is_name, is_name, is_list)
-        tier, name, dtype, shape = parts_of(entry, *kinds, what="a kept row")
-        _ids_of(tier, [], subtree)
-        if len(shape) > _DIMENSIONS or not all(is_count(size) for size in shape):
-            raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
-        if math.prod(max(size, 1) for size in shape) > _MOST:
-            raise DecodeError(f"a kept row {name!r} of shape {shown(shape)}.")
-        form = (dtype_of(dtype), tuple(shape))
-        template = rehearsed.templates.get((tier, name), rehearsed.residuals.get((tier, name)))
-        if template is not None and form != (template.dtype, tuple(template.shape[1:])):
-            raise DecodeError(f"a kept row {name!r} of {dtype} and shape {shown(shape)}.")
-
-
-def _check_all_missing(entries: Sequence[Any], subtree: Subtree) -> None:
-    most = _most_missing(subtree)
-    if len(entries) > most:
-        raise DecodeError(f"{len(entries)} missing answers, more than {most}.")
-    below = dict(list(subtree.items())[1:])
-    kinds = (is_count, is_name, is_path, is_name, is_count, is_name)
-    for entry in entries:
-        _, lane, _, tier, number, status = parts_of(entry, *kinds, what="a missing node")
-        check_place(tier, number, below)
-        if lane not in LANES or status not in _STATUSES:
-            raise DecodeError(f"a missing node {shown(entry)}.")
+def _is_figure(value: Any) -> bool:
+    """Whether a value can be a figure; one that is unknown is no number, but a float."""
+    return type(value) is float or is_number(value)

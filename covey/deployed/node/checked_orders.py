@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from covey.deployed.node import checked_facts, node_rows
-from covey.deployed.node.checked_facts import is_count, is_name, is_path, is_round
+from covey.deployed.node.forms import (
+    check_form,
+    check_once,
+    is_count,
+    is_name,
+    is_path,
+    is_round,
+    is_text,
+    one_of,
+)
 from covey.deployed.node.node_rows import NodeRow, open_order
 from covey.deployed.node.own_models import FALLBACK, ChosenModel
 from covey.deployed.transport.transport import AskKey
@@ -39,10 +48,10 @@ are away, and takes no rows of those that keep them.
 """
 _KEY = {"run": is_name, "path": is_path, "parameters": is_name, "round": is_round}
 _EPOCH = {"run": is_name, "before": is_count, "rollbacks": [is_count]}
-_EPOCH |= dict.fromkeys(("certificate", "signature"), lambda value: isinstance(value, str))
+_EPOCH |= {"certificate": is_text, "signature": is_text}
 _FLAG = (None, False, True).__contains__
 _ASK = {"rows": is_count, "shapes": [[is_count]], "answers": _FLAG, "idle": _FLAG}
-_MODEL = {**dict.fromkeys(("model", "tier", "label"), is_name), "round": is_round}
+_MODEL = {"model": is_name, "tier": is_name, "label": is_name, "round": is_round}
 _ORDERS: dict[str, dict[str, Any]] = {
     "hold": {"label": is_name, "columns": [(is_name, is_name)]},
     "release": {"label": is_name},
@@ -69,10 +78,10 @@ def read_order(
     name = key.program
     if name not in _ORDERS:
         raise DecodeError(f"the order {shown(name)}; there are {', '.join(_ORDERS)}.")
-    _check_form(header, {"arguments": {}, "deepest": node.place.tiers.__contains__}, name)
+    check_form(header, {"arguments": {}, "deepest": one_of(node.place.tiers)}, name)
     arguments = header["arguments"]
     form = _ORDERS[name] | {word: form for word, form in _MORE.items() if word in arguments}
-    _check_form(arguments, form, name)
+    check_form(arguments, form, name)
     label = arguments.get("label", PRESENT)
     _check_label(node, label, key.round)
     if set(arguments) != set(form) or (label == PRESENT and name in ("hold", "release")):
@@ -95,7 +104,7 @@ def read_ask(
     personal, each = open_sealed(own, limit)
     header, messages = shared | personal, [*down, *each]
     _check_key(key, header)
-    _check_form(header, _ASK, "a request")
+    check_form(header, _ASK, "a request")
     owner = _owner(node, key, header["parameters"])
     schemas = [packed.schema for packed in messages]
     form = checked_facts.ask_form(key.lane, node.place.tier, key.program, schemas)
@@ -119,8 +128,8 @@ def read_ask(
 
 def _check_key(key: AskKey, header: Any) -> None:
     """Refuse a key out of range, and one that is not of the epoch beside it."""
-    _check_form(header, {"epoch": _EPOCH}, "a request")
-    _check_form(key.as_dict(), _KEY, "a key")
+    check_form(header, {"epoch": _EPOCH}, "a request")
+    check_form(key.as_dict(), _KEY, "a key")
     epoch = header["epoch"]
     if (key.run, key.attempt) != (epoch["run"], len(epoch["rollbacks"])):
         raise DecodeError("a key that is not of the epoch beside it.")
@@ -152,21 +161,16 @@ def _check_scorer(node: Node, scorer: Scorer, round: int) -> None:
     known = sampled and scorer.bins in _BINS and set(scorer.parts) <= set(PARTS)
     if not known or scorer != own:
         raise DecodeError(f"scores that this experiment does not have: {shown(scorer)}.")
-    checked_facts.check_once([*scorer.names, *zip(scorer.parts, strict=True)], "scores")
+    check_once([*scorer.names, *zip(scorer.parts, strict=True)], "scores")
     for column in scorer.names:
         _kept(node, column, round)
 
 
-def _check_thawed(
-    node: Node,
-    round: int,
-    routes: list[Any],
-    rows: Sequence[NodeRow],
-) -> None:
+def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[NodeRow]) -> None:
     """Refuse rows of nodes elsewhere, and those that the algorithm does not keep."""
     place = node.place
     for kept, route in zip(rows, routes, strict=True):
-        checked_facts.check_place(kept.tier, kept.number, node.subtree)
+        checked_facts.check_ids(kept.tier, [kept.number], node.subtree)
         template = _kept(node, (kept.tier, kept.name), round, kept.round)
         checked_facts.check_row(kept, template)
         _check_label(node, kept.label, kept.round)
@@ -174,15 +178,10 @@ def _check_thawed(
         if len(route) != length or route[place.index(place.tier)] != place.number:
             raise DecodeError(f"the route {shown(route)} to {kept.tier} {kept.number}.")
     places = [(kept.tier, kept.number, kept.name, kept.label) for kept in rows]
-    checked_facts.check_once(places, "a row")
+    check_once(places, "a row")
 
 
-def _check_written(
-    node: Node,
-    round: int,
-    models: list[Any],
-    rows: Sequence[NodeRow],
-) -> None:
+def _check_written(node: Node, round: int, models: list[Any], rows: Sequence[NodeRow]) -> None:
     """Refuse models that the algorithm does not have, and rows that they do not need."""
     needed: dict[ColumnKey, Tensor] = {}
     top, device = node.place.tiers[0], node.place.tiers[-1]
@@ -197,7 +196,7 @@ def _check_written(
         for name in model.beside:
             _kept(node, (device, name), round, model.round)
         _check_label(node, model.label, round)
-    checked_facts.check_once([[values["model"]] for values in models], "a model")
+    check_once([[values["model"]] for values in models], "a model")
     for kept in rows:
         template = needed.pop((kept.tier, kept.name), None)
         if template is None or not is_count(kept.number):
@@ -233,21 +232,3 @@ def _kept(node: Node, column: ColumnKey, *rounds: int) -> Tensor:
 def _known(node: Node) -> dict[ColumnKey, Tensor]:
     """Empty rows of what rehearsals have kept, and of what the disk has of earlier rounds."""
     return node.rehearsed.kept | node.kept()
-
-
-def _check_form(value: Any, form: Any, what: str) -> None:
-    """Refuse a value that is not of a form.
-
-    A form is a function that tells, a list of the form of all entries, a tuple of the forms of each
-    entry of a list, or a table of the forms of fields.
-    """
-    if isinstance(form, dict) and isinstance(value, dict):
-        for name, part in form.items():
-            _check_form(checked_facts.field_of(value, name), part, name)
-    elif isinstance(form, list) and isinstance(value, list):
-        for entry in value:
-            _check_form(entry, form[0], what)
-    elif isinstance(form, tuple):
-        checked_facts.parts_of(value, *form, what=what)
-    elif isinstance(form, (dict, list)) or not form(value):
-        raise DecodeError(f"{what} with {shown(value)}.")

@@ -79,10 +79,8 @@ class DiskSegments(Segments):
     def written(self, labels: Mapping[int, str]) -> None:
         """All rows in use are on the disk, each slot under this label."""
         self._labels = dict(labels)
-        kept = {}
-        if not self._large:
-            kept = {slot: row for slot, row in self._rows.items() if slot in labels}
-        self._rows = kept
+        rows = {} if self._large else self._rows
+        self._rows = {slot: row for slot, row in rows.items() if slot in labels}
 
 
 class DiskColumn(Column):
@@ -107,9 +105,7 @@ class DiskColumn(Column):
         """The disk has these versions: the round of each label."""
         ids = torch.tensor([self._number])
         for label, round in rounds.items():
-            version = self.present
-            if label != PRESENT:
-                version = self._label(label)
+            version = self.present if label == PRESENT else self._label(label)
             self._move(version, ids, self._take(1), round)
         self.commit()
         self.written()
@@ -117,10 +113,7 @@ class DiskColumn(Column):
     def written(self) -> None:
         """Everything is on the disk."""
         labels = {}
-        own = [*sorted(self.held), PRESENT]
-        if self._number < 0:
-            own = []
-        for label in own:
+        for label in [*sorted(self.held), PRESENT] if self._number >= 0 else []:
             slot = int(self.version(label).slot[self._number])
             if slot >= 0:
                 labels[slot] = label
@@ -145,14 +138,7 @@ class DiskStore(OwnStore):
     touched: set[tuple[str, str]] = field(default_factory=set)
     """(name, label) of the rows that changed."""
 
-    def put(
-        self,
-        tier: str,
-        name: str,
-        ids: Ids,
-        rows: Tensor,
-        round: int,
-    ) -> None:
+    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
         """Rows of this node."""
         super().put(tier, name, ids, rows, round)
         if len(ids):
@@ -171,8 +157,8 @@ class DiskStore(OwnStore):
             assert self.disk is not None
             number = self.node.number if tier == self.node.tier else -1
             read = partial(self.disk.row, name)
-            nodes = self.sizes[tier]
-            self.columns[key] = DiskColumn(nodes, rows, number, read, copies=self.copies)
+            column = DiskColumn(self.sizes[tier], rows, number, read, copies=self.copies)
+            self.columns[key] = column
         return self.columns[key]
 
     def load(self) -> None:

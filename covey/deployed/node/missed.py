@@ -12,9 +12,9 @@ meanwhile knows its key, and does not follow it again.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from covey.deployed.node.disk import PENDING_ORDERS, Disk
 from covey.deployed.transport.transport import AskKey, Seat, Status, Transport
@@ -29,8 +29,7 @@ _MOST = 256
 """How many missed asks of a child are remembered; a parent takes as many corrections."""
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A node that did not answer an ask in time, or not well.
 
     "late": it has run the program, but its answer does not count. "absent": it never got the ask.
@@ -70,7 +69,7 @@ class MissedAsks:
     def facts(self) -> list[Any]:
         """What the disk is to remember, as JSON can hold it."""
         entries = [pair for pairs in self._by_child.values() for pair in pairs]
-        return [[key, list(astuple(entry))] for key, entry in entries]
+        return [list(pair) for pair in entries]
 
     def __contains__(self, child: Seat) -> bool:
         return child in self._by_child
@@ -114,10 +113,10 @@ class MissedAsks:
                 out += below
             elif key in missing_by_key:
                 if entry.status != "late":
-                    out.append(replace(entry, status="late"))
+                    out.append(entry._replace(status="late"))
                 out += below
             elif entry.status == "late":
-                out.append(replace(entry, status="absent"))
+                out.append(entry._replace(status="absent"))
         return out
 
 
@@ -157,10 +156,8 @@ class PendingOrders:
     """
 
     disk: Disk
-    _requests: dict[AskKey, dict[Seat, bytes]] = field(default_factory=dict)
-    """What each child still has to get, by the key of the order."""
-    _labels: dict[AskKey, str] = field(default_factory=dict)
-    """The label of the rows that an order holds or releases."""
+    _orders: dict[AskKey, tuple[str, dict[Seat, bytes]]] = field(default_factory=dict)
+    """The label of the rows that an order holds or releases, and what each child has to get."""
 
     def __post_init__(self) -> None:
         for key, label, data, seats in self.disk.fact(PENDING_ORDERS) or []:
@@ -169,16 +166,10 @@ class PendingOrders:
 
     def hand_to(self, transport: Transport) -> None:
         """Let a new transport send them."""
-        for key, requests in self._requests.items():
+        for key, (_, requests) in self._orders.items():
             transport.owe(key, requests)
 
-    def add(
-        self,
-        key: AskKey,
-        label: str,
-        requests: Mapping[Seat, bytes],
-        before: int,
-    ) -> None:
+    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes], before: int) -> None:
         """Some children did not follow an order in time; the disk knows it when this returns.
 
         Rounds before `before` are good.
@@ -186,47 +177,43 @@ class PendingOrders:
         if not requests:
             return
         for seat in requests:  # of its earlier ones the last of a good round stays
-            earlier = []
-            for other, owing in self._requests.items():
-                if self._labels[other] == label and seat in owing:
-                    earlier.append(other)
+            earlier = [
+                other
+                for other, (held, owing) in self._orders.items()
+                if held == label and seat in owing
+            ]
             good = [other for other in earlier if other.round < before]
             last_good = max(good, key=_time, default=None)
-            for other in earlier:
-                if other != last_good:
-                    self._drop(other, [seat])
+            self._drop(seat, [other for other in earlier if other != last_good])
         self._put(key, label, requests)
         self.disk.note(**self.facts())
 
     def settle(self, seat: Seat) -> None:
         """A child has answered a later request, so it has followed all orders before."""
-        for key in list(self._requests):
-            self._drop(key, [seat])
+        self._drop(seat, list(self._orders))
 
     def facts(self) -> dict[str, Any]:
         """What the disk is to remember; children with the same request share it."""
         entries = []
-        for key, requests in self._requests.items():
+        for key, (label, requests) in self._orders.items():
             seats: dict[bytes, list[Seat]] = {}
             for seat, request in requests.items():
                 seats.setdefault(request, []).append(seat)
             for request, owing in seats.items():
-                text = b64encode(request).decode()
-                entries.append([key.as_dict(), self._labels[key], text, owing])
+                entries.append([key.as_dict(), label, b64encode(request).decode(), owing])
         return {PENDING_ORDERS: entries}
 
     def _put(self, key: AskKey, label: str, requests: Mapping[Seat, bytes]) -> None:
-        self._labels[key] = label
-        self._requests.setdefault(key, {}).update(requests)
+        _, owing = self._orders.setdefault(key, (label, {}))
+        owing.update(requests)
 
-    def _drop(self, key: AskKey, seats: Iterable[Seat]) -> None:
-        """These children owe an order no more."""
-        requests = self._requests[key]
-        for seat in seats:
-            requests.pop(seat, None)
-        if not requests:
-            del self._requests[key]
-            del self._labels[key]
+    def _drop(self, seat: Seat, keys: Sequence[AskKey]) -> None:
+        """A child owes these orders no more."""
+        for key in keys:
+            _, owing = self._orders[key]
+            owing.pop(seat, None)
+            if not owing:
+                del self._orders[key]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,24 +20,24 @@ from covey import native
 from covey.data.shards import some
 from covey.deployed.faults import fault
 from covey.deployed.node import own_models
-from covey.deployed.node.asks import ChildAsks
+from covey.deployed.node.asks import ONCE, ChildAsks, Order
 from covey.deployed.node.checked import ReplyCheck
-from covey.deployed.node.checked_facts import Rehearsed, Subtree, ask_form, nodes_of
+from covey.deployed.node.checked_facts import Rehearsed, Subtree, ask_form, nodes_of, subtree
 from covey.deployed.node.checked_orders import ENDING, read_ask, read_order
 from covey.deployed.node.disk import ENDED, GOOD_ENDED, GOOD_MISSED, MISSED, Disk
 from covey.deployed.node.disk_store import DiskStore
 from covey.deployed.node.epoch import BEHIND, Epoch, Standing
 from covey.deployed.node.missed import FollowedOrders, Missing, remembered
-from covey.deployed.node.node_rows import NodeRow, RowRange, dtype_name, dtype_of, seal_order
-from covey.deployed.node.orders import ONCE, ChildOrders, Order
-from covey.deployed.transport.transport import AskKey, Seat, digest
-from covey.errors import (
-    CheckpointError,
-    CoveyError,
-    DecodeError,
-    DivergedError,
-    TransportError,
+from covey.deployed.node.node_rows import (
+    NodeRow,
+    dtype_name,
+    dtype_of,
+    in_part,
+    seal_order,
+    sealed_error,
 )
+from covey.deployed.transport.transport import AskKey, Seat, digest
+from covey.errors import CheckpointError, CoveyError, DecodeError, DivergedError, TransportError
 from covey.kernel.nodes import Call
 from covey.kernel.replies import Exact, rows_of
 from covey.kernel.store.store import ColumnKey
@@ -87,7 +87,6 @@ class Node(Station):
         """
         self._unfollowed: set[AskKey] = set()
         """Orders of the server that were not followed: training first, they would hold others."""
-        self.orders = ChildOrders(self.asks)
         self._templates: dict[ColumnKey, Tensor] = {}
         for tier, name, dtype, shape in self.database.fact("kept") or []:
             self._templates[tier, name] = torch.zeros((0, *shape), dtype=dtype_of(dtype))
@@ -112,11 +111,7 @@ class Node(Station):
     @cached_property
     def subtree(self) -> Subtree:
         """The ids of this node and of all nodes below it."""
-        out = {self.place.tier: range(self.place.number, self.place.number + 1)}
-        for subtree in self.asks.subtrees.values():  # in the order of their ids
-            for tier, ids in subtree.items():
-                out[tier] = range(out.get(tier, ids).start, ids.stop)
-        return out
+        return subtree(self.place.tier, self.place.number, self.asks.subtrees.values())
 
     def forget(self) -> None:
         """Forget what is in memory, and read the disk."""
@@ -150,9 +145,8 @@ class Node(Station):
         common = sealed(header, down)
         if not self._link(question.key("up")).wire.update:
             down.clear()  # no answer is a difference from these rows
-        rows = None
-        if self._play.lane == "score":  # the same program may score other rows
-            rows = common
+        # The same program may score other rows.
+        rows = common if self._play.lane == "score" else None
         key = AskKey(
             run=self.epoch.run,
             round=question.round,
@@ -195,9 +189,7 @@ class Node(Station):
         epoch = asdict(self.epoch)
         out = {}
         for position, child in enumerate(question.ids.tolist()):
-            idle = None
-            if question.idle is not None:
-                idle = bool(question.idle[position])
+            idle = None if question.idle is None else bool(question.idle[position])
             header = {"epoch": epoch, "idle": idle, "answers": position in answering}
             out[child] = seal(header, [packed.only(position) for packed in each])
         return out
@@ -259,9 +251,7 @@ class Node(Station):
             except Exception as error:  # of a program: it ends the round everywhere, with its text
                 failure = ["ProgramError", f"{self.place}: {type(error).__name__}: {error}"]
             self.forget()  # what a program has kept before it failed
-            if key.lane == "order":
-                return seal_order({"error": failure})
-            return seal({"error": failure}, [])
+            return sealed_error(key.lane, *failure)
 
     def _answered(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         header, messages = read_ask(self, key, common, own)
@@ -281,29 +271,18 @@ class Node(Station):
             raise TransportError(f"{self.place} could not follow an order; {fix}.")
         fault("inside-ask")
         owner, _, program = key.program.rpartition(".")
-        header |= {
-            "round": key.round,
-            "lane": key.lane,
-            "path": key.path,
-            "owner": owner,
-            "program": program,
-        }
+        header |= {"round": key.round, "lane": key.lane, "path": key.path}
+        header |= {"owner": owner, "program": program}
         self.asks.missing.clear()
         self._answered_key = key
         self._ended = self.database.fact(ENDED) or []
         release(common)
         reply = self._served(header, messages)
-        facts: dict[str, Any] = {
-            **self.asks.orders.facts(),
-            "kept": self._described(),
-            MISSED: self.asks.missed.facts(),
-            "epoch": [self.epoch.before, self.epoch.attempt],
-        }
+        facts = {**self._known(), "epoch": [self.epoch.before, self.epoch.attempt]}
         trainings = [entry for entry in self.asks.missing if entry.lane == "train"]
         if key.lane == "train" or trainings:
-            missing = [list(astuple(entry)) for entry in trainings]
-            nodes = 1 + sum(map(nodes_of, self.asks.subtrees.values()))
-            facts[ENDED] = remembered([*self._ended, [str(key), missing]], nodes)
+            ended = [*self._ended, [str(key), trainings]]
+            facts[ENDED] = remembered(ended, nodes_of(self.subtree))
         self.database.end_ask(key, self.own.changed(), reply, facts, self.asks.heard)
         self.own.written()
         return reply
@@ -313,7 +292,7 @@ class Node(Station):
         return {
             **super()._facts(),
             "kept": self._described(),
-            "missing": self.asks.missing_facts(),
+            "missing": self.asks.missing,
             "ended": self._ended,
             "number": self.database.number + 1,  # of this answer, once it is written
             "key": str(self._answered_key),
@@ -386,10 +365,18 @@ class Node(Station):
 
     def _described(self) -> list[Any]:
         """The shape and type of everything that is kept here and below, as JSON can hold it."""
-        out = []
-        for (tier, name), template in self.kept().items():
-            out.append([tier, name, dtype_name(template.dtype), list(template.shape[1:])])
-        return out
+        return [
+            [tier, name, dtype_name(template.dtype), list(template.shape[1:])]
+            for (tier, name), template in self.kept().items()
+        ]
+
+    def _known(self) -> dict[str, Any]:
+        """What the disk is to remember of those below."""
+        return {
+            **self.asks.orders.facts(),
+            "kept": self._described(),
+            MISSED: self.asks.missed.facts(),
+        }
 
     def _catch_up(self, epoch: Epoch, key: AskKey) -> None:
         """Commit or roll back what this node kept before, as the server did."""
@@ -399,16 +386,16 @@ class Node(Station):
         pending = self.database.pending
         if pending is None:
             return
-        round, _ = pending
-        if epoch.undone(*pending) or (jumped and round >= epoch.before):
+        good = pending[0] < epoch.before
+        if epoch.undone(*pending) or (jumped and not good):
             fault("between-rounds")
-            good = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
-            self.database.rollback(**good)
+            facts = {name: self.database.fact(kept) or [] for name, kept in _GOOD.items()}
+            self.database.rollback(**facts)
             self.forget()
-        elif round < epoch.before:
+        elif good:
             fault("between-rounds")
-            good = {kept: self.database.fact(name) or [] for name, kept in _GOOD.items()}
-            self.database.commit(**good)
+            facts = {kept: self.database.fact(name) or [] for name, kept in _GOOD.items()}
+            self.database.commit(**facts)
 
     def end_round(
         self,
@@ -419,17 +406,11 @@ class Node(Station):
         played: bool = True,
     ) -> None:
         """A round of the server is good; `state` is where the run stands."""
-        facts = {
-            **self.asks.orders.facts(),
-            "kept": self._described(),
-            MISSED: self.asks.missed.facts(),
-            "run": self.epoch.run,
-            "before": self.epoch.before,
-            "rollbacks": list(self.epoch.rollbacks),
-        }
-        entries = [list(astuple(entry)) for entry in missing]
+        epoch = self.epoch
+        stands = {"run": epoch.run, "before": epoch.before, "rollbacks": list(epoch.rollbacks)}
+        facts = {**self._known(), **stands}
         self.database.end_round(
-            self.own.changed(), facts, state, records, entries, self.asks.heard, played=played
+            self.own.changed(), facts, state, records, missing, self.asks.heard, played=played
         )
         self.own.written()
 
@@ -447,23 +428,23 @@ class Node(Station):
         if order.name == "write":
             rows = [*order.rows, *own_models.rows_for_below(self, order.arguments)]
             order = replace(order, rows=rows)
-        return out + self.orders.give(order, self.epoch, self.kept())
+        return out + self.asks.order(order, self.epoch, self.kept())
 
     def _followed(self, key: AskKey, common: bytes, own: bytes) -> bytes:
         """Follow an order of the parent."""
         header, rows = read_order(self, key, common, own)
         self._catch_up(Epoch.from_dict(header["epoch"]), key)
         self.asks.missing.clear()
-        self.orders.unreached.clear()
+        self.asks.unreached.clear()
         order = Order(key.program, header["arguments"], rows, key.round, header["deepest"])
         out = self.order(order, key)
         self._unfollowed.discard(key)
         facts = {
             "error": None,
-            "missing": self.asks.missing_facts(),
+            "missing": self.asks.missing,
             "ended": self.database.fact(ENDED) or [],
             "number": self.database.number,
-            "unreached": self.orders.unreached,
+            "unreached": self.asks.unreached,
         }
         return seal_order(facts, out)
 
@@ -505,8 +486,7 @@ class Node(Station):
     def _handed_out(self, order: Order) -> list[NodeRow]:
         """The rows that an order asks for: those of a name, or all; of some nodes, or all."""
         arguments = order.arguments
-        part = arguments.get("part")
-        if part is not None and not RowRange(*part).has(self.place.tier, self.place.number):
+        if not in_part(arguments.get("part"), self.place.tier, self.place.number):
             return []
         if order.name == "read":
             rows = self.own.rows(arguments["name"], arguments["label"])
@@ -517,7 +497,7 @@ class Node(Station):
         if not arguments.get(ENDING):
             fix = "use its models on its own machine"
             raise TransportError(f"{self.place} does not hand out the rows it keeps; {fix}.")
-        self.orders.unreached.append([self.place.tier, self.place.number])
+        self.asks.unreached.append([self.place.tier, self.place.number])
         return []
 
     # Joining

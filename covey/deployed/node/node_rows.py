@@ -47,17 +47,13 @@ class NodeRow:
     row: Tensor | None
 
 
-@dataclass(frozen=True)
-class RowRange:
-    """The nodes of a tier from one number to another, whose rows fit into one message."""
+def in_part(part: Sequence[Any] | None, tier: str, number: int) -> bool:
+    """Whether a node is in the part of a tier, from one number to another, whose rows are read.
 
-    tier: str
-    first: int
-    end: int
-
-    def has(self, tier: str, number: int) -> bool:
-        """Whether a node is one of them."""
-        return tier == self.tier and self.first <= number < self.end
+    >>> in_part(["device", 3, 5], "device", 4), in_part(None, "edge", 0)
+    (True, True)
+    """
+    return part is None or (tier == part[0] and part[1] <= number < part[2])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -162,6 +158,12 @@ def seal_order(header: dict[str, Any], rows: Sequence[NodeRow] = ()) -> bytes:
     head = seal(header, [])
     front = [_LENGTH.pack(len(head)), head]
     return b"".join([*front, *pieces(rows, _LENGTH.size + len(head))])
+
+
+def sealed_error(lane: str, kind: str, text: str) -> bytes:
+    """The answer to a request of this lane that was not obeyed, and why."""
+    failure = {"error": [kind, text]}
+    return seal_order(failure) if lane == "order" else seal(failure, [])
 
 
 def open_order(

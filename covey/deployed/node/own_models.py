@@ -49,11 +49,9 @@ def chosen_models(run: Seed) -> tuple[list[ChosenModel], list[NodeRow]]:
     models = []
     rows = []
     for name in run.models():
-        version = run.version(name)
-        model = ChosenModel(name, version.tier, version.label, version.round, version.beside)
-        models.append(model)
-        row = version.w[0]
-        rows.append(NodeRow(top, 0, f"{FALLBACK}{name}", version.label, version.round, row))
+        one = run.version(name)
+        models.append(ChosenModel(name, one.tier, one.label, one.round, one.beside))
+        rows.append(NodeRow(top, 0, f"{FALLBACK}{name}", one.label, one.round, one.w[0]))
     return models, rows
 
 
@@ -103,27 +101,21 @@ def _read(arguments: Any) -> list[ChosenModel]:
 
 def _snapshot(node: Node, model: ChosenModel, rows: Sequence[NodeRow]) -> Snapshot | None:
     """A model with this node's entry alone; None where neither it nor one above has one."""
-    fallback = None
-    versions = []
-    for kept in rows:
-        if kept.name == f"{FALLBACK}{model.model}":
-            fallback = kept.row
-        elif (kept.tier, kept.name, kept.label) == (model.tier, model.model, model.label):
-            versions.append(kept)
+    fallback = next((kept.row for kept in rows if kept.name == f"{FALLBACK}{model.model}"), None)
+    column = (model.tier, model.model, model.label)
+    versions = [kept for kept in rows if (kept.tier, kept.name, kept.label) == column]
     if model.tier == node.place.tier:
         versions = node.own.rows(model.model, model.label)
     if model.model == GLOBAL and fallback is not None:
         versions = [NodeRow(model.tier, 0, GLOBAL, model.label, model.round, fallback)]
+    values = [kept.row[None] for kept in versions if kept.row is not None]
+    if values:
         fallback = None
-    values = [kept.row for kept in versions if kept.row is not None]
-    if not values and fallback is None:
+    elif fallback is None:
         return None
     ids = torch.tensor([kept.number for kept in versions], dtype=torch.int64)
-    width = node.task.space.width
-    stacked = torch.zeros(0, width, dtype=node.task.dtype)
-    if values:
-        stacked = torch.cat([row[None] for row in values]) if len(values) > 1 else values[0][None]
-        fallback = None
+    none = torch.zeros(0, node.task.space.width, dtype=node.task.dtype)
+    stacked = values[0] if len(values) == 1 else torch.cat(values or [none])  # one is not copied
     taken = Snapshot(model.model, model.tier, model.round, ids, stacked, fallback)
     return _completed(node, model, taken)
 
@@ -142,9 +134,7 @@ def _completed(node: Node, model: ChosenModel, taken: Snapshot) -> Snapshot:
                 beside[PRIVATE] = Beside(number, kept.row[None, shared:], shared)
             else:
                 beside[name] = Beside(number, kept.row[None])
-    row = taken.fallback
-    if len(taken.rows):
-        row = taken.rows[0]
+    row = taken.rows[0] if len(taken.rows) else taken.fallback
     statistics = None
     if node.task.space.norms and row is not None:
         statistics = Beside(number, node.task.statistics(row[None], number))

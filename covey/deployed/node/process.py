@@ -34,7 +34,7 @@ from covey.deployed.node.assemble import (
 from covey.deployed.node.disk import Disk, DiskAdmission
 from covey.deployed.node.disk_store import LARGE
 from covey.deployed.node.node import Node
-from covey.deployed.node.node_rows import as_bytes, seal_order
+from covey.deployed.node.node_rows import as_bytes, sealed_error
 from covey.deployed.node.own_models import DISK
 from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.node.tree_runtime import VERSIONS, TreeRuntime
@@ -44,7 +44,7 @@ from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
 from covey.deployed.plan.process import Process
 from covey.deployed.plan.seats import NamedSeat
-from covey.deployed.transport.grpc_options import say
+from covey.deployed.transport.grpc_options import Limits, say
 from covey.deployed.transport.socket_bytes import counted
 from covey.deployed.transport.transport import AskKey, Handler, Seat, Transport
 from covey.errors import ConfigError, TransportError
@@ -57,10 +57,8 @@ from covey.runs.saved.fingerprint import program_fingerprint
 from covey.runs.saved.lock import locked
 from covey.runs.saved.run_folder import Folder
 from covey.runs.scores.record import Round
-from covey.runtimes.alone.envelope import seal
 
 if TYPE_CHECKING:
-    from covey.deployed.transport.grpc_network import GrpcNetwork
     from covey.deployed.transport.grpc_transport import GrpcTransport
 
 
@@ -87,10 +85,7 @@ def _short(answer: Handler) -> Handler:
         if len(data) <= MAX_VALUE:
             return data
         text = f"the answer to {key.program} has {len(data)} bytes, more than {MAX_VALUE}."
-        failure = {"error": [TransportError.__name__, text]}
-        if key.lane == "order":
-            return seal_order(failure)
-        return seal(failure, [])
+        return sealed_error(key.lane, TransportError.__name__, text)
 
     return answered
 
@@ -107,9 +102,9 @@ class Member:
 
     process: Process
     parts: Parts
-    network: GrpcNetwork
+    identity: Identity | None
+    """Its certificate; None: the tree has none, and is on loopback alone."""
     log: EventLog
-    progress: Progress
     own_data: Mapping[str, Shards] = field(default_factory=dict)
     """The data of devices that take no part of the experiment's data, by seat."""
     before_first: Callable[[], None] | None = None
@@ -118,17 +113,18 @@ class Member:
     """How many rounds from its disk the server may stand, once, as the operator says."""
 
     def __post_init__(self) -> None:
+        self.progress = Progress(self.process.name, self.process.tier)
         self._stack = ExitStack()
         self._members: dict[str, list[TreeMember]] = tree_members(self.parts.tree, self.parts.data)
         self._fingerprint = fingerprint_of(self.parts.experiment, self.parts.start[0])
-        self._mapped = False
-        self._parents: dict[str, GrpcTransport] = {}
+        self._to_children: GrpcTransport | None = None
         self._disks: dict[str, Disk] = {}
 
     @contextmanager
-    def running(self, identity: Identity | None) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """With a control port and signals that drain; everything is closed at the end."""
         process = self.process
+        identity = self.identity
         with self._stack:
             try:
                 self._lock_state()
@@ -139,8 +135,8 @@ class Member:
                     identity=identity,
                     log=self.log,
                     state=Path(process.state),
-                    evict=self._evict,
-                    admit=self._admit,
+                    evict=self.evict,
+                    admit=self.admit,
                 )
                 self._stack.callback(control.close)
                 self._stack.enter_context(drained(self.progress, self.log))
@@ -189,27 +185,26 @@ class Member:
         parts = self.parts
         if seat.name in self.own_data:
             parts = replace(parts, data=self.own_data[seat.name])
-        bounds = {}
-        for name, number in self._children(seat).items():
-            if name in process.norm_bounds:
-                bounds[number] = process.norm_bounds[name]
+        bounds = process.norm_bounds
         node = node_of(
             parts,
             facts,
             disk,
             transport=transport,
             patience=process.patience,
-            norm_bounds=bounds,
+            norm_bounds={
+                number: bounds[name]
+                for name, number in self._children(seat).items()
+                if name in bounds
+            },
             drops_diverged=process.diverged == "drop",
             shares_rows=process.share_rows or process.parent is None,
-            identity=self.network.identity,
+            identity=self.identity,
             jump=self.jump,
         )
         admission.node = node
-        if process.aggregates:  # it holds no model in memory
-            if not self._mapped:
-                self.parts = mapped_parts(self.parts, Path(self.process.state))
-                self._mapped = True
+        if process.aggregates:  # it holds no model in memory, and has this node alone
+            self.parts = mapped_parts(self.parts, Path(process.state))
             share(node, self.parts)
             give_back_free()
         return node
@@ -230,11 +225,22 @@ class Member:
 
             return handled
 
-        nodes = {seat: self.node(seat) for seat in self.process.nodes}
-        port = self.network.dial(self.process, self._fingerprint, self._disks)
         handlers: dict[Seat, Handler] = {}
-        for seat, node in nodes.items():
-            handlers[seat.number] = self.progress.handler(seat.name, once(_short(node.answer)))
+        for seat in self.process.nodes:
+            answer = once(_short(self.node(seat).answer))
+            handlers[seat.number] = self.progress.handler(seat.name, answer)
+        from covey.deployed.transport.grpc_port import GrpcPort
+
+        process = self.process
+        assert process.parent is not None
+        port = GrpcPort(
+            process.parent,
+            str(process.nodes[0].parent),
+            {seat.name: seat.number for seat in process.nodes},
+            fingerprint=self._fingerprint,
+            identity=self.identity,
+            last_key=lambda name: self._disks[name].last_key,
+        )
 
         def close_when_drained() -> None:
             self.progress.wait_for_drain()
@@ -286,10 +292,24 @@ class Member:
         """The way to the children of a seat, watched."""
         if not seat.children:
             return None
+        from covey.deployed.transport.grpc_transport import GrpcTransport
+
+        process = self.process
+        assert process.listen is not None
         ids = self._children(seat)
-        transport = self.network.listen(self.process, self._fingerprint, ids, admission)
+        transport = GrpcTransport(
+            process.listen,
+            ids,
+            fingerprint=self._fingerprint,
+            identity=self.identity,
+            admission=admission,
+            evicted=admission.evicted,
+            remember=admission.remember,
+            limits=Limits(strikes=process.strikes),
+            folder=Path(process.state),
+        )
         self._stack.callback(transport.close)
-        self._parents[seat.name] = transport
+        self._to_children = transport
         self.progress.knocks = transport.knocks
         names = {number: name for name, number in ids.items()}
         return self.progress.transport(names, transport, transport.evicted, transport.turned_away)
@@ -300,14 +320,16 @@ class Member:
         numbers = range(place.first_child, place.first_child + place.children)
         return dict(zip(seat.children, numbers, strict=True))
 
-    def _evict(self, name: str) -> None:
-        for transport in self._parents.values():
-            transport.evict(name)
+    def evict(self, name: str) -> None:
+        """Put a child out of its seat."""
+        if self._to_children is not None:
+            self._to_children.evict(name)
         self.log.warning("evicted", seat=name)
 
-    def _admit(self, name: str) -> None:
-        for transport in self._parents.values():
-            transport.admit(name)
+    def admit(self, name: str) -> None:
+        """Let a child that was evicted take its seat again."""
+        if self._to_children is not None:
+            self._to_children.admit(name)
         self.log.info("admitted", seat=name)
 
 

@@ -128,9 +128,6 @@ class ReplaySimulator(Simulator):
 
 def _without(question: Question, there: Tensor) -> Question:
     """An ask of those nodes alone that are there, bool [m]."""
-    idle = question.idle
-    if idle is not None:
-        idle = idle[there]
     answering = torch.zeros(len(there), dtype=torch.bool)
     answering[question.answers] = True
     return replace(
@@ -138,16 +135,14 @@ def _without(question: Question, there: Tensor) -> Question:
         ids=question.ids[there],
         asker=question.asker[there],
         answers=answering[there].nonzero()[:, 0],
-        idle=idle,
+        idle=None if question.idle is None else question.idle[there],
         each=tuple(values[there] for values in question.each),
     )
 
 
 def _of_some(call: Call, chosen: Tensor) -> Call:
     """What some of the nodes noted and worked, bool [n]."""
-    notes = {}
-    for name, noted in call.notes.items():
-        notes[name] = tuple(values[chosen] for values in noted)
+    notes = {name: tuple(values[chosen] for values in noted) for name, noted in call.notes.items()}
     gradients = call.gradients
     if isinstance(gradients, Tensor) and gradients.ndim:
         gradients = gradients[chosen]
@@ -172,9 +167,7 @@ class ReplayFactory:
 
 
 def replay(
-    experiment: Experiment,
-    missing: Iterable[Missing],
-    resume: str | os.PathLike[str] | None = None,
+    experiment: Experiment, missing: Iterable[Missing], resume: str | os.PathLike[str] | None = None
 ) -> Run:
     """The deployed run of an experiment, again in the simulator: one record for each round."""
     return Run(experiment, runtime=ReplayFactory(by_ask(missing)), resume=resume)

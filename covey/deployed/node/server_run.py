@@ -102,9 +102,9 @@ def _capture(run: Run, disk: Disk, written: int) -> Capture:
     def capture() -> tuple[bytes, list[tuple[int, str]]]:
         nonlocal written
         captured = run.captured()
-        tensors = {}
-        for name, tensor in captured.tensors.items():
-            tensors[name] = tensor.detach().cpu().contiguous()
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in captured.tensors.items()
+        }
         state = save(tensors, {FACTS: json.dumps(captured.facts)})
         new = run.hold_records(written, read)
         written += len(new)

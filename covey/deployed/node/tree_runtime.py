@@ -10,9 +10,9 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from covey.data.shards import some
 from covey.deployed.faults import fault
+from covey.deployed.node.asks import Order
 from covey.deployed.node.checked_orders import ENDING
 from covey.deployed.node.disk import CHILDREN
 from covey.deployed.node.epoch import Epoch
 from covey.deployed.node.missed import Missing
 from covey.deployed.node.node import Node
-from covey.deployed.node.node_rows import NodeRow, RowRange
-from covey.deployed.node.orders import Order
+from covey.deployed.node.node_rows import NodeRow
 from covey.deployed.node.own_models import ChosenModel, as_arguments
 from covey.deployed.operate.certificates import read_again
 from covey.errors import TransportError
@@ -101,14 +101,7 @@ class TreeRuntime(Runtime):
         """Which rounds are good."""
         return self.server.epoch
 
-    def play(
-        self,
-        program: Program,
-        rows: Rows,
-        *,
-        round: int,
-        lane: Lane = "train",
-    ) -> Played:
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program at the server; with no rows, every program below runs on none."""
         if len(rows):
             self._played = round
@@ -121,12 +114,12 @@ class TreeRuntime(Runtime):
             self._check_reports(program, played, round)
         self._missing += self.server.asks.missing
         # In the order of the simulator: down from the top, then up to it.
-        links = ["-".join(ends) for ends in pairwise(self.tree.tiers)]
+        links = self.tree.links
         ways = [(link, "down") for link in links] + [(link, "up") for link in reversed(links)]
-        traffic = []
-        for by_link in played.traffic:
-            ordered = sorted(by_link.items(), key=lambda item: ways.index(item[0][:2]))
-            traffic.append(dict(ordered))
+        traffic = [
+            dict(sorted(by_link.items(), key=lambda item: ways.index(item[0][:2])))
+            for by_link in played.traffic
+        ]
         return replace(played, traffic=traffic)
 
     def _check_reports(self, program: Program, played: Played, round: int) -> None:
@@ -194,8 +187,8 @@ class TreeRuntime(Runtime):
         for part in self._parts(tier, _row_bytes(template)):
             rows += self._order("read", {**arguments, **part}, deepest=tier)
         ordered = sorted((kept for kept in rows if kept.tier == tier), key=lambda kept: kept.number)
-        ids = torch.tensor([kept.number for kept in ordered], dtype=torch.int64)
-        rounds = torch.tensor([kept.round for kept in ordered], dtype=torch.int64)
+        places = [(kept.number, kept.round) for kept in ordered]
+        ids, rounds = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).T.contiguous()
         values = [kept.row[None] for kept in ordered if kept.row is not None]
         return ids, rounds, torch.cat([template, *values])
 
@@ -217,10 +210,9 @@ class TreeRuntime(Runtime):
         """Everything that nodes keep and hold, in the form of the simulator's checkpoints."""
         templates = self.kept()
         together: list[NodeRow] | None = None
-        total = 0  # bytes of all versions of all rows of all nodes, about
-        for (tier, _), template in templates.items():
-            total += VERSIONS * self.tree.size(tier) * _row_bytes(template)
-        if total <= ROWS:
+        # Bytes of all versions of all rows of all nodes, about.
+        sizes = [self.tree.size(tier) * _row_bytes(rows) for (tier, _), rows in templates.items()]
+        if VERSIONS * sum(sizes) <= ROWS:
             together = self._order("freeze", {})
         for tier, name in sorted(templates):
             versions = together or []
@@ -239,11 +231,8 @@ class TreeRuntime(Runtime):
         if nodes * size <= ROWS:
             return [{}]
         step = max(1, ROWS // size)
-        parts = []
-        for first in range(0, nodes, step):
-            part = RowRange(tier, first, min(first + step, nodes))
-            parts.append({"part": list(astuple(part))})
-        return parts
+        firsts = range(0, nodes, step)
+        return [{"part": [tier, first, min(first + step, nodes)]} for first in firsts]
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Hand every node its own rows of one entry of `freeze`, of any runtime."""
@@ -253,10 +242,8 @@ class TreeRuntime(Runtime):
         rows = []
         routes = []
         for label, entry in frozen.entries.items():
-            numbers = entry.ids.tolist()
-            rounds = entry.rounds.tolist()
-            places = entry.places.tolist()
-            for number, round, place in zip(numbers, rounds, places, strict=True):
+            columns = (entry.ids, entry.rounds, entry.places)
+            for number, round, place in torch.stack(columns, 1).tolist():
                 row = frozen.rows[place]
                 rows.append(NodeRow(frozen.tier, number, frozen.name, label, round, row))
                 routes.append(self._route(frozen.tier, number))
@@ -294,12 +281,10 @@ class TreeRuntime(Runtime):
         deepest: str | None = None,
     ) -> list[NodeRow]:
         """Let the whole tree do something."""
-        round = self.epoch.before - 1
-        if self._played is not None:
-            round = self._played
+        round = self.epoch.before - 1 if self._played is None else self._played
         if self._ending:
             arguments = {**arguments, ENDING: True}
-        unreached = self.server.orders.unreached
+        unreached = self.server.asks.unreached
         unreached.clear()
         order = Order(name, arguments, rows, round, deepest or self.tree.tiers[-1])
         rows_back = self.server.order(order)
@@ -325,20 +310,16 @@ class TreeRuntime(Runtime):
         """Whose rows did not come when the run ended, in words; None: all came."""
         if not self._unreached:
             return None
-        by_tier: dict[str, list[int]] = {}
-        for tier, number in sorted(self._unreached):
-            by_tier.setdefault(tier, []).append(number)
-        nodes = [f"{tier} {some(numbers)}" for tier, numbers in by_tier.items()]
+        by_tier = groupby(sorted(self._unreached), lambda node: node[0])
+        nodes = [f"{tier} {some([number for _, number in of])}" for tier, of in by_tier]
         return f"the rows of {' and '.join(nodes)}"
 
     def _route(self, tier: str, number: int) -> list[int]:
         """The nodes from the server to a node: one number for each tier."""
         route = [number]
-        for level in range(self.tree.index(tier), 0, -1):
-            above = self.tree.tiers[level - 1]
+        for above in reversed(self.tree.tiers[: self.tree.index(tier)]):
             firsts = self.tree.first(above, torch.arange(self.tree.size(above)))
-            parent = torch.searchsorted(firsts, torch.tensor([route[0]]), right=True) - 1
-            route.insert(0, int(parent))
+            route.insert(0, int(torch.searchsorted(firsts, route[0], right=True)) - 1)
         return route
 
 
@@ -350,29 +331,22 @@ def _row_bytes(template: Tensor) -> int:
 def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:
     """All versions of a name, in id order; versions of a node that are equal share a row."""
     ordered = sorted(rows, key=lambda kept: (kept.number, kept.label != PRESENT, kept.label))
-    labels = sorted({kept.label for kept in rows} - {PRESENT})
-    lists: dict[str, tuple[list[int], list[int], list[int]]] = {}
-    for label in [PRESENT, *labels]:
-        lists[label] = ([], [], [])
+    labels = [PRESENT, *sorted({kept.label for kept in rows} - {PRESENT})]
+    lists: dict[str, list[tuple[int, int, int]]] = {label: [] for label in labels}
     values: list[Tensor] = []
-    first_of_node: tuple[int, int] = (-1, 0)
-    for kept in ordered:
-        assert kept.row is not None
-        if first_of_node[0] != kept.number:
-            first_of_node = (kept.number, len(values))
-        place = len(values)
-        for earlier in range(first_of_node[1], len(values)):
-            if torch.equal(values[earlier], kept.row):
-                place = earlier
-                break
-        if place == len(values):
-            values.append(kept.row)
-        ids, rounds, places = lists[kept.label]
-        ids.append(kept.number)
-        rounds.append(kept.round)
-        places.append(place)
+    for number, versions in groupby(ordered, lambda kept: kept.number):
+        first = len(values)
+        for kept in versions:
+            assert kept.row is not None
+            place = first
+            while place < len(values) and not torch.equal(values[place], kept.row):
+                place += 1
+            if place == len(values):
+                values.append(kept.row)
+            lists[kept.label].append((number, kept.round, place))
     entries = {}
-    for label, columns in lists.items():
-        entries[label] = Entry(*(torch.tensor(numbers, dtype=torch.int64) for numbers in columns))
+    for label, listed in lists.items():
+        columns = torch.tensor(listed, dtype=torch.int64).reshape(-1, 3).T.contiguous()
+        entries[label] = Entry(*columns)
     stacked = torch.cat([template, *(row[None] for row in values)])
     return Frozen(tier, name, stacked, entries)

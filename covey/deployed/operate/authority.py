@@ -74,13 +74,8 @@ class Issued:
     @staticmethod
     def from_dict(entry: dict[str, Any]) -> Issued:
         """The entry that `as_dict` wrote."""
-        return Issued(
-            name=entry["name"],
-            seats=tuple(entry["seats"]),
-            serial=int(entry["serial"], 16),
-            ends=datetime.fromisoformat(entry["ends"]),
-            revoked=entry["revoked"],
-        )
+        serial, ends = int(entry["serial"], 16), datetime.fromisoformat(entry["ends"])
+        return Issued(entry["name"], tuple(entry["seats"]), serial, ends, entry["revoked"])
 
 
 @dataclass(frozen=True)
@@ -151,15 +146,14 @@ class Authority:
                 seats = next((one.seats for one in self._newest_first(name)), (name,))
             own_seats = check_seats(seats)
             self._check_lifetime(days)
-            if request is None:
-                self._make_room(name, own_seats, holders)
-                _make_folder(folder)
+            public = None if request is None else _requested(request, name)
+            if public is not None and self._has_signed(name, own_seats, public):
+                return folder
+            self._make_room(name, own_seats, holders)
+            _make_folder(folder)
+            if public is None:
                 public = _new_key(folder / KEY)
             else:
-                public = _requested(request, name)
-                if self._has_signed(name, own_seats, public):
-                    return folder
-                self._make_room(name, own_seats, holders)
                 with reported(folder / KEY, "cannot be removed"):
                     (folder / KEY).unlink(missing_ok=True)  # of a certificate before this one
             self._sign(name, own_seats, public, days)
@@ -317,13 +311,7 @@ class Authority:
             raise ConfigError(f"{file} is not the key of {self.folder / AUTHORITY}; {fix}.")
         return own, key
 
-    def _sign(
-        self,
-        name: str,
-        seats: Sequence[str],
-        public: Any,
-        days: float,
-    ) -> None:
+    def _sign(self, name: str, seats: Sequence[str], public: Any, days: float) -> None:
         """Sign, note and write the certificate of a process.
 
         The note comes first: a certificate that nobody knows of could not be revoked.

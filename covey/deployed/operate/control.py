@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from covey import atomic
 from covey.deployed.operate.certificates import (
     AUTHORITY,
     CERTIFICATE,
@@ -42,7 +43,7 @@ from covey.deployed.operate.certificates import (
 )
 from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
-from covey.deployed.plan.process import LOOPBACK, is_loopback, join_address
+from covey.deployed.plan.process import LOOPBACK, host_of, is_loopback, join_address
 from covey.deployed.plan.seats import OBSERVER, OPERATOR
 from covey.errors import ConfigError, CoveyError, TransportError
 
@@ -122,11 +123,8 @@ class Control:
             with suppress(OSError):  # the node says next that its state takes nothing
                 state.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (state / _TOKEN).unlink(missing_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                descriptor = os.open(state / _TOKEN, flags, 0o600)
-                with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                    # A new token of this port: whoever can read it may give orders.
-                    file.write(f"{self.port} {secrets.token_hex()}")
+                # A new token of this port: whoever can read it may give orders.
+                atomic.write(state / _TOKEN, f"{self.port} {secrets.token_hex()}", 0o600)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -315,13 +313,11 @@ class _Requests(BaseHTTPRequestHandler):
         control = self.server.control
         if control.identity is None:
             # A page whose host name leads to loopback is of another site.
-            host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]")
-            if not is_loopback(host):
+            if not is_loopback(host_of(self.headers.get("Host") or "")):
                 return 403, "the control port answers requests to loopback alone", _TEXT
         else:
             assert isinstance(self.connection, ssl.SSLSocket)
-            der = self.connection.getpeercert(binary_form=True)
-            peer = SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+            peer = _shown_by(self.connection)
             roles = {OPERATOR} if self.command == "POST" else {OPERATOR, OBSERVER}
             if not roles & {*peer.seats} or peer.serial in control.identity.revoked():
                 needed = f"this needs the certificate of {OPERATOR}, not of {', '.join(peer.seats)}"
@@ -420,8 +416,7 @@ def _check_shown(
     """
     if certificate is None or not isinstance(connection.sock, ssl.SSLSocket):
         return
-    der = connection.sock.getpeercert(binary_form=True)
-    shown = SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
+    shown = _shown_by(connection.sock)
     refusal = shown.refusal(Identity(certificate).revoked(), datetime.now(UTC))
     if refusal is not None:
         raise ConfigError(f"{connection.host}:{connection.port}: {refusal}.")
@@ -431,6 +426,12 @@ def _check_shown(
         raise AnotherProcess(
             f"{place} shows the certificate of {names}, not of {', '.join(seats)}."
         )
+
+
+def _shown_by(peer: ssl.SSLSocket) -> SeatCertificate:
+    """The certificate of the other side of a connection."""
+    der = peer.getpeercert(binary_form=True)
+    return SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
 
 
 def _context(identity: Identity, protocol: int) -> ssl.SSLContext:

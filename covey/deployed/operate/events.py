@@ -20,7 +20,7 @@ LOGGER = "covey.deployed"
 """The name under which transports log."""
 
 
-class EventLog:
+class EventLog(logging.Handler):
     """Writes events of one process: time, level, process, event, and its facts.
 
     >>> import io
@@ -31,10 +31,11 @@ class EventLog:
     """
 
     def __init__(self, process: str, stream: TextIO | None = None, now: Any = None) -> None:
+        super().__init__()
         self.process = process
         self._stream = stream
         self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-        self._lock = threading.Lock()
+        self._alone = threading.Lock()
 
     def info(self, event: str, **facts: Any) -> None:
         """Something that is as it should be."""
@@ -52,46 +53,34 @@ class EventLog:
     def library(self) -> Iterator[None]:
         """Take the lines that transports log, each as an event of its own."""
         logger = logging.getLogger(LOGGER)
-        handler = _LogLines(self)
         level = logger.level
-        logger.addHandler(handler)
+        logger.addHandler(self)
         logger.setLevel(logging.INFO)
         logger.propagate = False
         try:
             yield
         finally:
-            logger.removeHandler(handler)
+            logger.removeHandler(self)
             logger.setLevel(level)
             logger.propagate = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of a transport; its first word is the event, `facts` are more fields of it."""
+        text = record.getMessage()
+        event = text.partition(" ")[0].rstrip(":")
+        level: Level = "info"
+        if record.levelno >= logging.WARNING:
+            level = "error" if record.levelno >= logging.ERROR else "warning"
+        self._write(level, event, {"text": text, **getattr(record, "facts", {})})
 
     def _write(self, level: Level, event: str, facts: dict[str, Any]) -> None:
         head = {"time": self._now(), "level": level, "process": self.process, "event": event}
         plain = {name: _plain(name, fact) for name, fact in facts.items()}
         line = json.dumps(head | plain)
         # A disk without room for a line, or a reader that has gone, must not end the node.
-        with self._lock, suppress(OSError, ValueError):
+        with self._alone, suppress(OSError, ValueError):
             stream = self._stream or sys.stderr
             print(line, file=stream, flush=True)
-
-
-class _LogLines(logging.Handler):
-    """Hands the lines of Python's own logging to a log of events."""
-
-    def __init__(self, log: EventLog) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One line; its first word is the name of the event, `facts` are more fields of it."""
-        text = record.getMessage()
-        event = text.partition(" ")[0].rstrip(":")
-        facts = {"text": text, **getattr(record, "facts", {})}
-        if record.levelno >= logging.ERROR:
-            self._log.error(event, **facts)
-        elif record.levelno >= logging.WARNING:
-            self._log.warning(event, **facts)
-        else:
-            self._log.info(event, **facts)
 
 
 def _plain(name: str, fact: Any) -> Any:

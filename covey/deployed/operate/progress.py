@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -22,6 +22,7 @@ from covey.deployed.transport.transport import (
     Patience,
     Seat,
     Transport,
+    failed_in,
 )
 from covey.runs.scores.record import Round
 
@@ -29,6 +30,17 @@ State = Literal["starting", "dialling", "waiting", "working", "paused", "drainin
 STATES: tuple[State, ...] = get_args(State)
 Clock = Callable[[], float]
 _SHOWN = 4  # digits of a path
+_TOLD = (
+    "own",
+    "last_key",
+    "round",
+    "rounds",
+    "down_bytes",
+    "up_bytes",
+    "bad_reason",
+    "turned_away",
+)
+"""What a status tells of a seat as it is."""
 _RECENT = 20  # rounds of which the speed is told
 _HELP = {
     "state": "1 for what the process does now, and 0 for everything else.",
@@ -65,9 +77,9 @@ class SeatProgress:
     """How many different rounds of training it has answered in."""
     down_bytes: int = 0
     up_bytes: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    asks: Counter[str] = field(default_factory=Counter)
     """How many asks were answered, late or absent, and how many answers were bad or diverged."""
-    reason: str | None = None
+    bad_reason: str | None = None
     """Why its last bad answer was refused."""
     turned_away: str | None = None
     """Why its process was refused that dialled last, while nobody has the seat."""
@@ -86,20 +98,13 @@ class SeatProgress:
         self.last_key = short(key)
         self.down_bytes += size
 
-    def ended(
-        self,
-        key: AskKey,
-        status: str,
-        size: int,
-        seconds: float,
-        now: float,
-    ) -> None:
+    def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
         """The request was answered, or not."""
         self.working = False
         self.seconds += seconds
         if status == "bad":  # it was counted when it came
             return
-        self.counts[status] += 1
+        self.asks[status] += 1
         if status != "answered":
             return
         self.up_bytes += size
@@ -112,10 +117,10 @@ class SeatProgress:
     def refused(self, reason: str) -> None:
         """Its answer was bad, or says that its training diverged."""
         if isinstance(reason, Diverged):
-            self.counts["diverged"] += 1
+            self.asks["diverged"] += 1
         else:
-            self.counts["bad"] += 1
-            self.reason = reason
+            self.asks["bad"] += 1
+            self.bad_reason = reason
 
     def as_dict(self, name: str, process: State, now: float) -> dict[str, Any]:
         """Its entry in the status of a process that is in this state."""
@@ -128,16 +133,9 @@ class SeatProgress:
             state = "empty"
         return {
             "seat": name,
-            "own": self.own,
             "state": state,
-            "last_key": self.last_key,
-            "round": self.round,
-            "rounds": self.rounds,
-            "down_bytes": self.down_bytes,
-            "up_bytes": self.up_bytes,
-            "asks": dict(self.counts),
-            "bad_reason": self.reason,
-            "turned_away": self.turned_away,
+            **{field: getattr(self, field) for field in _TOLD},
+            "asks": dict(self.asks),
             "lag": None if self.last_time is None else round(now - self.last_time, 3),
             "ask_seconds": round(self.seconds, 6),
         }
@@ -298,7 +296,7 @@ class Progress:
         """The status in the text format of Prometheus."""
         core = needed("prometheus_client.core")
         families: dict[str, Any] = {}
-        for name, value, labels in self._metrics():
+        for name, value, labels in self.metrics():
             if value is None:
                 continue
             if name not in families:
@@ -310,7 +308,7 @@ class Progress:
         text: bytes = needed("prometheus_client").generate_latest(collector)
         return text.decode()
 
-    def _metrics(self) -> Iterator[tuple[str, float | None, dict[str, str]]]:
+    def metrics(self) -> Iterator[tuple[str, float | None, dict[str, str]]]:
         """Every metric: its name, its value where it is known, and its labels."""
         status = self.as_dict()
         for state in STATES:
@@ -340,6 +338,26 @@ class Progress:
             yield "lag_seconds", seat["lag"], own
 
 
+@dataclass(frozen=True)
+class _WatchedCheck:
+    """A check that tells of every answer that it refuses."""
+
+    check: Check
+    watched: WatchedTransport
+
+    @property
+    def failed(self) -> Collection[Seat]:
+        """The seats whose answer is an error that ends the round."""
+        return failed_in(self.check)
+
+    def __call__(self, seat: Seat, data: bytes) -> str | None:
+        """Why the answer of a seat is refused; None: it is good."""
+        reason = self.check(seat, data)
+        if reason is not None:
+            self.watched.refused(seat, reason)
+        return reason
+
+
 @dataclass(eq=False)
 class WatchedTransport:
     """A transport that tells a process's progress of its asks, and waits while it is paused."""
@@ -361,24 +379,15 @@ class WatchedTransport:
     ) -> Mapping[Seat, Answer]:
         """Ask as the transport below does; answers that are refused are counted."""
         progress = self._progress
-
-        def watched(seat: Seat, data: bytes) -> str | None:
-            assert check is not None
-            reason = check(seat, data)
-            if reason is not None:
-                with progress.lock:
-                    self._child(seat).refused(reason)
-            return reason
-
-        watched.failed = getattr(check, "failed", frozenset())  # type: ignore[attr-defined]
+        if check is not None:
+            check = _WatchedCheck(check, self)
         if key.lane != "order":
             progress.gate()
         with progress.lock:
             for seat, part in own.items():
                 self._child(seat).began(key, len(common) + len(part))
         began = progress.clock()
-        seen = None if check is None else watched
-        answers = self._inner.ask(key, common, own, patience, seen, most)
+        answers = self._inner.ask(key, common, own, patience, check, most)
         now = progress.clock()
         with progress.lock:
             for seat, answer in answers.items():
@@ -388,6 +397,11 @@ class WatchedTransport:
 
     def _child(self, seat: Seat) -> SeatProgress:
         return self._progress.seats[self._names[seat]]
+
+    def refused(self, seat: Seat, reason: str) -> None:
+        """The answer of a seat was bad."""
+        with self._progress.lock:
+            self._child(seat).refused(reason)
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that seats have not followed."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from covey.deployed.plan.plan_files import NO_RESTART, NODE, RESTART_SECONDS
 from covey.deployed.plan.process import LOOPBACK, Process
@@ -70,23 +69,20 @@ class ProcessFailed(CoveyError):
 
 def on_this_machine(processes: Sequence[Process], folder: Path) -> list[Process]:
     """The same processes with ports of this machine that are free, and with state in a folder."""
-    parents = [process for process in processes if process.listen is not None]
-    ports = free_ports(len(parents) + len(processes))
-    listen = dict(zip([process.name for process in parents], ports, strict=False))
-    controls = ports[len(parents) :]
-    out = []
-    for process, control in zip(processes, controls, strict=True):
-        above = process.nodes[0].parent
-        local = replace(
+    parents = [process.name for process in processes if process.listen is not None]
+    ports = iter(free_ports(len(parents) + len(processes)))
+    listen: dict[str | None, str] = {name: f"{LOOPBACK}:{next(ports)}" for name in parents}
+    return [
+        replace(
             process,
-            parent=None if above is None else f"{LOOPBACK}:{listen[above]}",
-            listen=None if process.listen is None else f"{LOOPBACK}:{listen[process.name]}",
+            parent=listen.get(process.nodes[0].parent),
+            listen=listen.get(process.name),
             control_host=LOOPBACK,
-            control_port=control,
+            control_port=next(ports),
             state=str((folder / process.name / "state").absolute()),
         )
-        out.append(local)
-    return out
+        for process in processes
+    ]
 
 
 def free_ports(count: int) -> list[int]:
@@ -256,10 +252,10 @@ class LocalProcesses:
 
     def _pause(self, name: str, code: int) -> float:
         """Seconds until a process is started again, which is said; an error where it is not."""
-        reason = self._reason(name, code)
+        reason, evicted = self._reason(name, code)
         before = self._reasons.get(name)
         self._reasons[name] = reason
-        if code == _REFUSED and self._is_evicted(name):  # it may be admitted at any time
+        if code == _REFUSED and evicted:  # it may be admitted at any time
             if reason != before:
                 self._say(f"{reason} (it is started again every {_START_AGAIN:.0f} s)")
             return _START_AGAIN
@@ -275,14 +271,14 @@ class LocalProcesses:
         self._say(f"{reason}; it is started again in {_START_AGAIN:.0f} s ({count})")
         return _START_AGAIN
 
-    def _reason(self, name: str, code: int) -> str:
-        """How a process has ended, in words."""
+    def _reason(self, name: str, code: int) -> tuple[str, bool]:
+        """How a process has ended, in words, and whether its seat is evicted."""
         if code in _TOLD:
-            return f"{name} was told to end, by covey ctl stop or a kill without -9"
+            return f"{name} was told to end, by covey ctl stop or a kill without -9", False
         if code < 0:
-            return f"{name} was killed" + f" by signal {-code}" * (code != _KILLED)
-        words = last_words(self._folder / name / LOG, self._log_offsets.get(name, 0))
-        return f"{name} ended with code {code}: {words}"
+            return f"{name} was killed" + f" by signal {-code}" * (code != _KILLED), False
+        words, evicted = _end_of(self._folder / name / LOG, self._log_offsets.get(name, 0))
+        return f"{name} ended with code {code}: {words}", evicted
 
     def _end(self, name: str, code: int, reason: str) -> CoveyError:
         """The end of a process as that of the tree."""
@@ -294,14 +290,6 @@ class LocalProcesses:
         if code == _DIVERGED:
             return DivergedError(text)
         return ProcessFailed(text, code)
-
-    def _is_evicted(self, name: str) -> bool:
-        """Whether a process has ended because its seat is evicted."""
-        with suppress(OSError):
-            lines = _lines(self._folder / name / LOG, self._log_offsets.get(name, 0))
-            failures = [event for event in _events(lines) if event.get("event") == "failed"]
-            return EvictedError.__name__ in [event.get("kind") for event in failures]
-        return False
 
     def stop(self) -> None:
         """Let all processes drain, children first; end those that take too long."""
@@ -338,33 +326,32 @@ def end_with_starter() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The lines that are events."""
-    for line in lines:
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
-
-
-def _lines(path: Path, since: int) -> list[str]:
-    """The lines of a log from a byte on."""
-    with open(path, "rb") as log:
-        log.seek(since)
-        return log.read().decode(errors="replace").splitlines()
-
-
 def last_words(path: Path, since: int = 0) -> str:
     """Why a process has ended, as its log says: the text of its last error, or its last words.
 
     Events that are no errors tell no reason. Bytes before `since` are of an earlier start.
     """
+    return _end_of(path, since)[0]
+
+
+def _end_of(path: Path, since: int) -> tuple[str, bool]:
+    """The last words in a log, and whether it says that the seat is evicted."""
     try:
-        lines = _lines(path, since)
+        with open(path, "rb") as log:
+            log.seek(since)
+            lines = log.read().decode(errors="replace").splitlines()
     except OSError as error:
-        return f"its log cannot be read: {error.strerror}"
-    for event in reversed(list(_events(lines))):
-        if event.get("level") == "error":
-            return str(event.get("text"))
-    words = [line for line in lines if line.strip() and not any(_events([line]))]
-    return words[-1] if words else "its log has no reason"
+        return f"its log cannot be read: {error.strerror}", False
+    errors = []
+    words = "its log has no reason"
+    for line in lines:
+        event = None
+        with suppress(ValueError):
+            event = json.loads(line)
+        if isinstance(event, dict):
+            errors += [event] if event.get("level") == "error" else []
+        elif line.strip():
+            words = line
+    if errors:
+        words = str(errors[-1].get("text"))
+    return words, EvictedError.__name__ in [event.get("kind") for event in errors]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from covey import fields
@@ -86,9 +87,9 @@ class DeploySettings:
     image: Image = "covey"  # the container image of a node
 
     @staticmethod
-    def read(table: Mapping[str, Any]) -> DeploySettings:
-        """The table [deploy], checked."""
-        return fields.read(DeploySettings, table, "deploy.")
+    def read(table: Mapping[str, Any] | None) -> DeploySettings:
+        """The table [deploy], checked; None: there is none."""
+        return fields.read(DeploySettings, table or {}, "deploy.")
 
     @property
     def files(self) -> Mapping[str, str]:
@@ -191,13 +192,13 @@ class _Plan:
 
     def _check_patience(self) -> None:
         """Refuse a quorum without a deadline, and the other way round."""
-        settings = self.settings
-        for key in settings.quorum:
-            if _setting(settings.deadline, self._seat_like("", key)) is None:
+        quorum, deadline = self.settings.quorum, self.settings.deadline
+        for key in {**quorum, **deadline}:
+            seat = self._seat_like("", key)
+            if _setting(deadline, seat) is None:
                 fix = f"give deploy.deadline.{key} in seconds"
                 raise ConfigError(f"deploy.quorum.{key}: a quorum counts after a deadline; {fix}.")
-        for key in settings.deadline:
-            if _setting(settings.quorum, self._seat_like("", key)) is None:
+            if _setting(quorum, seat) is None:
                 fix = f"give deploy.quorum.{key}, a number of children or a fraction of them"
                 raise ConfigError(f"deploy.deadline.{key}: after it, a quorum is enough; {fix}.")
 
@@ -266,16 +267,13 @@ class _Plan:
 
     def _neighbours(self, owner: Mapping[str, str]) -> list[list[NamedSeat]]:
         """Devices that no process has by name: neighbours of one parent share a process."""
-        out: list[list[NamedSeat]] = []
-        for seat in self.seats.values():
-            if seat.tier != self.leaf or seat.name in owner:
-                continue
-            last = out[-1] if out else []
-            room = len(last) < self.settings.devices_per_process
-            if last and room and last[-1].parent == seat.parent:
-                last.append(seat)
-            else:
-                out.append([seat])
+        devices = [seat for seat in self.seats.values() if seat.tier == self.leaf]
+        left = [seat for seat in devices if seat.name not in owner]
+        most = self.settings.devices_per_process
+        out = []
+        for _, group in groupby(left, lambda seat: seat.parent):
+            siblings = list(group)
+            out += [siblings[first : first + most] for first in range(0, len(siblings), most)]
         return out
 
     # Where it runs
@@ -333,9 +331,7 @@ class _Plan:
         first = group[0]
         files = {seat.name: _setting(settings.files, seat) for seat in group if not seat.children}
         bounds = {name: _setting(settings.norm_bound, self.seats[name]) for name in first.children}
-        of_parents = {}
-        if first.children:
-            of_parents = {"strikes": settings.strikes, **self._quorum(first)}
+        of_parents = {"strikes": settings.strikes, **self._quorum(first)} if first.children else {}
         return Process(
             name=name,
             seats=[seat.name for seat in group],
@@ -364,9 +360,8 @@ class _Plan:
         deadline = _setting(self.settings.deadline, seat)
         if quorum is not None and deadline is not None:
             count = len(seat.children)
-            needed = quorum
-            if isinstance(quorum, float):
-                needed = math.ceil(Fraction(str(quorum)) * count)  # .07 of 100 are 7, not 8
+            share = isinstance(quorum, float)  # .07 of 100 are 7, not 8
+            needed = math.ceil(Fraction(str(quorum)) * count) if share else quorum
             if needed > count:
                 fix = f"give 1 to {count}, or a fraction"
                 raise ConfigError(

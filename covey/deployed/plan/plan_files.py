@@ -20,7 +20,7 @@ import tomli_w
 from covey.deployed.node.own_models import DISK
 from covey.deployed.operate import authority
 from covey.deployed.operate.certificates import Identity, reported
-from covey.deployed.plan.process import Process, bracketed, is_loopback, machine_of
+from covey.deployed.plan.process import Process, bracketed, host_of, is_loopback, machine_of
 from covey.deployed.transport.extras import needed
 from covey.errors import ConfigError
 
@@ -279,7 +279,7 @@ def machines_of(processes: Sequence[Process]) -> dict[str, str]:
         parent = process.nodes[0].parent
         if parent is None or process.parent is None:
             continue
-        host = process.parent.rpartition(":")[0].strip("[]")
+        host = host_of(process.parent)
         out[parent] = host
         if is_loopback(host):
             out.setdefault(process.name, host)

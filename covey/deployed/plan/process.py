@@ -211,6 +211,15 @@ def split_address(text: str, port: int, key: str) -> tuple[str, int]:
     return host, int(number)
 
 
+def host_of(address: str) -> str:
+    """The host of an address that has a port.
+
+    >>> host_of("[::1]:8443")
+    '::1'
+    """
+    return address.rpartition(":")[0].strip("[]")
+
+
 def join_address(host: str, port: int) -> str:
     """An address as it is dialled; a host of IPv6 stands in brackets."""
     return f"{bracketed(host)}:{port}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -98,11 +98,8 @@ def seats_of(tree: Tree, given: Names | None = None) -> dict[str, NamedSeat]:
     for tier in tree.tiers:
         numbers = torch.arange(tree.size(tier))
         below = tree.below(tier)
-        counts = [0] * len(numbers)
-        rest: Iterator[str] = iter(())
-        if below is not None:
-            counts = tree.counts(tier, numbers).tolist()
-            rest = iter(names[below])
+        rest = iter(names[below] if below is not None else ())
+        counts = tree.counts(tier, numbers).tolist()
         for number, (name, count) in enumerate(zip(names[tier], counts, strict=True)):
             children = tuple(islice(rest, count))
             seats[name] = NamedSeat(name, tier, number, parents.get(name), children)

@@ -4,27 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Coroutine
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from covey.deployed.memory import give_back_free
 from covey.deployed.node.node_rows import open_order
 from covey.deployed.transport.admission import Refusal
 from covey.deployed.transport.ask import Ask, Asks
 from covey.deployed.transport.frames import Assembler, Message
-from covey.deployed.transport.grpc_options import LOG, Failures, Limits, say
+from covey.deployed.transport.grpc_options import LOG, Failures, Limits, begin, say
 from covey.deployed.transport.seat_table import ChildStream, SeatTable
 from covey.deployed.transport.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport.transport import AskKey, Diverged, Seat
 from covey.deployed.transport.wire import Head, Reply, key_asked
 from covey.errors import DecodeError
 
+REMEMBERED = 64
+"""Keys of a seat; an answer to an older one is a lie."""
 _LONG = 1 << 16  # bytes of an answer that the event loop checks itself
 _TRIM = 1 << 22  # bytes of answers after which free memory is given back
 _REASON = 200  # characters of what a child says
+
+
+@dataclass
+class SentKeys:
+    """The keys that were sent to every seat, and how many answers each may still have.
+
+    A request is sent again where a stream has ended before its answer came. A process that was
+    working on it may then answer twice.
+    """
+
+    by_seat: dict[Seat, OrderedDict[AskKey, int]] = field(default_factory=dict)
+
+    def send(self, seat: Seat, key: AskKey) -> None:
+        """A request with this key is sent to a seat."""
+        keys = self.by_seat.setdefault(seat, OrderedDict())
+        keys[key] = keys.get(key, 0) + 1
+        keys.move_to_end(key)
+        while len(keys) > REMEMBERED:
+            keys.popitem(last=False)
+
+    def answered(self, seat: Seat, key: AskKey) -> None:
+        """A seat has answered this key."""
+        keys = self.by_seat[seat]
+        if key in keys:
+            keys[key] -= 1
+
+    def lie(self, head: Head | None, seats: Collection[Seat]) -> str | None:
+        """Why a reply from a process with these seats is none that is owed; None: it is.
+
+        What is no reply at all is a DecodeError.
+        """
+        if not isinstance(head, Reply):
+            raise DecodeError(f"a {type(head).__name__} where a Reply should come.")
+        key = key_asked(head.key)
+        if head.seat not in seats:
+            return f"an answer for the seat {head.seat}"
+        left = self.by_seat.get(head.seat, OrderedDict()).get(key)
+        if left is None:
+            return f"an answer to {key}, which was not asked"
+        if left < 1:
+            return f"a second answer to {key}"
+        return None
 
 
 @dataclass(eq=False)
@@ -81,6 +124,7 @@ class Receiver:
     """Dropped messages and bad answers."""
     folder: Path | None
     """On a disk where answers may wait; None: they wait in memory."""
+    sent: SentKeys = field(default_factory=SentKeys)
     _unchecked: int = 0
     """Bytes of the answers that are not checked and put away yet."""
     _checked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -137,7 +181,7 @@ class Receiver:
 
         Any other is dropped and counted; the sender of too many is evicted.
         """
-        lie = self.asks.sent.lie(head, stream.seats.values())
+        lie = self.sent.lie(head, stream.seats.values())
         if lie is not None:
             self.refused["dropped"] += 1
             LOG.warning("dropped of %s: %s", stream, lie)
@@ -177,7 +221,7 @@ class Receiver:
         """Forget a reply of which the rest will not come, or that came too late."""
         incoming.release()
         if incoming.arrival is not None:
-            self._begin(asyncio.to_thread(incoming.arrival.end))
+            begin(asyncio.to_thread(incoming.arrival.end))
 
     def receive(self, stream: ChildStream, incoming: Incoming, message: Message) -> None:
         """Take a reply that is complete."""
@@ -185,7 +229,7 @@ class Receiver:
         if not incoming.wanted or not isinstance(head, Reply):
             return
         key = key_asked(head.key)
-        self.asks.sent.answered(head.seat, key)
+        self.sent.answered(head.seat, key)
         stream.unanswered[head.seat].discard(key)
         stream.wake.set()
         ask = self.asks.open.get(key)
@@ -193,14 +237,11 @@ class Receiver:
             self.forget(incoming)
             self._take_late(stream, head.seat, key, message)
         elif incoming.arrival is not None:
-            self._begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
+            begin(self._check_arrived(stream, ask, head.seat, incoming, incoming.arrival))
         else:
             data = message.blobs[0]
             self._unchecked += len(data)
-            self._begin(self._check(stream, ask, head.seat, data, incoming.reserved))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self.table.background.begin(work)
+            begin(self._check(stream, ask, head.seat, data, incoming.reserved))
 
     def _take_late(self, stream: ChildStream, seat: Seat, key: AskKey, message: Message) -> None:
         """An answer has come after its ask; the seat owes it no more, unless an order failed."""

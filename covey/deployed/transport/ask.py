@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from covey.deployed.transport.frames import Message
 from covey.deployed.transport.stored import AnswerFile, Stored
 from covey.deployed.transport.transport import (
     Answer,
@@ -18,14 +16,11 @@ from covey.deployed.transport.transport import (
     Diverged,
     Patience,
     Seat,
-    has_failed,
+    failed_in,
 )
-from covey.deployed.transport.wire import Head, Reply, Request, SeatShare, key_asked, key_sent
-from covey.errors import DecodeError, DivergedError, TransportError
+from covey.errors import DivergedError, TransportError
 from covey.runtimes.alone.envelope import Pieces
 
-REMEMBERED = 64
-"""Keys of a seat; an answer to an older one is a lie."""
 _LATE = 8  # trainings that are kept for late children, whose requests may be long
 _READING = ("read", "freeze")  # orders that move nothing at a node
 _WRITING = "write"  # the order after which an earlier one of its kind is of no use
@@ -64,24 +59,11 @@ class Ask:
         """Bytes of the requests of all seats."""
         return len(self.common) + sum(map(len, self.own.values()))
 
-    def request(self, seats: list[Seat]) -> Message:
-        """The request for some seats of one process; it may wait for the disk."""
-        own = [_read(self.own[seat]) for seat in seats]
-        shares = []
-        for seat, data in zip(seats, own, strict=True):
-            shares.append(SeatShare(seat=seat, size=len(data)))
-        head = Request(key=key_sent(self.key), common=len(self.common), parts=shares)
-        return Message(head, (_read(self.common), *own))
-
-    def written(self, file: AnswerFile) -> tuple[Stored, dict[Seat, bytes | Stored]]:
+    def written(self, file: AnswerFile) -> tuple[Stored, dict[Seat, Stored]]:
         """The requests, whose bytes lie in a file."""
-        own: dict[Seat, bytes | Stored] = {}
-        for seat, data in self.own.items():
-            own[seat] = file.add(_read(data))
-        common = self.common
-        if isinstance(common, Pieces):
-            common = common.joined()
-        return file.add(_read(common)), own
+        own = {seat: file.add(as_sent(data)) for seat, data in self.own.items()}
+        common = self.common.joined() if isinstance(self.common, Pieces) else self.common
+        return file.add(as_sent(common)), own
 
     def end(self) -> None:
         """Keep what those need who still owe it, and nothing else."""
@@ -124,8 +106,8 @@ class Ask:
             return True
         if patience is None:
             return False
-        if has_failed(self.check, self.answers):
-            return True
+        if any(seat in self.answers for seat in failed_in(self.check)):
+            return True  # others with the same error may have been evicted, and never answer again
         if len(self.answers) < patience.quorum:
             return False
         return waited >= patience.seconds or gone.union(self.bad).issuperset(self.missing())
@@ -139,9 +121,7 @@ class Ask:
 
     def quorum(self, patience: Patience | None) -> int:
         """How many answers are enough."""
-        if patience is None:
-            return len(self.own)
-        return patience.quorum
+        return len(self.own) if patience is None else patience.quorum
 
     def check_diverged(self, patience: Patience | None, names: Mapping[Seat, str]) -> None:
         """Raise what a seat says of its training where the others are too few for a quorum."""
@@ -168,66 +148,17 @@ class Ask:
 
     def result(self) -> dict[Seat, Answer]:
         """The answer of every seat."""
-        out = {}
-        for seat in self.own:
-            if seat in self.answers:
-                out[seat] = Answer("answered", self.answers[seat])
-            elif seat in self.bad:
-                out[seat] = Answer("bad")
-            elif seat in self.sent:
-                out[seat] = Answer("late")
-            else:
-                out[seat] = Answer("absent")
-        return out
+        out = dict.fromkeys(self.own, Answer("absent"))
+        out |= dict.fromkeys(self.sent & out.keys(), Answer("late"))
+        out |= dict.fromkeys(self.bad & out.keys(), Answer("bad"))
+        return out | {seat: Answer("answered", data) for seat, data in self.answers.items()}
 
 
-def _read(data: Blob | Stored) -> bytes:
+def as_sent(data: Blob | Stored) -> bytes:
     """What frames are cut from."""
     if isinstance(data, Stored):
         return data.read()
     return cast(bytes, data)  # several pieces are cut like bytes
-
-
-@dataclass
-class SentKeys:
-    """The keys that were sent to every seat, and how many answers each may still have.
-
-    A request is sent again where a stream has ended before its answer came. A process that was
-    working on it may then answer twice.
-    """
-
-    by_seat: dict[Seat, OrderedDict[AskKey, int]] = field(default_factory=dict)
-
-    def send(self, seat: Seat, key: AskKey) -> None:
-        """A request with this key is sent to a seat."""
-        keys = self.by_seat.setdefault(seat, OrderedDict())
-        keys[key] = keys.get(key, 0) + 1
-        keys.move_to_end(key)
-        while len(keys) > REMEMBERED:
-            keys.popitem(last=False)
-
-    def answered(self, seat: Seat, key: AskKey) -> None:
-        """A seat has answered this key."""
-        keys = self.by_seat[seat]
-        if key in keys:
-            keys[key] -= 1
-
-    def lie(self, head: Head | None, seats: Collection[Seat]) -> str | None:
-        """Why a reply from a process with these seats is none that is owed; None: it is.
-
-        What is no reply at all is a DecodeError.
-        """
-        if not isinstance(head, Reply):
-            raise DecodeError(f"a {type(head).__name__} where a Reply should come.")
-        key = key_asked(head.key)
-        if head.seat not in seats:
-            return f"an answer for the seat {head.seat}"
-        left = self.by_seat.get(head.seat, OrderedDict()).get(key)
-        if left is None:
-            return f"an answer to {key}, which was not asked"
-        if left < 1:
-            return f"a second answer to {key}"
-        return None
 
 
 @dataclass(eq=False)
@@ -241,7 +172,6 @@ class Asks:
     Of a seat they are no more trainings than its window: it is sent no others before. Of all seats
     the last `_LATE` are kept.
     """
-    sent: SentKeys = field(default_factory=SentKeys)
     closed: bool = False
     """Whether the transport has ended, so that nobody will answer."""
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from covey.deployed.operate.certificates import FileMark, Identity
-from covey.deployed.plan.process import is_loopback
+from covey.deployed.plan.process import host_of, is_loopback
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.transport import MAX_FRAME, MAX_MESSAGE
 from covey.errors import ConfigError, CoveyError, TransportError
@@ -99,11 +99,7 @@ def server_options(limits: Limits, children: int) -> list[Option]:
 
 def channel_options(limits: Limits, parent: str | None) -> list[Option]:
     """The options of a child; its parent must show a certificate of this name."""
-    out = [
-        *options(limits),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-    ]
+    out = [*options(limits), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     if parent is not None:
         out.append(("grpc.ssl_target_name_override", parent))
     return out
@@ -154,8 +150,7 @@ def check_plain(address: str) -> None:
 
     >>> check_plain("127.0.0.1:8443")
     """
-    host = address.rpartition(":")[0].strip("[]")
-    if not is_loopback(host):
+    if not is_loopback(host_of(address)):
         fix = "use certificates (covey certs), or an address such as 127.0.0.1"
         raise ConfigError(f"{address} without certificates would be open to others; {fix}.")
 
@@ -274,6 +269,35 @@ def shared_loop() -> asyncio.AbstractEventLoop:
         if not _LOOP:
             _LOOP.append(_Loop())
         return _LOOP[0].loop
+
+
+async def first_ended(*work: Awaitable[Any]) -> list[asyncio.Future[Any]]:
+    """Do several things until one of them has ended, or more; the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def next_frame(call: Any, seconds: float | None) -> bytes | None:
+    """The next frame of a stream, or a TimeoutError; None: the other end has closed its side."""
+    async with asyncio.timeout(seconds):
+        data: bytes = await call.read()
+    return None if data is grpc().aio.EOF else data
+
+
+_BACKGROUND: set[asyncio.Future[None]] = set()
+
+
+def begin(work: Coroutine[Any, Any, None]) -> None:
+    """Do something for which nobody waits: a check, the end of a file, a note of the evicted."""
+    task = asyncio.ensure_future(work)
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)
 
 
 def outcome(future: Future[_T]) -> _T:

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,8 @@ from covey.deployed.transport.grpc_options import (
     channel_credentials,
     channel_options,
     check_plain,
+    first_ended,
+    next_frame,
     outcome,
     say,
     shared_loop,
@@ -152,10 +154,10 @@ class ParentStream:
         try:
             async with asyncio.timeout(self.limits.hello_seconds):
                 await self.send(Message(hello))
-                data = await self.call.read()
+                data = await next_frame(self.call, None)
         except TimeoutError:
             raise _Ended(f"no welcome in {self.limits.hello_seconds:g} s") from None
-        if data is grpc().aio.EOF:
+        if data is None:
             raise _Ended("the stream ends before its welcome")
         message = Assembler(limit=0).take(data)
         if message is None or not isinstance(message.head, Welcome):
@@ -170,37 +172,25 @@ class ParentStream:
 
     async def converse(self, hosted: HostedSeats) -> None:
         """Take requests and send replies until the stream or this port ends."""
-        tasks = [
-            asyncio.ensure_future(self.read(hosted)),
-            asyncio.ensure_future(self.write()),
-            asyncio.ensure_future(self.check_parent()),
-            asyncio.ensure_future(self.drain(hosted)),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # the reader's reason comes first: it is the parent's
-                if task.cancelled():
-                    raise _Ended("the stream was cancelled")
-                if task.done():
-                    task.result()
-        finally:
-            await _cancelled(tasks)
+        work = (self.read(hosted), self.write(), self.check_parent(), self.drain(hosted))
+        for task in await first_ended(*work):  # the reader's reason comes first: it is the parent's
+            if task.cancelled():
+                raise _Ended("the stream was cancelled")
+            task.result()
 
     async def read(self, hosted: HostedSeats) -> None:
         """Take requests until the parent closes its side."""
-        end = grpc().aio.EOF
         assembler = Assembler(limit=self.limits.message)
         assembler.skip_to(2)  # the welcome was the first message
         while True:
             limit = self.limits.stall_seconds if assembler.within else None
             try:
-                async with asyncio.timeout(limit):
-                    data = await self.call.read()
+                data = await next_frame(self.call, limit)
             except TimeoutError:
                 raise _Ended("a message stalls") from None
-            if data is end and self.closing.is_set():
-                return
-            if data is end:
+            if data is None:
+                if self.closing.is_set():
+                    return
                 raise _Ended("the parent closes the stream")
             message = assembler.take(data)
             if message is not None and not self.closing.is_set():
@@ -272,7 +262,7 @@ class GrpcPort:
         *,
         fingerprint: str,
         identity: Identity | None,
-        last_key: Callable[[Seat], str | None] | None = None,
+        last_key: Callable[[str], str | None] = lambda _: None,
         limits: Limits | None = None,
         workers: int | None = None,
     ) -> None:
@@ -343,41 +333,32 @@ class GrpcPort:
         self._loop.call_soon_threadsafe(self._closing.set)
 
     async def _serve(self, hosted: HostedSeats) -> None:
-        tasks = [asyncio.ensure_future(self._dial(hosted))]
-        tasks += [asyncio.ensure_future(hosted.handle(seat)) for seat in hosted.handlers]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            await _cancelled(tasks)
+        handling = [hosted.handle(seat) for seat in hosted.handlers]
+        for task in await first_ended(self._dial(hosted), *handling):
+            task.result()
 
     async def _dial(self, hosted: HostedSeats) -> None:
-        """Hold a stream to the parent; dial again, ever more slowly, when it ends."""
+        """Hold a stream to the parent; dial again, ever more slowly, when it ends.
+
+        An error is raised where dialling again would not help. A parent that is away for hours is
+        few lines of the log, each with the number of attempts.
+        """
         ends: tuple[type[Exception], ...] = (CoveyError, *broken())
         while not self._closing.is_set():
             try:
                 await self._stream(hosted)
             except ends as error:
-                self._judge(error)
+                if self._closing.is_set():
+                    return
+                text = f"{self.parent} at {self.address}: {_reason(error)}"
+                if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
+                    evicted = EVICTED in (error.trailing_metadata() or ())
+                    final = EvictedError if evicted else TransportError
+                    raise final(f"{text.rstrip('.')}.") from None
+                self._failures.note(logging.WARNING, "dial_again", text)
             with suppress(TimeoutError):
                 async with asyncio.timeout(next(self._pauses)):
                     await self._closing.wait()
-
-    def _judge(self, error: Exception) -> None:
-        """Log why a stream ended; raise it where dialling again would not help.
-
-        A parent that is away for hours is few lines, each with the number of attempts.
-        """
-        if self._closing.is_set():
-            return
-        text = f"{self.parent} at {self.address}: {_reason(error)}"
-        if isinstance(error, grpc().aio.AioRpcError) and error.code().name in _FINAL:
-            text = f"{text.rstrip('.')}."
-            if EVICTED in (error.trailing_metadata() or ()):
-                raise EvictedError(text)
-            raise TransportError(text)
-        self._failures.note(logging.WARNING, "dial_again", text)
 
     async def _stream(self, hosted: HostedSeats) -> None:
         """One stream, from the hello to its end."""
@@ -397,8 +378,10 @@ class GrpcPort:
                 call, parent, self._limits, self._closing, self.revoked, self.counts
             )
             try:
-                greeting = stream.greet(hello, self._identity, self.parent)
-                if await self._before_closing(greeting):
+                greeting = asyncio.ensure_future(stream.greet(hello, self._identity, self.parent))
+                await first_ended(greeting, self._closing.wait())
+                if not greeting.cancelled():  # this port does not close meanwhile
+                    greeting.result()
                     await self._hold(stream, hosted)
             except asyncio.InvalidStateError as error:  # writing says only that the call is over
                 if not call.done():
@@ -426,39 +409,16 @@ class GrpcPort:
                 self._pauses = waits()
                 self._failures.clear()
 
-    async def _before_closing(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do something unless this port closes meanwhile; return whether it was done."""
-        working = asyncio.ensure_future(work)
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            await asyncio.wait([working, closing], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            return working.done()
-        finally:
-            await _cancelled([working, closing])
-
     def _hello(self) -> Hello:
-        taken = []
-        for name, seat in self.seats.items():
-            last = self._last_key(seat) if self._last_key is not None else None
-            taken.append(Taken(name=name, last_key=last or ""))
         return Hello(
             protocol=PROTOCOL,
             fingerprint=self._fingerprint,
             instance=self._instance,
             nonce=os.urandom(32),
-            seats=taken,
+            seats=[Taken(name=name, last_key=self._last_key(name) or "") for name in self.seats],
             draws=draws.VERSION,
             covey=covey.__version__,
         )
-
-
-async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what has not ended, and wait for its end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _handled(seat: Seat, handler: Handler, key: AskKey, common: bytes, own: bytes) -> bytes:

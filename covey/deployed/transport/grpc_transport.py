@@ -6,6 +6,7 @@ All state is touched by one event loop alone; `ask` waits for it in the caller's
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections import Counter
@@ -18,9 +19,9 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from covey.deployed.operate.certificates import Identity, SeatCertificate
-from covey.deployed.transport.admission import AllowList, Refusal
+from covey.deployed.transport.admission import AllowList, Handshakes, Refusal, judged
 from covey.deployed.transport.answers import Incoming, Receiver
-from covey.deployed.transport.ask import Ask, Asks
+from covey.deployed.transport.ask import Ask, Asks, as_sent
 from covey.deployed.transport.extras import grpc
 from covey.deployed.transport.frames import Assembler, Message, cut
 from covey.deployed.transport.grpc_options import (
@@ -28,14 +29,16 @@ from covey.deployed.transport.grpc_options import (
     METHOD,
     SERVICE,
     Limits,
+    begin,
     check_plain,
+    first_ended,
+    next_frame,
     outcome,
     server_credentials,
     server_options,
     shared_loop,
 )
-from covey.deployed.transport.handshake import Handshakes, judged
-from covey.deployed.transport.seat_table import Background, ChildStream, SeatTable
+from covey.deployed.transport.seat_table import ChildStream, SeatTable
 from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import (
     Admission,
@@ -46,7 +49,7 @@ from covey.deployed.transport.transport import (
     Patience,
     Seat,
 )
-from covey.deployed.transport.wire import key_sent
+from covey.deployed.transport.wire import Request, SeatShare, key_sent
 from covey.errors import TransportError
 
 _T = TypeVar("_T")
@@ -86,7 +89,7 @@ class GrpcTransport:
         """Bytes of the frames of all streams, by direction."""
         self.allowed = AllowList(dict(seats), fingerprint, admission, self._limits.strikes, evicted)
         self.handshakes = Handshakes(identity, self.allowed, self._limits, self.refused)
-        self.table = SeatTable(self.allowed, Background(), remember)
+        self.table = SeatTable(self.allowed, remember)
         self.asks = Asks()
         self._answers = Receiver(self.asks, self.table, self._limits, self.refused, folder)
         self._loop = shared_loop()
@@ -120,7 +123,12 @@ class GrpcTransport:
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that these seats have not followed."""
-        self._do(self._owe(Ask(key, b"", own)))
+
+        async def keep(order: Ask) -> None:
+            self.asks.keep(order)
+            self.table.queue(order)
+
+        self._do(keep(Ask(key, b"", own)))
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
@@ -212,18 +220,45 @@ class GrpcTransport:
         self.table.note_empty(ask.own)
         self.table.queue(ask)
         try:
-            await _Wait(ask, patience, self.table, self._limits.note_seconds).enough(self.asks)
+            await self._enough(ask, patience)
             return ask.result()
         finally:
             self.asks.end(ask)
             if ask.key.lane == "train" and ask.key in self.asks.pending:
-                self.table.background.begin(self._answers.put_away(ask))
+                begin(self._answers.put_away(ask))
             for stream in self.table.open_streams():
                 stream.forget(ask)
 
-    async def _owe(self, order: Ask) -> None:
-        self.asks.keep(order)
-        self.table.queue(order)
+    async def _enough(self, ask: Ask, patience: Patience | None) -> None:
+        """Wait for as many answers as patience wants."""
+        began = time.monotonic()
+        note = self._limits.note_seconds
+        while True:
+            seconds = math.inf if patience is None else patience.seconds
+            gone = self.table.empty_for(seconds, ask.missing())
+            if ask.ended(patience, time.monotonic() - began, gone):
+                return
+            if self.asks.closed:
+                raise TransportError(f"{ask.key}: the transport is closed.")
+            if ask.error is not None:
+                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
+            ask.check_diverged(patience, self.table.names)
+            waited = time.monotonic() - began
+            for seat in ask.wanted_again(patience, waited):
+                ask.bad.discard(seat)
+                if seat in self.table.streams:  # an empty seat is asked when it is taken
+                    self.table.streams[seat].queue_again(ask, seat)
+            if waited >= note:
+                self.table.note_waiting(ask, waited)
+                note = 2 * waited
+            ask.changed.clear()
+            left = note - waited
+            if waited < seconds:
+                next_gone = self.table.next_empty_for(seconds, ask.missing())
+                left = min(left, seconds - waited, next_gone)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await ask.changed.wait()
 
     # A process dials in
 
@@ -241,7 +276,7 @@ class GrpcTransport:
                 peer = f"{certificate.seats[0]} ({peer})"
             conversation = await self._admitted(context, certificate)
         except Refusal as refusal:
-            await handshakes.turn_away(context, peer, refusal, certificate, self.table)
+            await handshakes.turn_away(context, peer, refusal, certificate, self.members())
             return
         except Exception as error:
             await handshakes.refuse(context, peer, judged(error))
@@ -299,23 +334,13 @@ class Conversation:
     async def run(self) -> None:
         """Send requests and take replies until either end closes the stream."""
         stream = self.stream
-        tasks = [
-            asyncio.ensure_future(self._read()),
-            asyncio.ensure_future(self._write()),
-            asyncio.ensure_future(stream.end.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                refusal = judged(result)
+        for task in await first_ended(self.read(), self.write(), stream.end.wait()):
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                refusal = judged(error)
                 stream.close(refusal.code, str(refusal), evicted=refusal.evicted)
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         """Send requests as they come."""
         stream = self.stream
         while True:
@@ -327,11 +352,11 @@ class Conversation:
             ask, seats = batch
             ask.sent.update(seats)
             for seat in seats:
-                self.answers.asks.sent.send(seat, ask.key)
+                self.answers.sent.send(seat, ask.key)
             if isinstance(ask.common, Stored):
-                message = await asyncio.to_thread(ask.request, seats)
+                message = await asyncio.to_thread(_request, ask, seats)
             else:
-                message = ask.request(seats)
+                message = _request(ask, seats)
             await self.send(message)
             del batch, ask, message  # with all its answers
 
@@ -349,9 +374,8 @@ class Conversation:
                 raise Refusal("DEADLINE_EXCEEDED", "it does not read what it is sent") from None
             self.carried["sent"] += len(frame)
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
         """Take replies until the process closes its side."""
-        end = grpc().aio.EOF
         assembler = Assembler(limit=self.limits.message)
         assembler.skip_to(2)  # the hello was the first message
         incoming = Incoming()
@@ -359,11 +383,10 @@ class Conversation:
             while True:
                 limit = self.limits.stall_seconds if assembler.within else None
                 try:
-                    async with asyncio.timeout(limit):
-                        data = await self.context.read()
+                    data = await next_frame(self.context, limit)
                 except TimeoutError:
                     raise Refusal("DEADLINE_EXCEEDED", "a message stalls") from None
-                if data is end:
+                if data is None:
                     return
                 self.carried["received"] += len(data)
                 message = self.answers.take(self.stream, assembler, incoming, data)
@@ -379,48 +402,13 @@ class Conversation:
             self.answers.forget(incoming)
 
 
-@dataclass(eq=False)
-class _Wait:
-    """Waits for the answers to one ask, as long as patience lasts."""
-
-    ask: Ask
-    patience: Patience | None
-    table: SeatTable
-    note_seconds: float
-
-    async def enough(self, asks: Asks) -> None:
-        """Wait for as many answers as patience wants."""
-        ask = self.ask
-        patience = self.patience
-        began = time.monotonic()
-        note = self.note_seconds
-        while True:
-            gone: set[Seat] = set()
-            if patience is not None:
-                gone = self.table.empty_for(patience.seconds, ask.missing())
-            if ask.ended(patience, time.monotonic() - began, gone):
-                return
-            if asks.closed:
-                raise TransportError(f"{ask.key}: the transport is closed.")
-            if ask.error is not None:
-                raise TransportError(f"{ask.key}: {ask.error!r} in a check.") from ask.error
-            ask.check_diverged(patience, self.table.names)
-            waited = time.monotonic() - began
-            for seat in ask.wanted_again(patience, waited):
-                ask.bad.discard(seat)
-                if seat in self.table.streams:  # an empty seat is asked when it is taken
-                    self.table.streams[seat].queue_again(ask, seat)
-            if waited >= note:
-                self.table.note_waiting(ask, waited)
-                note = 2 * waited
-            ask.changed.clear()
-            left = note - waited
-            if patience is not None and waited < patience.seconds:
-                next_gone = self.table.next_empty_for(patience.seconds, ask.missing())
-                left = min(left, patience.seconds - waited, next_gone)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await ask.changed.wait()
+def _request(ask: Ask, seats: list[Seat]) -> Message:
+    """The request for some seats of one process; it may wait for the disk."""
+    own = [as_sent(ask.own[seat]) for seat in seats]
+    sizes = zip(seats, map(len, own), strict=True)
+    shares = [SeatShare(seat=seat, size=size) for seat, size in sizes]
+    head = Request(key=key_sent(ask.key), common=len(ask.common), parts=shares)
+    return Message(head, (as_sent(ask.common), *own))
 
 
 def _not_listening(address: str, error: str) -> str:

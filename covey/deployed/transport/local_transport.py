@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from covey.deployed.transport.ask import Ask
 from covey.deployed.transport.transport import (
     Answer,
     AskKey,
@@ -17,9 +18,8 @@ from covey.deployed.transport.transport import (
     Handler,
     Patience,
     Seat,
-    has_failed,
 )
-from covey.errors import DivergedError, TransportError
+from covey.errors import TransportError
 from covey.runtimes.alone.envelope import Pieces
 
 STRIKES = 3
@@ -30,151 +30,32 @@ class SeatLost(BaseException):
     """The node on a seat is gone, as if its process had been killed; for tests."""
 
 
-@dataclass(eq=False)
+@dataclass
 class _Job:
     """One request of an ask."""
 
-    key: AskKey
+    ask: Ask
     common: bytes
-    own: bytes
-    ask: _LocalAsk
-    seat: Seat
-    begun: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether its answer is not needed any more."""
-        return self.ask.closed or self.seat in self.ask.answers
+    patience: Patience | None = None
 
 
 @dataclass(eq=False)
-class _LocalAsk:
-    """An ask that is under way."""
+class _LocalSeat:
+    """A seat, whose thread handles requests one after the other."""
 
-    count: int
-    """Of the seats that are asked."""
-    patience: Patience | None = None
-    check: Check | None = None
-    most: int | None = None
-    """Bytes of the longest answer that is taken."""
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    answers: dict[Seat, Answer] = field(default_factory=dict)
-    closed: bool = False
-    error: BaseException | None = None
-    """Of a handler, which owes answers and not errors; or of the check."""
-    failed: str = ""
-    """Whose error it is."""
+    number: Seat
+    jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
+    handler: Handler | None = None
+    """The node that has it; None: nobody."""
+    bad: list[str] = field(default_factory=list)
+    """Why answers were refused."""
 
-    def fail(self, failed: str, error: BaseException) -> None:
-        """No answer will come of a seat."""
-        with self.changed:
-            self.failed = failed
-            self.error = error
-            self.changed.notify_all()
-
-    def put(self, seat: Seat, data: bytes) -> str | None:
-        """Take an answer, or return why it is refused."""
-        reason = None
-        if self.most is not None and len(data) > self.most:
-            reason = f"an answer of {len(data)} bytes, more than {self.most}."
-        elif self.check is not None:
-            reason = self.check(seat, data)
-        with self.changed:
-            if not self.closed and reason is None:
-                self.answers[seat] = Answer("answered", data)
-            elif not self.closed and self.enough_others:
-                self.answers[seat] = Answer("bad")
-            elif isinstance(reason, Diverged):
-                self.error = DivergedError(f"seat {seat}: {reason}; the others are no quorum.")
-            self.changed.notify_all()
-        return reason
-
-    @property
-    def good(self) -> int:
-        """How many have answered well."""
-        return sum(answer.status == "answered" for answer in self.answers.values())
-
-    @property
-    def enough_others(self) -> bool:
-        """Whether there can be a quorum without one more seat."""
-        bad = len(self.answers) - self.good
-        return self.patience is not None and self.count - bad > self.patience.quorum
-
-
-class _Worker:
-    """The thread of one seat: it handles requests one after the other."""
-
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._handler: Handler | None = None
-        self._taken = threading.Event()
-        self._lost = lost
-        self._ended = False
-        self.bad: list[str] = []
-        """Why answers were refused."""
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def take(self, handler: Handler) -> None:
-        self._handler = handler
-        self._taken.set()
-
-    def leave(self) -> None:
-        self._taken.clear()
-        self._handler = None
-
-    @property
-    def taken(self) -> bool:
-        return self._taken.is_set()
-
-    def end(self) -> None:
-        self._ended = True
-        self.jobs.put(None)
-        self._taken.set()
-
-    def _work(self) -> None:
-        while True:
-            job = self.jobs.get()
-            if job is None or self._ended:
-                return
-            self._do(job)
-
-    def _do(self, job: _Job) -> None:
-        """Handle a request, again and again until the node survives it."""
-        while True:
-            self._taken.wait()
-            handler = self._handler
-            if self._ended:
-                return
-            if handler is None:
-                continue
-            with job.ask.changed:
-                if job.ask.closed and not job.begun and job.key.lane != "order":
-                    return  # nobody waits for it, and its seat has never had it
-                job.begun = True
-            failed = f"the seat {job.seat}"
-            try:
-                data = handler(job.key, job.common, job.own)
-                failed = f"the check of the answer of the seat {job.seat}"
-                reason = job.ask.put(job.seat, data)
-            except SeatLost:
-                self.leave()
-                self._lost()
-                continue
-            except BaseException as error:
-                job.ask.fail(failed, error)
-                return
-            if reason is not None:
-                self._refuse(reason)
-            if reason is None or isinstance(reason, Diverged) or job.settled:
-                return
-
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Count a bad answer; the seat is empty after too many, until another takes it."""
         self.bad.append(reason)
-        lies = [text for text in self.bad if not isinstance(text, Diverged)]
-        if not isinstance(reason, Diverged) and len(lies) % STRIKES == 0:
-            self.leave()
+        lies = sum(not isinstance(text, Diverged) for text in self.bad)
+        if not isinstance(reason, Diverged) and lies % STRIKES == 0:
+            self.handler = None
 
 
 class LocalTransport:
@@ -185,35 +66,36 @@ class LocalTransport:
 
     def __init__(self, lost: Callable[[Seat], None] | None = None) -> None:
         self._lost = lost or (lambda _: None)
-        self._workers: dict[Seat, _Worker] = {}
-        self._asks: set[_LocalAsk] = set()
+        self._seats: dict[Seat, _LocalSeat] = {}
+        self._changed = threading.Condition()
+        """Held while seats and asks change."""
         self._closed = False
 
     def take(self, seat: Seat, handler: Handler) -> None:
         """Put a node on a seat, in place of the one that is there."""
-        self._worker(seat).take(handler)
+        with self._changed:
+            self._seat(seat).handler = handler
+            self._changed.notify_all()
 
     def leave(self, seat: Seat) -> None:
         """Nobody is on a seat any more."""
-        self._worker(seat).leave()
+        self._seat(seat).handler = None
 
     def refused(self, seat: Seat) -> list[str]:
         """Why answers of a seat were refused."""
-        return self._worker(seat).bad
+        return self._seat(seat).bad
 
     def members(self) -> frozenset[Seat]:
         """The seats that are taken now."""
-        taken = [seat for seat, worker in self._workers.items() if worker.taken]
-        return frozenset(taken)
+        return frozenset(one.number for one in list(self._seats.values()) if one.handler)
 
     def close(self) -> None:
         """End all threads, after the request that each is handling."""
-        self._closed = True
-        for worker in self._workers.values():
-            worker.end()
-        for ask in list(self._asks):
-            with ask.changed:
-                ask.changed.notify_all()
+        with self._changed:
+            self._closed = True
+            for seat in self._seats.values():
+                seat.jobs.put(None)
+            self._changed.notify_all()
 
     def ask(
         self,
@@ -225,53 +107,88 @@ class LocalTransport:
         most: int | None = None,
     ) -> dict[Seat, Answer]:
         """Send a request to every seat in `own`, all at once, and wait for the answers."""
-        ask = _LocalAsk(len(own), patience, check, most)
+        ask = Ask(key, common, own, check, most)
         whole = common.joined() if isinstance(common, Pieces) else common
-        jobs = [_Job(key, whole, request, ask, seat) for seat, request in own.items()]
-        self._asks.add(ask)
-        for job in jobs:
-            self._worker(job.seat).jobs.put(job)
-        try:
-            self._wait(ask, patience)
-        finally:
-            out = {}
-            with ask.changed:
-                ask.closed = True
-                for job in jobs:
-                    missing = Answer("absent")
-                    if job.begun:
-                        missing = Answer("late")
-                    out[job.seat] = ask.answers.get(job.seat, missing)
-            self._asks.discard(ask)
-        return out
+        names = {seat: f"seat {seat}" for seat in own}
+        began = time.monotonic()
+        with self._changed:
+            self._put(_Job(ask, whole, patience))
+            try:
+                while not ask.ended(patience, time.monotonic() - began, set()):
+                    if self._closed:
+                        raise TransportError("the transport was closed before all had answered.")
+                    if ask.error is not None:
+                        raise ask.error
+                    ask.check_diverged(patience, names)
+                    left = None
+                    if patience is not None and len(ask.answers) >= patience.quorum:
+                        left = max(0.0, began + patience.seconds - time.monotonic())
+                    self._changed.wait(left)
+                return ask.result()
+            finally:
+                ask.end()
 
     def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
         """An order that these seats have not followed."""
-        ask = _LocalAsk(len(own), closed=True)
-        for seat, request in own.items():
-            self._worker(seat).jobs.put(_Job(key, b"", request, ask, seat))
+        with self._changed:
+            order = Ask(key, b"", own, over=True)
+            self._put(_Job(order, b""))
 
-    def _wait(self, ask: _LocalAsk, patience: Patience | None) -> None:
-        """Wait for all answers or, when time is up, for a quorum of them."""
-        began = time.monotonic()
-        with ask.changed:
-            while len(ask.answers) < ask.count:
-                if self._closed:
-                    raise TransportError("the transport was closed before all had answered.")
-                if isinstance(ask.error, DivergedError):
-                    raise ask.error
-                if ask.error is not None:
-                    raise TransportError(f"{ask.failed} failed: {ask.error!r}.") from ask.error
-                left = None
-                if patience is not None and has_failed(ask.check, ask.answers):
-                    return
-                if patience is not None and ask.good >= patience.quorum:
-                    left = began + patience.seconds - time.monotonic()
-                    if left <= 0:
-                        return
-                ask.changed.wait(left)
+    def _put(self, job: _Job) -> None:
+        """Let the threads of all seats of an ask handle their requests."""
+        for number in job.ask.own:
+            self._seat(number).jobs.put(job)
 
-    def _worker(self, seat: Seat) -> _Worker:
-        if seat not in self._workers:
-            self._workers[seat] = _Worker(lambda: self._lost(seat))
-        return self._workers[seat]
+    def _seat(self, number: Seat) -> _LocalSeat:
+        with self._changed:
+            if number not in self._seats:
+                seat = self._seats[number] = _LocalSeat(number)
+                threading.Thread(target=self._work, args=[seat], daemon=True).start()
+            return self._seats[number]
+
+    def _work(self, seat: _LocalSeat) -> None:
+        """Handle requests, each again and again until nobody wants another answer."""
+        while (job := seat.jobs.get()) is not None:
+            while self._wants_more(seat, job):
+                pass
+
+    def _wants_more(self, seat: _LocalSeat, job: _Job) -> bool:
+        """Handle a request once; whether it is to be handled again."""
+        ask, number = job.ask, seat.number
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or seat.handler is not None)
+            if seat.handler is None or self._closed or number not in ask.own:
+                return False
+            ask.sent.add(number)
+            handler, request = seat.handler, ask.own[number]
+        failed = f"the seat {number}"
+        reason = None
+        try:
+            assert isinstance(request, bytes)
+            data = handler(ask.key, job.common, request)
+            failed = f"the check of the answer of {failed}"
+            if ask.most is not None and len(data) > ask.most:
+                reason = f"an answer of {len(data)} bytes, more than {ask.most}."
+            elif ask.check is not None:
+                reason = ask.check(number, data)
+        except SeatLost:
+            self.leave(number)
+            self._lost(number)
+            return True
+        except BaseException as error:
+            with self._changed:
+                ask.error = TransportError(f"{failed} failed: {error!r}.")
+                ask.error.__cause__ = error
+                self._changed.notify_all()
+            return False
+        with self._changed:
+            self._changed.notify_all()
+            if reason is None:
+                ask.believe(number, data)
+                return False
+            seat.refuse(reason)
+            ask.refuse(number, reason)
+            again = not ask.over and number in ask.wanted_again(job.patience, 0.0)
+            if again:
+                ask.bad.discard(number)
+            return again

@@ -8,14 +8,13 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from covey.deployed.operate.certificates import SeatCertificate
 from covey.deployed.transport.admission import AllowList, Refusal
 from covey.deployed.transport.ask import Ask
-from covey.deployed.transport.grpc_options import LOG, say
+from covey.deployed.transport.grpc_options import LOG, begin, say
 from covey.deployed.transport.transport import AskKey, Seat
 
 _SHOWN = 5  # names in a line of the log
@@ -98,24 +97,10 @@ class ChildStream:
 
 
 @dataclass(eq=False)
-class Background:
-    """Work that nobody waits for: checks of answers, ends of files, notes of the evicted."""
-
-    _tasks: set[asyncio.Future[None]] = field(default_factory=set)
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for which nobody waits."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-@dataclass(eq=False)
 class SeatTable:
     """The seats below a parent, by their ids, and the streams of those who have taken them."""
 
     allowed: AllowList
-    background: Background
     remember: Callable[[frozenset[str]], None] | None = None
     """Told whenever the evicted change."""
     streams: dict[Seat, ChildStream] = field(default_factory=dict)
@@ -151,14 +136,7 @@ class SeatTable:
         for name in stream.seats:
             self.allowed.turned_away.pop(name, None)
 
-    def close(
-        self,
-        stream: ChildStream,
-        code: str,
-        text: str,
-        *,
-        evicted: bool = False,
-    ) -> None:
+    def close(self, stream: ChildStream, code: str, text: str, *, evicted: bool = False) -> None:
         """End a stream with this reason; its seats are empty at once, whatever its process does."""
         stream.close(code, text, evicted=evicted)
         self.leave(stream)
@@ -193,7 +171,7 @@ class SeatTable:
         if evicted:
             facts = {"seats": list(stream.seats), "peer": stream.peer, "reason": text}
             LOG.warning("evicted %s: %s", stream, text, extra={"facts": facts})
-            self.background.begin(self._remember_evicted())
+            begin(self._remember_evicted())
         return evicted
 
     async def _remember_evicted(self) -> None:

@@ -34,10 +34,10 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from covey.deployed.transport.stored import Stored
-from covey.errors import ConfigError, DecodeError
+from covey.errors import ConfigError, DecodeError, shown
 from covey.runtimes.alone.envelope import Pieces
 
 CHUNK = 2**20
@@ -66,15 +66,12 @@ What it raises is a fault of the parent, and `ask` raises it as a TransportError
 """
 
 
-def has_failed(check: Check | None, answered: Collection[Seat]) -> bool:
-    """Whether an answer is the error of most children, so that an ask waits for no quorum.
-
-    Seats with the same error may have been evicted before, and never answer again.
-    """
-    return not getattr(check, "failed", frozenset()).isdisjoint(answered)
+def failed_in(check: Check | None) -> Collection[Seat]:
+    """The seats whose answer is an error that ends the round, as far as a check tells."""
+    failed: Collection[Seat] = getattr(check, "failed", frozenset())
+    return failed
 
 
-_LANES = ("train", "score", "order")
 _DIGEST = 16
 
 
@@ -115,14 +112,12 @@ class AskKey:
         """The inverse of `as_dict`; anything else is a DecodeError."""
         if not isinstance(values, dict) or set(values) != set(AskKey.__dataclass_fields__):
             raise DecodeError("a key of an ask without its fields.")
-        for name in ("round", "path", "attempt"):
-            if type(values[name]) is not int:
-                raise DecodeError(f"a key of an ask whose {name} is no whole number.")
-        for name in ("run", "lane", "program", "parameters"):
-            if not isinstance(values[name], str):
-                raise DecodeError(f"a key of an ask whose {name} is no text.")
-        if values["lane"] not in _LANES:
-            raise DecodeError(f"a key of an ask in the lane {values['lane'][:20]!r}.")
+        for name, value in values.items():
+            kind = int if name in ("round", "path", "attempt") else str
+            if type(value) is not kind:
+                raise DecodeError(f"a key of an ask with {name} = {shown(value)}.")
+        if values["lane"] not in get_args(AskLane):
+            raise DecodeError(f"a key of an ask in the lane {shown(values['lane'])}.")
         return AskKey(**values)
 
 
