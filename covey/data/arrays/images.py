@@ -22,7 +22,7 @@ from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import TableOptions, dealing, files_below
 from covey.data.tables.scaling import Normalise
-from covey.data.tables.tables import Faults, Table
+from covey.data.tables.tables import Table
 from covey.errors import DataError, needed, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -79,7 +79,7 @@ def images(
         edge=[path.parts[0] for path in paths] if len(paths[0].parts) == 4 else None,
     )
     options = TableOptions(classes=classes, normalise=normalise, deal=deal, split=split, seed=seed)
-    return table_shards(table, options, Faults(), folder, name=folder.resolve().name)
+    return table_shards(table, options, folder, name=folder.resolve().name)
 
 
 def side_of(size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from covey.data.shards import some
 from covey.data.tables.options import Missing, TableOptions
 from covey.data.tables.scaling import Floats, Moments, Scaling
 from covey.data.tables.table_readers import frame_table, texts_of
-from covey.data.tables.tables import Faults, Table, is_missing
+from covey.data.tables.tables import Table, is_missing
 from covey.errors import DataError
 
 MOST_WORDS = 50  # of a column that is not named in `categorical`
@@ -316,9 +316,8 @@ def named_columns(examples: Any, how: Encoding) -> Table:
     options = TableOptions(
         features=how.features, text=how.text, missing=how.missing, labelled=False
     )
-    faults = Faults()
-    table = frame_table(columns, how.features, options, faults, "example", range(count))
-    faults.refuse("correct or fill them")
+    table = frame_table(columns, how.features, options, "example", range(count))
+    table.faults.refuse("correct or fill them")
     return table
 
 

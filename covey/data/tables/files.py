@@ -29,7 +29,7 @@ from covey.data.tables.labels import LabelTargets, classes_of, doubt, several, t
 from covey.data.tables.options import RELATIVE, Missing, TableOptions, is_folder
 from covey.data.tables.scaling import Normalise, Scaling, scaled, scaling
 from covey.data.tables.table_readers import frame_rows, read, stem
-from covey.data.tables.tables import GAPS_HINT, Faults, Table, lacks_name
+from covey.data.tables.tables import GAPS_HINT, Table, lacks_name
 from covey.errors import DataError, shown
 
 
@@ -108,19 +108,18 @@ def files(
     """
     options = TableOptions.of(locals())
     where = Path(path).expanduser()
-    faults = Faults()
     if is_folder(where) and options.deal:
         raise DataError(
             f"partition = {partition!r}, but {where} is a folder with a file per device; "
             "leave out partition, or give one table."
         )
     if is_folder(where):
-        table = folder_table(where, options, faults)
+        table = folder_table(where, options)
     elif where.exists():
-        table = read(where, options.of_devices, faults)
+        table = read(where, options.of_devices)
     else:
         raise DataError(f"there is no file or folder {where}; {RELATIVE}.")
-    return table_shards(table, options, faults, where, name=where.resolve().name)
+    return table_shards(table, options, where, name=where.resolve().name)
 
 
 def frame(
@@ -164,15 +163,12 @@ def frame(
             f"the frame has a column called {shown(odd[0])}; "
             "give its columns names of text, as in df.columns = df.columns.map(str)."
         )
-    faults = Faults()
     where = Path("the frame")
-    table = frame_rows(df, list(df.columns), options.of_devices, faults, where)
-    return table_shards(table, options, faults, where, name=name)
+    table = frame_rows(df, list(df.columns), options.of_devices, where)
+    return table_shards(table, options, where, name=name)
 
 
-def table_shards(
-    table: Table, options: TableOptions, faults: Faults, where: Path, *, name: str
-) -> Shards:
+def table_shards(table: Table, options: TableOptions, where: Path, *, name: str) -> Shards:
     """The shards of a table that has been read from `where`."""
     for column, cells in ((options.device, table.device), (options.edge, table.edge)):
         if options.deal and cells is not None:
@@ -180,17 +176,17 @@ def table_shards(
                 f"{where} has a column {column!r}, so partition would decide against it; "
                 f"leave out partition, or the column, as in exclude = [{column!r}]."
             )
-    faults.refuse("correct or remove them, or list the columns that are features")
+    table.faults.refuse("correct or remove them, or list the columns that are features")
     table, notes = _with_values(table, options)
-    goal = _goal(table, options, faults)
+    goal = _goal(table, options)
     homes, parts = _dealt(table, goal, options)
     unclear = ""
     # Of an array, the type tells.
     if options.classes is None and table.features and not options.tokens:
         unclear = doubt(options.labels[0], goal.names, len(table))
     if unclear:
-        faults.hints[_NUMBERS_HINT] = None
-    parts, moved = _with_every_class(table, goal, parts, faults)
+        table.faults.hints[_NUMBERS_HINT] = None
+    parts, moved = _with_every_class(table, goal, parts)
     form: dict[str, Any] = {"notes": notes + moved, "name": name, "doubt": unclear}
     if goal.classes is None and not goal.yes_no and options.normalise != "none":
         form["target"] = standard_targets(goal.y, parts[0])
@@ -318,7 +314,6 @@ def unlabelled(
     *,
     features: Sequence[str],
     shape: Sequence[int],
-    faults: Faults,
     encoding: Encoding | None = None,
 ) -> Table:
     """The rows of a file in the form of the training data.
@@ -331,9 +326,9 @@ def unlabelled(
         raise DataError(f"there is no file {path}; paths start at the current folder.")
     wanted = replace(options, labelled=False)
     wanted, encoding = _as_trained(wanted, path, features, encoding)
-    table = read(path, wanted, faults)
+    table = read(path, wanted)
     if encoding is not None:
-        faults.refuse("correct or remove them")
+        table.faults.refuse("correct or remove them")
         table = encoding.applied(table)
     return _shaped(table, shape, path)
 
@@ -345,16 +340,15 @@ def device_rows(
 
     `number` is that of the device. With `several`, the file may name more than one.
     """
-    faults = Faults()
-    table = read(path, options, faults)
+    table = read(path, options)
     several = several and len(set(table.device or ())) > 1
     if not several:
         check_alone(table, options, path)
     if options.text is not None:
-        faults.hints.clear()  # the run has decided what becomes of words and gaps
-    faults.refuse("correct or remove them")
+        table.faults.hints.clear()  # the run has decided what becomes of words and gaps
+    table.faults.refuse("correct or remove them")
     table, notes = _with_values(table, options)
-    goal = _goal(table, options, faults)
+    goal = _goal(table, options)
     homes = _Homes([np.arange(len(table))], (stem(path),), first=number)
     if several:
         homes = _homes(replace(table, edge=None))
@@ -470,12 +464,13 @@ _CLASSES_HINT = "if the label column holds classes, leave out the loss or regres
 _NUMBERS_HINT = 'to predict numbers, set loss = "mse" in the file, or regression=True in Python'
 
 
-def _goal(table: Table, options: TableOptions, faults: Faults) -> LabelTargets:
+def _goal(table: Table, options: TableOptions) -> LabelTargets:
     """What the labels are, once every row is fit for use."""
 
     def complain(row: int, why: str) -> None:
-        faults.add_rows(table, [row], why)
+        table.reject([row], why)
 
+    faults = table.faults
     if table.targets:
         goal = several(table.targets, complain, numbers=options.regression or None)
     else:
@@ -534,14 +529,12 @@ def _homes(table: Table) -> _Homes:
         return _Homes(rows, devices)
     edges, under = _numbered(table.edge)
     _, first = np.unique(who, return_index=True)
-    faults = Faults()
     for row in np.flatnonzero(under != under[first[who]]).tolist():
         before = int(first[who[row]])
         name = devices[who[row]]
         other = f"under {table.edge[before]!r} in {table.where(before)}"
-        why = f"device {name!r} is under edge {table.edge[row]!r}, but {other}"
-        faults.add_rows(table, [row], why)
-    faults.refuse("give each device one edge")
+        table.reject([row], f"device {name!r} is under edge {table.edge[row]!r}, but {other}")
+    table.faults.refuse("give each device one edge")
     home = under[first]
     order = np.argsort(home, kind="stable").tolist()
     names = tuple(devices[device] for device in order)
@@ -577,7 +570,7 @@ def _parts(table: Table, homes: _Homes, options: TableOptions) -> Parts:
 
 
 def _with_every_class(
-    table: Table, goal: LabelTargets, parts: Parts, faults: Faults
+    table: Table, goal: LabelTargets, parts: Parts
 ) -> tuple[Parts, tuple[str, ...]]:
     """The parts with every class in training, and a note of what was moved there.
 
@@ -593,8 +586,8 @@ def _with_every_class(
         return parts, ()
     if table.part is not None:
         for row in unseen.tolist():
-            faults.add_rows(table, [row], f"class {table.label[row]!r} is unseen in training")
-        faults.refuse(
+            table.reject([row], f"class {table.label[row]!r} is unseen in training")
+        table.faults.refuse(
             "each class needs a row that somebody trains on: add some, remove these, or split "
             "otherwise"
         )
