@@ -120,15 +120,11 @@ class Devices:
     ) -> Devices:
         """Devices from numbers, lists and distributions."""
         cells = torch.as_tensor(cell, dtype=torch.int64)
-        values = {
-            "distance": distance,
-            "cpu": cpu,
-            "cycles": cycles,
-            "power": power,
-            "capacitance": capacitance,
-            "weight": weight,
+        given = (distance, cpu, cycles, power, capacitance, weight)
+        columns = {
+            name: column(value, len(cells), name, seed)
+            for name, value in zip(_COLUMNS, given, strict=True)
         }
-        columns = {name: column(value, len(cells), name, seed) for name, value in values.items()}
         return cls(cell=cells, names=tuple(names), **columns)
 
     def take(self, chosen: Tensor) -> Devices:
@@ -143,10 +139,7 @@ class Devices:
     def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
         """Populations beside each other, without names, each with `cells` cells of its own."""
         numbered = [part.cell + number * cells for number, part in enumerate(parts)]
-        columns = {}
-        for name in _COLUMNS:
-            values = [getattr(part, name) for part in parts]
-            columns[name] = torch.cat(values)
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return cls(cell=torch.cat(numbered), names=(), **columns)
 
     def __len__(self) -> int:
@@ -208,12 +201,9 @@ class Cells:
         count: int | None = None,
     ) -> Cells:
         """Cells from numbers and lists; one number serves all `count` of them."""
-        columns = [
-            torch.as_tensor(value, dtype=torch.float64)
-            for value in (bandwidth, wire_rate, wire_delay)
-        ]
-        lengths = [len(values) for values in columns if values.ndim]
-        n = count or max(lengths, default=1)
+        given = (bandwidth, wire_rate, wire_delay)
+        columns = [torch.as_tensor(value, dtype=torch.float64) for value in given]
+        n = count or max(values.numel() for values in columns)
         return cls(*(_expanded(values, n) for values in columns))
 
     def check_holds(self, devices: Devices) -> None:

@@ -41,6 +41,7 @@ UNITS = {
     "W/Hz": Unit("power per hertz", 1.0),
     "dBm/Hz": Unit("power per hertz", 1e-3, True),
     "dB": Unit("decibels", 1.0),
+    "": Unit("", 1.0),  # of plain numbers
 }
 _MIN = 1e-30  # of SI numbers
 _MAX = 1e30
@@ -65,7 +66,7 @@ class Quantity(NamedTuple):
 
 
 def to_si(number: float, unit: str) -> float:
-    """A number with a unit in SI units; infinite where it exceeds a float.
+    """A number with a unit in SI units, or a plain one; infinite where it exceeds a float.
 
     >>> to_si(30, "dBm"), to_si(20, "MHz"), to_si(1e5, "dBm")
     (1.0, 20000000.0, inf)
