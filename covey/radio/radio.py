@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -141,11 +141,10 @@ class Radio:
         edges = torch.repeat_interleave(torch.arange(len(counts)), counts)
         wrong = (self.devices.cell != edges).nonzero()[:, 0].tolist()
         if wrong:
-            device = wrong[0]
-            cell = int(self.devices.cell[device])
-            edge = int(edges[device])
-            problem = f"device {device} stands in cell {cell} but under edge {edge}"
-            raise ConfigError(f"radio: {problem}; a cell is its edge.")
+            stands = (
+                f"stands in cell {self.devices.cell[wrong[0]]} but under edge {edges[wrong[0]]}"
+            )
+            raise ConfigError(f"radio: device {wrong[0]} {stands}; a cell is its edge.")
 
     def __str__(self) -> str:
         """Everything that decides a run, for its fingerprint; columns by a hash."""
@@ -155,8 +154,6 @@ class Radio:
                 if isinstance(column, Tensor):
                     digest.update(column.double().numpy().tobytes())
         names = ("channel", "deadline", "late", "rho_max", "mask")
-        plain: dict[str, Any] = {name: getattr(self, name) for name in names}
-        policy = None
-        if self.policy:
-            policy = self.policy.name
+        plain = {name: getattr(self, name) for name in names}
+        policy = self.policy and self.policy.name
         return f"{plain} {policy} {digest.hexdigest()[:16]}"
