@@ -19,6 +19,7 @@ from covey.data.shards import (
     Names,
     Part,
     Shards,
+    numbered,
     rows_by_device,
     some,
     standard_targets,
@@ -523,11 +524,11 @@ def _dealt(table: Table, goal: LabelTargets, options: TableOptions) -> tuple[_Ho
 
 def _homes(table: Table) -> _Homes:
     """The rows of each device as the table names it; an error if it names two edges for one."""
-    devices, who = _numbered(table.device or [])
+    devices, who = numbered(table.device or [])
     rows = np.split(np.argsort(who, kind="stable"), np.bincount(who).cumsum()[:-1])
     if not table.edge:
         return _Homes(rows, devices)
-    edges, under = _numbered(table.edge)
+    edges, under = numbered(table.edge)
     _, first = np.unique(who, return_index=True)
     for row in np.flatnonzero(under != under[first[who]]).tolist():
         before = int(first[who[row]])
@@ -540,12 +541,6 @@ def _homes(table: Table) -> _Homes:
     names = tuple(devices[device] for device in order)
     sizes = tuple(np.bincount(home).tolist())
     return _Homes([rows[device] for device in order], names, edges, sizes)
-
-
-def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], Numbers]:
-    """The names in order of first appearance, and the number each row's name has among them."""
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return tuple(number), np.array([number[name] for name in names], dtype=np.int64)
 
 
 def _parts(table: Table, homes: _Homes, options: TableOptions) -> Parts:
