@@ -210,10 +210,8 @@ def _header(library: Any, file: Opened) -> _Header:
             raise ValueError(
                 f"its pixels are of mode {image.mode!r}, not of 8 bits; save it with 8 per channel"
             )
-        size = image.size
-        if image.getexif().get(_ORIENTATION) not in _TURNED:
-            size = size[::-1]
-        return _Header(size, image.mode in _GREY)
+        turned = image.getexif().get(_ORIENTATION) in _TURNED
+        return _Header(image.size if turned else image.size[::-1], image.mode in _GREY)
 
 
 def _stream(file: Opened) -> Path | io.BytesIO:

@@ -67,7 +67,12 @@ def arrow(
     pictures = {*data.images} & {*(options.features or ())}
     if pictures:
         check_header(header, options.of_devices, folder)
-        table = _images_table(data, options, folder, size=size, grey=grey)
+        cells = enumerate(data.table.column(*pictures).to_pylist())
+        images = {f"{folder}, row {row}": (cell or {}).get("bytes") or b"" for row, cell in cells}
+        x = pixels_of(images, folder, side_of(size), grey)
+        table = Table.read(
+            f"{folder}, row", range(len(x)), x, header, options, lambda name: texts_of(data[name])
+        )
     else:
         table = frame_rows(data, header, options.of_devices, folder)
     if classes is None and not regression and not options.several:
@@ -183,24 +188,3 @@ def _table(folder: Path, pyarrow: Any) -> Any:
     if not tables:
         raise DataError(f"{folder} names no file of rows; save the data set again.")
     return pyarrow.concat_tables(tables)
-
-
-def _images_table(
-    data: _Data,
-    options: TableOptions,
-    folder: Path,
-    *,
-    size: int | Sequence[int] | None,
-    grey: bool,
-) -> Table:
-    """The table of a column of images."""
-    (name,) = options.features or ()
-    files = {}
-    for row, cell in enumerate(data.table.column(name).to_pylist()):
-        files[f"{folder}, row {row}"] = (cell or {}).get("bytes") or b""
-    x = pixels_of(files, folder, side_of(size), grey)
-
-    header = data.table.column_names
-    return Table.read(
-        f"{folder}, row", range(len(x)), x, header, options, lambda name: texts_of(data[name])
-    )

@@ -227,14 +227,13 @@ def _prepared(
     table: Table, options: TableOptions, train: Part
 ) -> tuple[Table, Encoding | None, Scaling]:
     """The table with inputs as its columns, its encoding if it needs one, and its scaling."""
-    facts = None
     how = None
     if table.features or options.normalise == "standard":
         facts = ColumnFacts.merged([ColumnFacts.of(table, rows) for rows in rows_by_device(train)])
         how = encoding(facts, options)
     if how is not None:
         table = how.applied(table)
-    if facts is not None and options.normalise == "standard":
+    if options.normalise == "standard":
         return table, how, facts.scaling(how)
     scale = scaling(options.normalise, torch.from_numpy(table.x), train.index)
     return table, how, scale if how is None else how.unscaled(scale)
@@ -325,9 +324,8 @@ def unlabelled(
     """
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")
-    wanted = replace(options, labelled=False)
-    wanted, encoding = _as_trained(wanted, path, features, encoding)
-    table = read(path, wanted)
+    options, encoding = _as_trained(replace(options, labelled=False), path, features, encoding)
+    table = read(path, options)
     if encoding is not None:
         table.faults.refuse("correct or remove them")
         table = encoding.applied(table)
@@ -371,9 +369,7 @@ def _with_values(table: Table, options: TableOptions) -> tuple[Table, tuple[str,
     named = table.targets or {options.labels[0]: table.label}
     columns = {**named, options.device: table.device}
     lacking = {
-        name: np.array([lacks_name(cell) for cell in cells])
-        for name, cells in columns.items()
-        if cells
+        name: np.array(list(map(lacks_name, cells))) for name, cells in columns.items() if cells
     }
     if options.missing == "drop" and table.x.dtype.kind == "f":
         lacking |= {name: table.gaps(name) for name in table.features}
@@ -408,12 +404,12 @@ def _tokens(table: Table, normalise: Normalise) -> Tensor:
 def token_ids(values: Tensor) -> Tensor:
     """Numbers as token ids, int64; a fraction is refused."""
     whole = values.long()
-    wrong = (whole != values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
-    if wrong:
-        bad = values[wrong[0]]
-        value = float(bad[bad != whole[wrong[0]]][0])
+    wrong = whole != values
+    examples = wrong.reshape(len(values), -1).any(dim=1).nonzero()
+    if len(examples):
         raise DataError(
-            f"{len(wrong)} examples have fractions, the first is {value:g} in example {wrong[0]}; "
+            f"{len(examples)} examples have fractions, the first is {float(values[wrong][0]):g} "
+            f"in example {int(examples[0])}; "
             "token ids are whole numbers, so leave out tokens or correct them."
         )
     return whole
@@ -575,8 +571,7 @@ def _with_every_class(
     if goal.classes is None:
         return parts, ()
     later = torch.cat([part.index for part in parts[1:]])
-    seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
-    unseen = later[~seen[goal.y[later]]].numpy()
+    unseen = later[~torch.isin(goal.y[later], goal.y[parts[0].index])].numpy()
     if not len(unseen):
         return parts, ()
     if table.part is not None:
