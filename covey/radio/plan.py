@@ -13,15 +13,7 @@ from covey.fields import Positive, Range, check
 from covey.kernel.work import Work
 from covey.radio.channel import Channel
 from covey.radio.device import Cells, Devices
-from covey.radio.latency import (
-    Timing,
-    encoded_bits,
-    formula_bits,
-    mask_bits,
-    rate,
-    timing,
-    wire_seconds,
-)
+from covey.radio.latency import Timing, encoded_bits, formula_bits, mask_bits, rate
 from covey.radio.policies import Policy, optimal
 from covey.radio.problem import MIN_SHARE, Problem, Reason
 from covey.radio.solve import Certificate
@@ -151,13 +143,17 @@ class Plan:
     def timing(self, bits: Tensor | None = None) -> Timing:
         """Seconds and joules, by `bits` [rounds, n] or by the paper's count of bits."""
         work = self.scenario.work
-        return timing(
-            work,
-            self.scenario.devices,
-            kept=self.kept,
-            rate=self.rate,
-            bits=formula_bits(work, self.kept) if bits is None else bits,
-            asked=self.asked,
+        devices = self.scenario.devices
+        if bits is None:
+            bits = formula_bits(work, self.kept)
+        shared = self.kept * work.shared_cycles(devices.cycles)
+        cycles = self.asked * (work.constant_cycles(devices.cycles) + shared)
+        upload = torch.where(self.asked & (bits > 0), bits / self.rate, 0.0)
+        return Timing(
+            compute=cycles / devices.cpu,
+            upload=upload,
+            compute_joules=devices.capacitance * devices.cpu**2 * cycles,
+            upload_joules=devices.power * upload,
         )
 
     @cached_property
@@ -190,7 +186,10 @@ class Plan:
         cell = self.scenario.devices.cell.expand(latency.shape)
         last = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
         last = last.scatter_reduce(1, cell, latency, "amax")
-        wires = wire_seconds(self.scenario.cells, self.scenario.work)
+        work = self.scenario.work
+        widest = torch.as_tensor(work.shared, dtype=torch.float64).max()
+        cells = self.scenario.cells
+        wires = cells.wire_delay + work.bits * widest / cells.wire_rate
         total = last + torch.where(last > 0, wires, 0.0)
         return total.amax(1)
 
