@@ -82,7 +82,7 @@ def advise(
     if written is not None:
         values = {change.field: change.new for change in findings.changes}
         edit.rewrite(written, "algorithm", values)
-    theorems = quick(experiment, smoothness=_smoothness(findings))
+    theorems = quick(experiment, smoothness=findings.smoothness)
     if as_json:
         print(json.dumps(_as_dict(findings, theorems, seconds, written)))
     else:
@@ -91,10 +91,8 @@ def advise(
             console.print(f"{path} is changed")
         elif findings.changes and path is not None:
             console.print(f"the file is unchanged; to change it: covey advise {path} --write")
-        shown = theorems
-        if not theory:
-            shown = [item for item in quick(experiment) if item.level != "note"]
-        print_advice(console, shown)
+        plain = [item for item in quick(experiment) if item.level != "note"]
+        print_advice(console, theorems if theory else plain)
     if write and findings.advised is not None:
         experiment = replace(experiment, algorithm=findings.advised.algorithm)
     if any(item.level == "error" for item in quick(experiment)):
@@ -120,12 +118,6 @@ def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Ad
         rounds=experiment.rounds,
         scheduled=bool(experiment.rates().schedules) or optimiser.schedule != "constant",
     )
-
-
-def _smoothness(findings: Findings) -> float | None:
-    if findings.curvature is None:
-        return None
-    return findings.curvature.typical
 
 
 def print_advice(console: Console, items: list[Advice]) -> None:
@@ -176,17 +168,14 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
     if findings.given is None or findings.advised is None or findings.start is None:
         console.print(f"no change is advised: {findings.nothing}")
         return
-    along = findings.advised.curvature
-    start = findings.start.typical
     console.print(
-        f"curvature of the data loss (median device): L = {start:.2g} at the start, "
-        f"{along.typical:.2g} along the rounds tried"
+        f"curvature of the data loss (median device): L = {findings.start.typical:.2g} at the "
+        f"start, {findings.advised.curvature.typical:.2g} along the rounds tried"
     )
     for change in findings.changes:
         console.print(str(change))
     if not findings.changes:
-        because = f": {findings.nothing}" if findings.nothing else ""
-        console.print(f"nothing to change{because}")
+        console.print(": ".join(filter(None, ("nothing to change", findings.nothing))))
     tried = f"tried {findings.rounds} of {rounds} rounds"
     console.print(f"{tried}, {findings.part}: {_compared(findings)}")
     more = findings.advised.bytes / max(findings.given.bytes, 1)
@@ -207,13 +196,11 @@ def _compared(findings: Findings) -> str:
     before = findings.given.figures
     if not findings.changes:
         return ", ".join(f"{name} {_figure(value, findings)}" for name, value in before.items())
-    parts = []
-    for name, value in findings.advised.figures.items():
-        old = "diverged"
-        if name in before:
-            old = _figure(before[name], findings, unit=False)
-        parts.append(f"{name} {old} -> {_figure(value, findings)}")
-    return ", ".join(parts)
+    old = {name: _figure(value, findings, unit=False) for name, value in before.items()}
+    return ", ".join(
+        f"{name} {old.get(name, 'diverged')} -> {_figure(value, findings)}"
+        for name, value in findings.advised.figures.items()
+    )
 
 
 def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
@@ -233,7 +220,7 @@ def _as_dict(
     """Everything, as JSON can hold it; `advice` has the theorems."""
     curvature = findings.curvature
     return {
-        "smoothness": _smoothness(findings),
+        "smoothness": findings.smoothness,
         "curvature": {
             "start": None if findings.start is None else asdict(findings.start),
             "along": None if curvature is None else asdict(curvature),

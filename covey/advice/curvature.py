@@ -38,8 +38,7 @@ class Probe:
 
     def __init__(self, experiment: Experiment, shards: Shards) -> None:
         trainers = shards.train.counts().nonzero()[:, 0]
-        count = min(len(trainers), _DEVICES)
-        evenly = torch.linspace(0, len(trainers) - 1, count)
+        evenly = torch.linspace(0, len(trainers) - 1, min(len(trainers), _DEVICES))
         self._ids = trainers[evenly.round().long()]
         self._task = _task(experiment, shards.chosen(self._ids.tolist()))
         self._seed = experiment.seed
@@ -118,8 +117,7 @@ def _largest(
     """The eigenvalue of the largest size of every device's Hessian plus l2, [devices]."""
     width = task.space.width
     x = row.to(task.device, torch.float64).expand(len(ids), width)
-    address = draws.key(seed, "smoothness")
-    v = draws.normal(address, ids, width).to(task.device)
+    v = draws.normal(draws.key(seed, "smoothness"), ids, width).to(task.device)
     steps = min(iterations, width)
     with torch.enable_grad():
         matrices = _lanczos(lambda v: _hessian_product(task, x, v, ids), v, steps)

@@ -30,7 +30,7 @@ def edited(text: str, section: str, values: Mapping[str, float]) -> str:
     before = parsed(text, "the file")
     lines = text.splitlines(keepends=True)
     for key, value in values.items():
-        lines = _with_value(lines, section, key, repr(float(value)))
+        _set(lines, section, key, repr(float(value)))
     after = "".join(lines)
     wanted = {**before, section: {**before.get(section, {}), **values}}
     says = None
@@ -57,60 +57,29 @@ def rewrite(path: Path, section: str, values: Mapping[str, float]) -> None:
         shutil.copymode(target, part)
 
 
-def _with_value(
-    lines: list[str],
-    section: str,
-    key: str,
-    value: str,
-) -> list[str]:
-    """The lines with the value set.
+def _set(lines: list[str], section: str, key: str, value: str) -> None:
+    """Set a value in the table's own lines, or in a line `section.key = value` above all tables.
 
-    The value goes into the table's own lines, or into a line `section.key = value` above all
-    tables.
+    Where there is none, it is added behind the last line of them that says something.
     """
-    for position in _places(lines, section):
-        name = re.escape(f"{section}.{key}")
-        if _header(lines, position) == section:
-            name = f'{re.escape(key)}|"{re.escape(key)}"'
-        match = re.match(_VALUE.format(key=name), lines[position])
-        if match:
-            changed = match["start"] + value + match["end"]
-            return [*lines[:position], changed, *lines[position + 1 :]]
-    return _with_line(lines, section, key, value)
-
-
-def _with_line(
-    lines: list[str],
-    section: str,
-    key: str,
-    value: str,
-) -> list[str]:
-    """The lines with one more, behind the table's last line that says something."""
-    places = _places(lines, section)
-    name = key
-    own = [position for position in places if _header(lines, position) == section]
-    if not own:
-        name = f"{section}.{key}"
-        own = [p for p in places if lines[p].lstrip().startswith(f"{section}.")]
-    if not own:
-        return lines
-    last = [position for position in own if not re.match(r"\s*(#|$)", lines[position])][-1]
-    ending = "\r\n" if lines[last].endswith("\r\n") else "\n"
-    if not lines[last].endswith(("\n", "\r")):
-        lines = [*lines[:last], lines[last] + ending, *lines[last + 1 :]]
-    return [*lines[: last + 1], f"{name} = {value}{ending}", *lines[last + 1 :]]
-
-
-def _places(lines: list[str], section: str) -> list[int]:
-    """The lines of a table, header included, and those above all tables."""
-    return [
-        position for position in range(len(lines)) if _header(lines, position) in (None, section)
-    ]
-
-
-def _header(lines: list[str], position: int) -> str | None:
-    """The table that a line stands in; None above the first."""
-    for line in reversed(lines[: position + 1]):
+    tables: list[str | None] = []  # that every line stands in; None above the first
+    for line in lines:
         if _HEADER.match(line):
-            return line.split("#")[0].strip().strip("[]").strip()
-    return None
+            tables.append(line.split("#")[0].strip().strip("[]").strip())
+        else:
+            tables.append(tables[-1] if tables else None)
+    dotted = f"{section}.{key}"
+    names = {section: f'{re.escape(key)}|"{re.escape(key)}"', None: re.escape(dotted)}
+    for position, table in enumerate(tables):
+        match = re.match(_VALUE.format(key=names.get(table, "(?!)")), lines[position])
+        if match:
+            lines[position] = match["start"] + value + match["end"]
+            return
+    says = [n for n, line in enumerate(lines) if not re.match(r"\s*(#|$)", line)]
+    own = [n for n in says if tables[n] == section]
+    above = [n for n in says if tables[n] is None and lines[n].lstrip().startswith(f"{section}.")]
+    if own or above:
+        last = (own or above)[-1]
+        ending = "\r\n" if lines[last].endswith("\r\n") else "\n"
+        added = f"{key if own else dotted} = {value}"
+        lines[last : last + 1] = [lines[last].rstrip("\r\n") + ending, added + ending]

@@ -89,9 +89,12 @@ class Findings:
     @property
     def curvature(self) -> Curvature | None:
         """The largest curvature along the rounds of the advised setting."""
-        if self.advised is None:
-            return None
-        return self.advised.curvature
+        return None if self.advised is None else self.advised.curvature
+
+    @property
+    def smoothness(self) -> float | None:
+        """That of the median device."""
+        return None if self.curvature is None else self.curvature.typical
 
 
 def improve(experiment: Experiment, *, told: Callable[[str], None] = lambda text: None) -> Findings:
@@ -150,7 +153,13 @@ class _Search:
         original = self._after(run, self.rounds)
         self.trials.append(original)
         original_later = self._after(run, self.longer)
-        path = self._path(original)
+        first = original.algorithm
+        stepped = self._steps(original)
+        moved = self._best_of(levers.moves(stepped.algorithm, first, stepped.curvature), stepped)
+        loosened = self._best_of(levers.ties(moved.algorithm, first, moved.curvature), moved)
+        path = [original, stepped, moved, loosened]
+        if loosened is not stepped:
+            path.append(self._steps(loosened))
         advised = self._confirmed(path, original_later)
         changes = self._changes(original_later, advised)
         nothing = ""
@@ -170,34 +179,18 @@ class _Search:
             metric=self.experiment.select.removeprefix("-"),
         )
 
-    def _path(self, original: Trial) -> list[Trial]:
-        """The best trials so far after each stage of the search, the original first."""
-        first = original.algorithm
-        stepped = self._steps(original)
-        proposals = levers.moves(stepped.algorithm, first, stepped.curvature)
-        moved = self._best_of(proposals, stepped)
-        proposals = levers.ties(moved.algorithm, first, moved.curvature)
-        loosened = self._best_of(proposals, moved)
-        path = [original, stepped, moved, loosened]
-        if loosened is not stepped:
-            path.append(self._steps(loosened))
-        return path
-
     def _confirmed(self, path: list[Trial], original: Trial) -> Trial:
         """The last setting of the path that is better than the original over more rounds too.
 
         Where the original is not stable, one that is as good suffices.
         """
         settings = {describe(trial.algorithm): trial.algorithm for trial in reversed(path)}
-        gain = GAIN
-        if not _stable(original):
-            gain = -_TIE
+        gain = GAIN if _stable(original) else -_TIE
         for algorithm in settings.values():
             if algorithm == original.algorithm:
                 break
             self.told(f"the best for {self.longer} rounds")
-            run = Run(self._short(self.longer, algorithm))
-            trial = self._after(run, self.longer)
+            trial = self._after(Run(self._short(self.longer, algorithm)), self.longer)
             if not trial.diverged and trial.score >= original.score + gain:
                 return trial
         return original
@@ -217,8 +210,15 @@ class _Search:
         factor = 100 if self._classifies else -1
         names = judged(algorithm, list(record.models))
         figures = {name: factor * record.models[name].quality(self.part) for name in names}
+        score = sum(figures.values()) / len(figures)
+        if not self._classifies:
+            of_file = (self.trials and self.trials[0].figures) or figures
+            shares = [value / max(of_file[name], 1e-12) for name, value in figures.items()]
+            score = -100 * sum(shares) / len(shares)
+        if not all(map(math.isfinite, figures.values())):
+            score = -math.inf
         sent = sum(past.bytes() for past in run.history)
-        return Trial(algorithm, figures, self._score(figures), self._along(run), sent)
+        return Trial(algorithm, figures, score, self._along(run), sent)
 
     @property
     def _classifies(self) -> bool:
@@ -231,18 +231,6 @@ class _Search:
         if self.experiment.data.by_position and not callable(self.experiment.loss):
             return False
         return self.experiment.data.classes is not None
-
-    def _score(self, figures: dict[str, float]) -> float:
-        values = list(figures.values())
-        if not all(math.isfinite(value) for value in values):
-            return -math.inf
-        if self._classifies:
-            return sum(values) / len(values)
-        reference = figures
-        if self.trials and self.trials[0].figures:
-            reference = self.trials[0].figures
-        shares = [value / max(reference[name], 1e-12) for name, value in figures.items()]
-        return -100 * sum(shares) / len(shares)
 
     def _along(self, run: Run) -> Curvature:
         """The larger of the curvatures at the start and at the models after the trial."""
@@ -336,13 +324,10 @@ def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
 
 def _stable(trial: Trial) -> bool:
     """Whether no step goes beyond what the curvature at the trial's own end allows."""
-    if trial.diverged:
-        return False
-    for step in levers.steps(trial.algorithm):
-        size = float(getattr(trial.algorithm, step.field))
-        if not size <= 1.05 * levers.safe(step, trial.curvature):
-            return False
-    return True
+    return not trial.diverged and all(
+        getattr(trial.algorithm, step.field) <= 1.05 * levers.safe(step, trial.curvature)
+        for step in levers.steps(trial.algorithm)
+    )
 
 
 def _chosen(tried: list[Trial], step: Step) -> Trial:

@@ -15,7 +15,7 @@ from covey.atomic import refused
 from covey.cli.options import AsJson
 from covey.data.tables.files import unlabelled
 from covey.data.tables.options import ROLES, TableOptions
-from covey.data.tables.tables import Faults, Table
+from covey.data.tables.tables import Table
 from covey.errors import ConfigError
 from covey.folder import personalize as newcomers
 from covey.folder import show
@@ -120,11 +120,10 @@ def predict(
       covey predict runs/own-data-permfl-1 --data new.csv --unknown global
     """
     loaded = load(run, seed=seed, trust=trust)
-    faults = Faults()
-    table = _examples(loaded, file, faults)
+    table = _examples(loaded, file)
     for note in table.notes:
         Console(stderr=True).print(f"{file}: {note}")
-    owners = _owners(loaded, table, file, device, model, unknown, faults)
+    owners = _owners(loaded, table, file, device, model, unknown)
     rows = _predictions(loaded, table, owners)
     if as_json:
         print(json.dumps(rows))
@@ -232,7 +231,7 @@ def _show_devices(
     show.print_wide(Console(), table)
 
 
-def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
+def _examples(run: Loaded, file: Path) -> Table:
     """The rows of the file, all of them fit to be predicted."""
     data = run.config.data
     names = [name for name in (*ROLES, "decimal") if isinstance(data.get(name), str | list)]
@@ -241,10 +240,9 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
         TableOptions(**{name: data[name] for name in names}),
         features=run.names.features,
         shape=run.form.shape,
-        faults=faults,
         encoding=run.form.encoding,
     )
-    faults.refuse("correct or remove them")
+    table.faults.refuse("correct or remove them")
     return table
 
 
@@ -255,7 +253,6 @@ def _owners(
     device: str | None,
     model: str | None,
     unknown: str | None,
-    faults: Faults,
 ) -> list[tuple[str | None, str | None]]:
     """Whose model each row is predicted by, None where all have the same, and its name."""
     if device is not None:
@@ -284,8 +281,10 @@ def _owners(
         return [(name, model) if name in trained else (None, unknown) for name in table.device]
     for row, name in enumerate(table.device):
         if name not in trained:
-            faults.add_rows(table, [row], f"device {name!r} {reason}")
-    faults.refuse("correct them, or predict by --unknown global, --device NAME or --model global")
+            table.reject([row], f"device {name!r} {reason}")
+    table.faults.refuse(
+        "correct them, or predict by --unknown global, --device NAME or --model global"
+    )
     return [(name, model) for name in table.device]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -42,9 +42,9 @@ class Part:
     def __post_init__(self) -> None:
         for name, tensor in (("index", self.index), ("offset", self.offset)):
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                have = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
                 raise DataError(
-                    f"Part.{name} is {have}; give one axis of int64, or build it with Part.of(...)."
+                    f"Part.{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                    "give one axis of int64, or build it with Part.of(...)."
                 )
         ends = self.offset[[0, -1]].tolist() if len(self.offset) else []
         if ends != [0, len(self.index)] or bool((self.counts() < 0).any()):
@@ -52,13 +52,11 @@ class Part:
                 f"Part.offset must rise from 0 to {len(self.index)}, the length of index, but is "
                 f"{self.offset[:5].tolist()}... (ends {ends}); build it with Part.of(...)."
             )
-        present = self.present
-        if present is None:
-            return
-        if present.dtype != torch.bool or present.shape != (self.devices,):
-            have = f"{present.dtype} of shape {tuple(present.shape)}"
+        here = self.present
+        if here is not None and (here.dtype != torch.bool or here.shape != (self.devices,)):
             raise DataError(
-                f"Part.present is {have}; give one bool for each of {self.devices} devices."
+                f"Part.present is {here.dtype} of shape {tuple(here.shape)}; "
+                f"give one bool for each of {self.devices} devices."
             )
 
     @staticmethod
@@ -80,8 +78,7 @@ class Part:
     @staticmethod
     def sized(index: Tensor, counts: Tensor, present: Tensor | None = None) -> Part:
         """The part in which device d holds the next counts[d] examples of the index."""
-        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return Part(index, offset, present)
+        return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), present)
 
     @property
     def devices(self) -> int:
@@ -116,8 +113,7 @@ class Part:
     def of_devices(self, devices: Tensor) -> Part:
         """The pieces of some devices, in this order."""
         counts = self.counts()[devices]
-        first = counts.cumsum(0) - counts
-        shift = self.offset[devices] - first
+        shift = self.offset[devices] - (counts.cumsum(0) - counts)
         places = torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)
         return Part.sized(self.index[places], counts)
 
@@ -216,8 +212,7 @@ class Shards:
     @property
     def receivers(self) -> Tensor:
         """The devices here without training examples, ids [k]: they receive, but never train."""
-        empty = (self.train.counts() == 0) & self.present
-        return empty.nonzero()[:, 0]
+        return ((self.train.counts() == 0) & self.present).nonzero()[:, 0]
 
     def receiver_notes(self) -> tuple[str, ...]:
         """What a user should know of devices without training examples.
@@ -292,11 +287,10 @@ class Shards:
         if len(shards) == 1:
             return first
         others = shards[1:]
-        same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in others)
         shift = [0] * len(shards)
         x = first.x
         y = first.y
-        if not same:
+        if not all(torch.equal(s.x, x) and torch.equal(s.y, y) for s in others):
             shift = [0, *accumulate(len(s.x) for s in shards[:-1])]
             x = torch.cat([s.x for s in shards])
             y = torch.cat([s.y for s in shards])
@@ -321,10 +315,8 @@ class Shards:
         self.check_present(numbers)
         parts: dict[str, Any] = {split: self.part(split).of_devices(numbers) for split in SPLITS}
         edge_of = np.repeat(np.arange(len(self.edges)), self.edges).tolist()
-        runs: list[tuple[int, int]] = []
-        if self.edges:
-            under = groupby(edge_of[device] for device in devices)
-            runs = [(edge, len(list(run))) for edge, run in under]
+        under = groupby(edge_of[device] for device in devices if self.edges)
+        runs = [(edge, len(list(run))) for edge, run in under]
         if len(dict(runs)) < len(runs):
             runs = []  # an edge's devices are apart
         device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
@@ -338,9 +330,8 @@ class Shards:
         rows = []
         for split in SPLITS:
             held = self.part(split).counts().numpy()
-            figures = [held.min(), np.median(held), held.max()]
-            row = [split, f"{held.sum():,}", str(int((held > 0).sum()))]
-            rows.append([*row, *(f"{figure:g}" for figure in figures)])
+            figures = (f"{figure:g}" for figure in (held.min(), np.median(held), held.max()))
+            rows.append([split, f"{held.sum():,}", str(np.count_nonzero(held)), *figures])
         shape = " x ".join(map(str, self.x.shape[1:])) or "1"
         words = [f"{self.name}: {len(self.x):,} examples of {shape}", f"{self.devices} devices"]
         if self.edges:
@@ -408,9 +399,7 @@ class Shards:
                 f"{some(self.names.classes)}; "
                 "leave loss out for cross_entropy, or choose a column of numbers as label."
             ) from error
-        dtype = self.x.dtype
-        if self.tokens is not None:
-            dtype = torch.float32
+        dtype = self.x.dtype if self.tokens is None else torch.float32
         y = torch.tensor(values, dtype=dtype)[self.y]
         target = None
         if self.scaling is not None and self.scaling.kind == "standard" and not self.partial:
@@ -438,8 +427,7 @@ class Shards:
             tensors[f"{split}.index"] = self.part(split).index
             tensors[f"{split}.offset"] = self.part(split).offset
         if self.target is not None:
-            tensors["target.shift"] = self.target.shift
-            tensors["target.factor"] = self.target.factor
+            tensors |= {"target.shift": self.target.shift, "target.factor": self.target.factor}
         digest = hashlib.sha256()
         for name, tensor in tensors.items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -451,14 +439,15 @@ class Shards:
 
 def _absent(device: int) -> str:
     """Why a device's examples cannot be read."""
-    rule = "only a node that holds them can read them"
-    return f"the examples of device {device} are not on this node; {rule}."
+    return (
+        f"the examples of device {device} are not on this node; "
+        "only a node that holds them can read them."
+    )
 
 
 def _check_parts(shards: Shards) -> None:
     """That all parts are of the same devices, and name examples that are there."""
-    parts = {split: shards.part(split) for split in SPLITS}
-    devices = {split: part.devices for split, part in parts.items()}
+    devices = {split: shards.part(split).devices for split in SPLITS}
     if len(set(devices.values())) > 1:
         raise DataError(
             f"the parts have different numbers of devices, {devices}; "
@@ -502,12 +491,9 @@ def _check_features(shards: Shards) -> None:
     x = shards.x
     y = shards.y
     for name, tensor in (("x", x), ("y", y)):
-        have = ""
-        if not isinstance(tensor, Tensor):
-            have = type(tensor).__name__
-        elif tensor.layout != torch.strided or tensor.device.type == "meta":
-            have = f"{tensor.layout} on {tensor.device}"
-        if have:
+        plain = isinstance(tensor, Tensor)
+        have = f"{tensor.layout} on {tensor.device}" if plain else type(tensor).__name__
+        if not plain or tensor.layout != torch.strided or tensor.device.type == "meta":
             raise DataError(
                 f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array)."
             )
@@ -570,9 +556,13 @@ def _check_tokens(shards: Shards) -> None:
         raise DataError(
             f"token ids cannot be scaled, but scaling is {shards.scaling.kind!r}; leave it out."
         )
-    fault = f"ids that are not among the {tokens} tokens 0 to {tokens - 1}"
-    advice = "number the tokens from 0, or give tokens= their true number"
-    _refuse(shards, (x < 0) | (x >= tokens), "x", fault, advice)
+    _refuse(
+        shards,
+        (x < 0) | (x >= tokens),
+        "x",
+        f"ids that are not among the {tokens} tokens 0 to {tokens - 1}",
+        "number the tokens from 0, or give tokens= their true number",
+    )
 
 
 def _is_count(number: Any) -> TypeGuard[int]:
@@ -622,8 +612,10 @@ def _check_labels(shards: Shards) -> None:
             f"give classes={int(y.max()) + 1}, or float targets."
         )
     if not _is_count(classes):
-        rule = f"give how many there are, 1 to {MOST_CLASSES:,}"
-        raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
+        raise DataError(
+            f"classes = {shown(classes)}; give how many there are, 1 to {MOST_CLASSES:,}, "
+            "with the labels numbered from 0."
+        )
     wrong = (y < 0) | (y >= classes)
     fault = f"labels that are not among the {classes} classes 0 to {classes - 1}"
     advice = "number the labels from 0, or give classes= their true number"
@@ -645,6 +637,17 @@ def some(numbers: Sequence[Any]) -> str:
     '0, 1, 2, 3, 4, ...'
     """
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """The names in order of first appearance, and the number that each has among them.
+
+    >>> numbered(["north", "south", "north"])
+    (('north', 'south'), array([0, 1, 0]))
+    """
+    every = list(names)
+    number = {name: index for index, name in enumerate(dict.fromkeys(every))}
+    return tuple(number), np.array([number[name] for name in every], dtype=np.int64)
 
 
 def rows_by_device(train: Part) -> list[npt.NDArray[np.int64]]:

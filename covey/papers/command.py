@@ -215,7 +215,10 @@ def _list(listed: Sequence[PaperTable], out: Path, as_json: bool) -> None:
     """Tables, and how many of their printed cells have each verdict in a folder of results."""
     results = read_papers(out, (table.paper for table in listed))
     if as_json:
-        rows = [report.summary_cells(table, results[table.paper]) for table in listed]
+        rows = [
+            report.lines_cells(table.path, verdicts.lines(table, results[table.paper]))
+            for table in listed
+        ]
         print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
         return
     console = Console()

@@ -65,6 +65,12 @@ class Options:
         """Every how many rounds the models of a row are scored."""
         return self.score_every or row.score_every
 
+    def size_of(self, row: Row) -> dict[str, Any]:
+        """What a result of a row says of its size; `compute` where products are not in fp32."""
+        size: dict[str, Any] = {"rounds": self.rounds_of(row), "seeds": self.seeds}
+        size["score_every"] = self.score_every_of(row)
+        return size if self.compute == "fp32" else size | {"compute": self.compute}
+
 
 def measure(
     row: Row,
@@ -95,10 +101,7 @@ def measure(
     records, diverged = histories(experiments, tick)
     rounds = options.rounds_of(row)
     seeds = [SeedRounds(record, protocol, len(record) < rounds) for record in records]
-    out = {
-        "rounds": rounds,
-        "seeds": options.seeds,
-        "score_every": options.score_every_of(row),
+    out = options.size_of(row) | {
         "seconds": round(time.perf_counter() - began, 1),
         "device": device_name(options.device),
         "draws": draws.VERSION,
@@ -109,8 +112,6 @@ def measure(
     }
     if curves:
         out["curve"] = _curves(records)
-    if options.compute != "fp32":
-        out["compute"] = options.compute
     if diverged:
         out["diverged"] = diverged
     return out
@@ -129,7 +130,7 @@ def histories(experiments: Sequence[Experiment], tick: Tick) -> tuple[list[tuple
     The last round before a divergence is scored whether it was due or not. What is known of a run
     that diverges early then does not depend on how often it is scored.
     """
-    groups = [list(experiments)]
+    groups = [experiments]
     if difference(experiments) is not None:
         groups = [[experiment] for experiment in experiments]
     out = []

@@ -70,10 +70,8 @@ def cells(line: VerdictLine) -> tuple[str, ...]:
 
 def why(line: VerdictLine) -> str:
     """The reason for a difference, after the settings that were searched."""
-    if not line.searched:
-        return line.why
     chosen = ", ".join(f"{name} = {value:g}" for name, value in line.searched.items())
-    return "; ".join(filter(None, (f"searched on validation: {chosen}", line.why)))
+    return "; ".join(filter(None, (chosen and f"searched on validation: {chosen}", line.why)))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -84,10 +82,8 @@ def spread(values: Sequence[float]) -> str:
     """
     if not values:
         return "-"
-    text = f"{statistics.mean(values):.2f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.2f}"
-    return text
+    sd = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{sd}"
 
 
 def claim_cells(claim: Claim) -> tuple[str, ...]:
@@ -105,11 +101,6 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
     )
 
 
-def summary_cells(table: PaperTable, results: Results) -> tuple[str, ...]:
-    """A table under `SUMMARY_HEAD`: how many of its printed cells have each verdict."""
-    return lines_cells(table.path, verdicts.lines(table, results))
-
-
 def lines_cells(name: str, lines: Iterable[VerdictLine]) -> tuple[str, ...]:
     """Lines under `SUMMARY_HEAD`; a cell that stands in two tables of a paper counts once."""
     decide = verdicts.deciding(lines)
@@ -117,8 +108,8 @@ def lines_cells(name: str, lines: Iterable[VerdictLine]) -> tuple[str, ...]:
     cells = sum(counts.values())
     not_run = counts[Verdict.NO_DATA] + counts[Verdict.NOT_RUN]
     whole = [line for line in decide if line.is_decided]
-    apart = [line.deviations for line in whole]
-    near = sum(value is not None and value <= verdicts.DEVIATIONS for value in apart)
+    apart = [line.deviations for line in whole if line.deviations is not None]
+    near = sum(value <= verdicts.DEVIATIONS for value in apart)
     alike = sum(1 / verdicts.ERROR <= (line.error_ratio or 0) <= verdicts.ERROR for line in whole)
     numbers = (cells, cells - not_run, *(counts[verdict] for verdict in Verdict), near, alike)
     return (name, *map(str, numbers))

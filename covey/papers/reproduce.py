@@ -16,7 +16,6 @@ from covey.papers.measure import Options, Protocol, load, measure
 from covey.papers.results import (
     Entry,
     ResultStore,
-    expected,
     has,
     is_better,
     read,
@@ -99,7 +98,7 @@ def _one(
             return None
         before = valid(stored, row).get(protocol)
         missing = _missing(row, options)
-        wanted = expected(row, options)
+        wanted = options.size_of(row)
         if missing:
             wanted = {"rounds": 0, "seeds": 0}
         if before is not None and is_better(before, wanted):
@@ -130,15 +129,13 @@ def _reason(stays: Entry, lesser: Entry, missing: str) -> str:
 
 def _missing(row: Row, options: Options) -> str:
     """The name of a row's data set if it is not here and cannot be fetched, else ""."""
-    name = row.data["name"]
+    name: str = row.data["name"]
     if name == "emnist":
         name = f"emnist-{row.data.get('kind', 'digits')}"
-    statuses = inventory.present(options.data_dir)
-    absent = any(status.name == name and not status.present for status in statuses)
-    if not absent:
-        return ""
-    try:
-        load(row, 0, options)
-    except DataError:
-        return str(name)
+    absent = [status.name for status in inventory.present(options.data_dir) if not status.present]
+    if name in absent:
+        try:
+            load(row, 0, options)
+        except DataError:
+            return name
     return ""

@@ -76,27 +76,24 @@ _ALWAYS = ("rounds", "seeds", "seconds")
 
 def _has_kinds(values: Any, always: Sequence[str] = _ALWAYS) -> bool:
     """Whether these names are there, and every known name has a value of its kind."""
-    if not isinstance(values, dict) or not all(name in values for name in always):
-        return False
-    return all(isinstance(values[name], kind) for name, kind in _KINDS.items() if name in values)
+    return (
+        isinstance(values, dict)
+        and values.keys() >= {*always}
+        and all(isinstance(values[name], _KINDS[name]) for name in _KINDS.keys() & values)
+    )
 
 
 def _is_result(result: Any) -> bool:
     """Whether this has rounds, seeds and seconds, and figures by model and seed."""
-    if not _has_kinds(result):
-        return False
-    figures = [result.get(name, {}) for name in ("models", "area")]
-    return all(
+    return _has_kinds(result) and all(
         isinstance(by_model, dict) and all(map(_are_numbers, by_model.values()))
-        for by_model in figures
+        for by_model in (result.get("models", {}), result.get("area", {}))
     )
 
 
 def _is_search(search: Any) -> bool:
     """Whether this has the points of a grid, each with its fields and scores."""
-    if not _has_kinds(search, (*_ALWAYS, "points")):
-        return False
-    return all(
+    return _has_kinds(search, (*_ALWAYS, "points")) and all(
         isinstance(point, dict)
         and isinstance(point.get("fields"), dict)
         and isinstance(point.get("validation"), dict)
@@ -136,15 +133,6 @@ def has(results: Results, row: Row, protocol: Protocol, options: Options) -> boo
     exact = result.get("compute", options.compute) == options.compute
     often = result.get("score_every", 0) <= options.score_every_of(row)
     return bool(enough and exact and often and result["seeds"] >= options.seeds)
-
-
-def expected(row: Row, options: Options) -> dict[str, Any]:
-    """The size of the result that a run of a row would have."""
-    out: dict[str, Any] = {"rounds": options.rounds_of(row), "seeds": options.seeds}
-    out["score_every"] = options.score_every_of(row)
-    if options.compute != "fp32":
-        out["compute"] = options.compute
-    return out
 
 
 def is_better(result: Entry, other: Entry) -> bool:
@@ -242,13 +230,12 @@ class ResultStore(AbstractContextManager["ResultStore"]):
     def claim(self, row: Row, protocol: Protocol | Literal["search"]) -> Iterator[bool]:
         """Claim a row for this process while it runs; False where another process has it."""
         byte = _byte(f"{row.key} {protocol}")
-        if not lock.try_lock_byte(self._locks, byte):
-            yield False
-            return
+        claimed = lock.try_lock_byte(self._locks, byte)
         try:
-            yield True
+            yield claimed
         finally:
-            lock.unlock_byte(self._locks, byte)
+            if claimed:
+                lock.unlock_byte(self._locks, byte)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -277,26 +264,20 @@ def _merged(ours: Entry, theirs: Entry, present: str | None) -> dict[str, Any]:
     """What two files say of a row together; `present` is the digest of its settings today."""
     if not ours:
         return dict(theirs)
-    replaces = theirs["settings"] == present
-    alike = ours["settings"] == theirs["settings"]
-    if alike and _chosen(ours) != _chosen(theirs):
-        alike = False
-        replaces = _searched(theirs) > _searched(ours)
-    if not alike and replaces:
-        return dict(theirs)
+    if ours["settings"] != theirs["settings"]:
+        return dict(theirs if theirs["settings"] == present else ours)
+    if _chosen(ours) != _chosen(theirs):
+        return dict(theirs if _searched(theirs) > _searched(ours) else ours)
     out = dict(ours)
-    if not alike:
-        return out
     for name, result in theirs.items():
         if name != "settings" and not (name in out and is_better(out[name], result)):
             out[name] = result
     return out
 
 
-def _chosen(entry: Entry) -> Entry | None:
+def _chosen(entry: Entry) -> Any:
     """The point that a search has chosen; None where there is none, or not yet."""
-    search: Entry = entry.get("search", {})
-    return search.get("chosen")
+    return entry.get("search", {}).get("chosen")
 
 
 def _searched(entry: Entry) -> tuple[bool, int]:

@@ -262,19 +262,18 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
     for setting, own in content.get("settings", {}).items():
         values = {**content.get("defaults", {}), **own}
         for method, entry in content["methods"].items():
-            if method in values.get("without", ()):
-                continue
-            if "only" in values and method not in values["only"]:
+            if method in values.get("without", ()) or method not in values.get("only", (method,)):
                 continue
             known = inspect.signature(ALGORITHMS[entry["algorithm"]["name"]]).parameters
-            common = values.get("common", {})
-            shared = {name: value for name, value in common.items() if name in known}
+            common = {name: v for name, v in values.get("common", {}).items() if name in known}
+            added = rooms.added("rows")
+            sections = {room: {**values.get(room, {}), **entry.get(room, {})} for room in added}
             yield Row(
                 paper=paper,
                 table=table,
                 setting=setting,
                 method=method,
-                algorithm=shared | entry["algorithm"] | values.get("methods", {}).get(method, {}),
+                algorithm=common | entry["algorithm"] | values.get("methods", {}).get(method, {}),
                 data=values["data"],
                 model=entry.get("model", values["model"]),
                 tree=entry.get("tree", values.get("tree", {})),
@@ -282,20 +281,10 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 score_every=values.get("score_every", 5),
                 printed=values.get("printed", ""),
                 cells=entry.get("cells", {}),
-                sections=_sections(values, entry),
+                sections={room: section for room, section in sections.items() if section},
                 links=entry.get("links", {}),
                 quantities=tuple(values.get("quantities", ())),
                 idle=values.get("idle", "train"),
                 search=values.get("search", {}).get(method, {}),
                 search_rounds=values.get("search_rounds", 0),
             )
-
-
-def _sections(setting: Fields, entry: Fields) -> dict[str, Fields]:
-    """The tables of rooms that a setting has, with the changes of a method."""
-    out: dict[str, Fields] = {}
-    for name in rooms.added("rows"):
-        table = {**setting.get(name, {}), **entry.get(name, {})}
-        if table:
-            out[name] = table
-    return out

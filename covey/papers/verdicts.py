@@ -263,12 +263,9 @@ def _alike(rows: Sequence[Row], results: Results) -> bool:
 
     A short row beside a whole one decides nothing.
     """
-    sizes = set()
-    for row in rows:
-        result = _on_test(results, row)
-        if result.get("models"):
-            sizes.add((result["rounds"], result["seeds"], result.get("compute")))
-    return len(sizes) <= 1
+    every = [_on_test(results, row) for row in rows]
+    run = [result for result in every if result.get("models")]
+    return len({(each["rounds"], each["seeds"], each.get("compute")) for each in run}) <= 1
 
 
 def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:
@@ -286,9 +283,7 @@ def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:
 def _figure(name: str, rows: Mapping[str, Row], figure: Figure) -> float | None:
     """The figure of METHOD:MODEL."""
     method, _, model = name.partition(":")
-    if method not in rows:
-        return None
-    return figure(rows[method], model)
+    return figure(rows[method], model) if method in rows else None
 
 
 def counted(listed: Iterable[VerdictLine]) -> Counter[Verdict]:
@@ -341,19 +336,18 @@ def _line(
     if cell is not None and not cell.given:
         verdict, why = _verdict(table, row, model, cell, entry, checked)
     parts = [entry[name] for name in ("paper", "honest", "search") if name in entry]
-    devices = dict.fromkeys(part["device"] for part in parts if "device" in part)
     return VerdictLine(
         row,
         model,
-        cell,
-        _figures(entry, "paper", model),
-        _figures(entry, "honest", model),
-        sum(part["seconds"] for part in parts),
-        verdict,
-        why,
-        entry.get("search", {}).get("chosen", {}),
-        tuple(devices),
-        min([part["draws"] for part in parts if "draws" in part], default=draws.VERSION),
+        printed=cell,
+        paper=_figures(entry, "paper", model),
+        honest=_figures(entry, "honest", model),
+        seconds=sum(part["seconds"] for part in parts),
+        verdict=verdict,
+        why=why,
+        searched=entry.get("search", {}).get("chosen", {}),
+        devices=tuple(dict.fromkeys(part["device"] for part in parts if "device" in part)),
+        draws=min([part["draws"] for part in parts if "draws" in part], default=draws.VERSION),
     )
 
 
@@ -396,10 +390,8 @@ def _divergence(result: Entry) -> str:
     """In which round a run diverged and why, and what its figures are then; "" where it did not."""
     if "diverged" not in result:
         return ""
-    counts = "no round before was scored"
-    if result.get("models"):
-        counts = "the best round before counts"
-    return f"diverged in {result['diverged']}; {counts}"
+    best = "the best round before counts" if result.get("models") else "no round before was scored"
+    return f"diverged in {result['diverged']}; {best}"
 
 
 def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> float | None:
@@ -408,14 +400,10 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
     None where a figure is missing, unless the others are out of order already. It is not finite
     where all of a group diverged.
     """
-    groups = []
-    missing = False
-    for group in ordering.chain:
-        figures = [_figure(name, rows, figure) for name in group]
-        known = [value for value in figures if value is not None]
-        missing |= len(known) < len(figures)
-        if known:
-            groups.append(known)
+    chain = [[_figure(name, rows, figure) for name in group] for group in ordering.chain]
+    missing = any(value is None for group in chain for value in group)
+    known = [[value for value in group if value is not None] for group in chain]
+    groups = [group for group in known if group]
     if missing and (ordering.by == "best" or ordering.about or len(groups) < 2):
         return None
     margin = _least_gap(ordering, groups)
@@ -439,13 +427,11 @@ def _least_gap(ordering: Ordering, groups: Sequence[Sequence[float]]) -> float:
     if ordering.by == "equal":
         values = list(itertools.chain(*groups))
         return POINTS - (max(values) - min(values))
-    gaps = []
-    for higher, lower in itertools.pairwise(groups):
-        least = max(higher) if ordering.by == "best" else min(higher)
-        gaps.append(least - max(lower) - ordering.over)
-    if any(math.isnan(gap) for gap in gaps):
-        return math.nan
-    return min(gaps)
+    least = max if ordering.by == "best" else min
+    gaps = [
+        least(higher) - max(lower) - ordering.over for higher, lower in itertools.pairwise(groups)
+    ]
+    return math.nan if any(map(math.isnan, gaps)) else min(gaps)
 
 
 def _printed(row: Row, model: str) -> float | None:

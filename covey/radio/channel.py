@@ -70,61 +70,44 @@ class Urban:
 
     def __post_init__(self) -> None:
         if not 0.5e9 <= self.carrier <= 100e9:
-            value = f"carrier = {self.carrier:g} Hz"
-            raise ConfigError(f"Urban: {value}; the model holds from 0.5 to 100 GHz.")
+            raise ConfigError(
+                f"Urban: carrier = {self.carrier:g} Hz; the model holds from 0.5 to 100 GHz."
+            )
         if not 1.5 <= self.device_height <= 13:
-            value = f"device_height = {self.device_height:g} m"
-            raise ConfigError(f"Urban: {value}; the model holds from 1.5 to 13 m.")
-
-    @property
-    def _is_macro(self) -> bool:
-        return self.kind == "macro"
-
-    @property
-    def _height(self) -> float:
-        """The height of the edge's antenna."""
-        default = 25.0 if self._is_macro else 10.0
-        return self.edge_height or default
+            raise ConfigError(
+                f"Urban: device_height = {self.device_height:g} m; "
+                "the model holds from 1.5 to 13 m."
+            )
 
     def loss(self, distance: Tensor, uniform: Tensor) -> Tensor:
+        macro = self.kind == "macro"
+        height = self.edge_height or (25.0 if macro else 10.0)  # of the edge's antenna
         flat = distance.clamp(min=10.0)  # where the tables start
-        climb = torch.full_like(flat, self._height - self.device_height)
-        line = torch.hypot(flat, climb)
-        clear = self._clear(flat, line)
-        blocked = torch.maximum(clear, self._blocked(line))
-        probability = {
-            "yes": torch.ones_like(uniform),
-            "no": torch.zeros_like(uniform),
-            "chance": self.sight_probability(distance),
-        }
-        in_sight = uniform < probability[self.sight]
-        return torch.where(in_sight, clear, blocked)
+        climb = torch.full_like(flat, height - self.device_height)
+        fall = torch.log10(torch.hypot(flat, climb))
+        carrier = math.log10(self.carrier / 1e9)
+        # In line of sight the slope changes at the breakpoint.
+        start, slope, bend = (28.0, 22.0, 9.0) if macro else (32.4, 21.0, 9.5)
+        heights = (height - _EFFECTIVE_HEIGHT) * (self.device_height - _EFFECTIVE_HEIGHT)
+        breakpoint = 4 * heights * self.carrier / _LIGHT
+        bent = bend * math.log10(breakpoint**2 + (height - self.device_height) ** 2)
+        near = start + slope * fall + 20 * carrier
+        beyond = start + 40 * fall + 20 * carrier - bent
+        clear = torch.where(flat <= breakpoint, near, beyond)
+        above = self.device_height - 1.5
+        blocked = 22.4 + 35.3 * fall + 21.3 * carrier - 0.3 * above
+        if macro:
+            blocked = 13.54 + 39.08 * fall + 20 * carrier - 0.6 * above
+        in_sight = uniform < self.sight_probability(distance)
+        if self.sight != "chance":
+            in_sight = torch.full_like(in_sight, self.sight == "yes")
+        return torch.where(in_sight, clear, torch.maximum(clear, blocked))
 
     def sight_probability(self, distance: Tensor) -> Tensor:
         """The probability of line of sight, 1 up to 18 m."""
-        fall = 63.0 if self._is_macro else 36.0
+        fall = 63.0 if self.kind == "macro" else 36.0
         near = (18 / distance.clamp(min=1e-9)).clamp(max=1.0)
         return near + torch.exp(-distance / fall) * (1 - near)
-
-    def _clear(self, flat: Tensor, line: Tensor) -> Tensor:
-        """The loss in line of sight, with another slope beyond the breakpoint."""
-        start, slope, bend = (28.0, 22.0, 9.0) if self._is_macro else (32.4, 21.0, 9.5)
-        carrier = 20 * math.log10(self.carrier / 1e9)
-        height = self._height
-        heights = (height - _EFFECTIVE_HEIGHT) * (self.device_height - _EFFECTIVE_HEIGHT)
-        breakpoint = 4 * heights * self.carrier / _LIGHT
-        near = start + slope * torch.log10(line) + carrier
-        bent = bend * math.log10(breakpoint**2 + (height - self.device_height) ** 2)
-        beyond = start + 40 * torch.log10(line) + carrier - bent
-        return torch.where(flat <= breakpoint, near, beyond)
-
-    def _blocked(self, line: Tensor) -> Tensor:
-        """The loss without line of sight."""
-        carrier = math.log10(self.carrier / 1e9)
-        above = self.device_height - 1.5
-        if self._is_macro:
-            return 13.54 + 39.08 * torch.log10(line) + 20 * carrier - 0.6 * above
-        return 22.4 + 35.3 * torch.log10(line) + 21.3 * carrier - 0.3 * above
 
 
 @dataclass(frozen=True)
@@ -162,23 +145,17 @@ class Channel:
 
     def gain(self, distance: Tensor, ids: Tensor, *, rounds: range, seed: int) -> Tensor:
         """The power gain h of every device in every round, [rounds, n]."""
-        sight = draws.key(seed, "sight")
-        uniform = draws.uniform(sight, ids, 1)[:, 0]
-        shadowing = draws.key(seed, "shadowing")
-        normal = draws.normal(shadowing, ids, 1)[:, 0]
+        uniform = draws.uniform(draws.key(seed, "sight"), ids, 1)[:, 0]
+        normal = draws.normal(draws.key(seed, "shadowing"), ids, 1)[:, 0]
         loss = self.path_loss.loss(distance, uniform) + self.shadowing * normal
-        mean = 10 ** (-loss / 10)
         fading = [self.fade(ids, round=number, seed=seed) for number in rounds]
-        return mean * torch.stack(fading)
+        return 10 ** (-loss / 10) * torch.stack(fading)
 
     def fade(self, ids: Tensor, *, round: int, seed: int) -> Tensor:
         """The fading power of one round, [n], of mean 1."""
         if self.fading == "none":
             return torch.ones(len(ids), dtype=torch.float64)
-        factor = 0.0
-        if self.fading == "rician":
-            factor = 10 ** (self.rice_factor / 10)
-        address = draws.key(seed, round, "fading")
-        real, imaginary = draws.normal(address, ids, 2).unbind(1)
+        factor = 10 ** (self.rice_factor / 10) if self.fading == "rician" else 0.0
+        real, imaginary = draws.normal(draws.key(seed, round, "fading"), ids, 2).unbind(1)
         power = (math.sqrt(2 * factor) + real) ** 2 + imaginary**2
         return power / (2 * (1 + factor))

@@ -17,7 +17,7 @@ from torch import Tensor
 from covey.errors import ConfigError
 from covey.kernel.environment import Answered
 from covey.kernel.work import Work
-from covey.radio.device import Cells, Devices
+from covey.radio.device import Devices
 from covey.radio.latency import formula_bits, whole_weights
 from covey.radio.plan import LATE, Plan, Scenario, plan_for
 from covey.radio.policies import Policy, optimal, personal_only
@@ -107,14 +107,13 @@ class RadioClock:
         self.radio = radio
         self.work = work
         self.policy = _policy(radio, work, prunes)
-        self._seeds = tuple(seeds)
+        self._seeds = seeds
         self._chosen = [torch.tensor(ids, dtype=torch.int64) for ids in chosen]
         self._per_seed = len(self._chosen[0])
         populations = [radio.devices.take(ids) for ids in self._chosen]
         self.devices = Devices.stack(populations, cells=len(radio.cells))
-        self.cells: Cells = radio.cells.times(len(self._seeds))
-        self._gain_round = -1
-        self._gain = torch.zeros(0)
+        self.cells = radio.cells.times(len(seeds))
+        self._gains: tuple[int, Tensor] = (-1, torch.zeros(0))
         self.begin()
 
     def begin(self) -> None:
@@ -125,14 +124,39 @@ class RadioClock:
         self._left_out: dict[str, list[Tensor]] = {}
         self._late: list[Tensor] = []
         self._certificate = torch.full((seeds,), -torch.inf, dtype=torch.float64)
-        devices = len(self.devices.cell)
-        self._totals = {name: torch.zeros(devices, dtype=torch.float64) for name in TOTALS}
+        self._totals = {
+            name: torch.zeros(len(self.devices), dtype=torch.float64) for name in TOTALS
+        }
 
     def admit(self, tier: str, ids: Tensor, round: int) -> RadioAllocation | None:
-        """The allocation of devices that are asked together; None for edges, which have wires."""
+        """Shares of the bands, and ratios, for devices that are asked together.
+
+        None for edges, which have wires.
+        """
         if tier != self._tree.tiers[-1]:
             return None
-        return self.allocate(ids, round)
+        if not len(ids):
+            nothing = torch.zeros(0, dtype=torch.float64)
+            formula = None if self.work is None else nothing
+            return RadioAllocation(ids, nothing.bool(), nothing, nothing, nothing, formula, formula)
+        devices = self.devices.take(ids)
+        cells = torch.unique(devices.cell)  # where a device is asked
+        scenario = Scenario(
+            replace(devices, cell=torch.searchsorted(cells, devices.cell)),
+            self.cells.take(cells),
+            self.radio.channel,
+            self.work or Work(shared=1.0),
+            self.radio.deadline or _ANY_DEADLINE,
+            self.radio.rho_max,
+            self.radio.mask and self.policy.prunes,
+        )
+        gain = self._gain(round)[ids][None]
+        plan = plan_for(gain, scenario, self.policy, rounds=range(round, round + 1))
+        if plan.certificate is not None:
+            seed = cells // len(self.radio.cells)
+            figures = plan.certificate.largest()
+            self._certificate = self._certificate.scatter_reduce(0, seed, figures, "amax")
+        return self._planned(plan, ids)
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
         """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k].
@@ -155,8 +179,9 @@ class RadioClock:
         cell = self.devices.cell[allocation.ids]
         ends = max_per_group(ends, cell, len(self.cells))  # when each cell has its last answer
         if answers.tier == self._tree.tiers[0]:  # no edges: cells relay their devices' messages
-            total = torch.zeros(len(self.cells), 2, dtype=torch.float64)
-            total = total.index_add_(0, cell[counts], _both_bits(allocation, sent)[counts])
+            total = torch.zeros_like(ends).index_add_(
+                0, cell[counts], _both_bits(allocation, sent)[counts]
+            )
             ends = ends + self._wire_seconds(torch.arange(len(self.cells)), total)
         waited = max_per_group(ends[cell], asker, answers.askers)
         if bool(counts.all()):
@@ -169,12 +194,10 @@ class RadioClock:
         The answer of an edge above devices crosses the wire of its cell, that of its first device.
         """
         ends = answers.effort.elapsed[answers.answers]
-        is_cell = self._tree.below(answers.below) == self._tree.tiers[-1]
-        if is_cell:
+        if self._tree.below(answers.below) == self._tree.tiers[-1]:
             edges = answers.effort.ids[answers.answers]
             first_device = self._tree.first(answers.below, edges)
-            measured = 8.0 * sent
-            formula = measured
+            formula = measured = 8.0 * sent
             if self.work is not None:
                 formula = torch.full_like(sent, self.work.bits * float(self.work.shared))
             bits = torch.stack([measured, formula], dim=1)
@@ -182,41 +205,21 @@ class RadioClock:
             ends = ends + self._wire_seconds(self.devices.cell[first_device], bits)
         return max_per_group(ends, answers.asker, answers.askers)
 
-    def allocate(self, ids: Tensor, round: int) -> RadioAllocation:
-        """Shares of the bands, and ratios, for devices that are asked together."""
-        if not len(ids):
-            nothing = torch.zeros(0, dtype=torch.float64)
-            formula = None if self.work is None else nothing
-            return RadioAllocation(ids, nothing.bool(), nothing, nothing, nothing, formula, formula)
-        devices = self.devices.take(ids)
-        cells = torch.tensor(sorted(set(devices.cell.tolist())))  # cells where a device is asked
-        scenario = Scenario(
-            replace(devices, cell=torch.searchsorted(cells, devices.cell)),
-            self.cells.take(cells),
-            self.radio.channel,
-            self.work or Work(shared=1.0),
-            self.radio.deadline or _ANY_DEADLINE,
-            self.radio.rho_max,
-            self.radio.mask and self.policy.prunes,
-        )
-        gain = self._gains(round)[ids][None]
-        plan = plan_for(gain, scenario, self.policy, rounds=range(round, round + 1))
-        if plan.certificate is not None:
-            seed = cells // len(self.radio.cells)
-            figures = plan.certificate.largest()
-            self._certificate = self._certificate.scatter_reduce(0, seed, figures, "amax")
+    def _planned(self, plan: Plan, ids: Tensor) -> RadioAllocation:
+        """A plan's figures for the devices asked; the others are noted by reason.
+
+        Ratios are of whole weights where work is known.
+        """
         asked = plan.asked[0]
         if self.policy.prunes:  # with rho_max = 1 a plan may give no band, not even for a mask
             asked = asked & (plan.rate[0] > 0)
-        self._add_left_out(plan, ids, asked)
-        return self._planned(plan, ids, asked)
-
-    def _planned(self, plan: Plan, ids: Tensor, asked: Tensor) -> RadioAllocation:
-        """A plan's figures for the devices asked; ratios of whole weights where work is known."""
+        reasons = plan.reason[0]
+        for reason in torch.unique(reasons[~asked]).tolist():
+            name = "starved" if reason == Reason.ASKED else Reason(reason).name.lower()
+            self._left_out.setdefault(name, []).append(ids[~asked & (reasons == reason)])
         ratio = plan.ratio[0][asked]
         rate = plan.rate[0][asked]
-        band = self.cells.bandwidth[self.devices.cell[ids]]
-        bandwidth = (plan.share[0] * band)[asked]
+        bandwidth = (plan.share[0] * self.cells.bandwidth[self.devices.cell[ids]])[asked]
         if self.work is None:
             return RadioAllocation(ids[asked], asked, ratio, rate, bandwidth, None, None)
         width = float(self.work.shared)
@@ -224,16 +227,6 @@ class RadioClock:
         latency = plan.formula.latency[0][asked]
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
         return RadioAllocation(ids[asked], asked, 1 - kept, rate, bandwidth, latency, bits)
-
-    def _add_left_out(self, plan: Plan, ids: Tensor, asked: Tensor) -> None:
-        """Note the devices that a plan excludes, by reason."""
-        reasons = plan.reason[0]
-        for reason in set(reasons[~asked].tolist()):
-            name = "starved"
-            if reason != Reason.ASKED:
-                name = Reason(reason).name.lower()
-            excluded = ids[~asked & (reasons == reason)]
-            self._left_out.setdefault(name, []).append(excluded)
 
     def took(self, allocation: RadioAllocation, answers: Answered, idle: Tensor) -> Tensor:
         """Seconds of each answer, [m, 2].
@@ -263,9 +256,7 @@ class RadioClock:
         }
         for name, figures in sums.items():
             self._totals[name].index_add_(0, allocation.ids[~idle], figures[~idle].double())
-        formula = measured
-        if allocation.formula is not None:
-            formula = allocation.formula
+        formula = measured if allocation.formula is None else allocation.formula
         return torch.stack([measured, formula], dim=1)
 
     def totals(self) -> dict[str, Tensor]:
@@ -295,8 +286,7 @@ class RadioClock:
         rank = torch.argsort(order)
         last_rank = torch.full((answers.askers,), len(rank))
         first = last_rank.scatter_reduce(0, asker, rank, "amin")
-        is_first = rank == first[asker]
-        return ~late | (~has_answer[asker] & is_first)
+        return ~late | (~has_answer[asker] & (rank == first[asker]))
 
     def _wire_seconds(self, cell: Tensor, bits: Tensor) -> Tensor:
         """Seconds of bits [m, 2] on the wires of cells [m]; 0 where there are no bits."""
@@ -338,22 +328,20 @@ class RadioClock:
         own = ids[ids // self._per_seed == seed]
         return sorted({device % self._per_seed for device in own.tolist()})
 
-    def _gains(self, round: int) -> Tensor:
+    def _gain(self, round: int) -> Tensor:
         """The channel gains of all seeds' devices in a round, [n].
 
         A device's gain does not depend on which other devices train.
         """
-        if self._gain_round == round:
-            return self._gain
-        gains = []
-        for ids, seed in zip(self._chosen, self._seeds, strict=True):
-            distance = self.radio.devices.distance[ids]
+        if self._gains[0] != round:
             rounds = range(round, round + 1)
-            gain = self.radio.channel.gain(distance, ids, rounds=rounds, seed=seed)
-            gains.append(gain[0])
-        self._gain_round = round
-        self._gain = torch.cat(gains)
-        return self._gain
+            distance = self.radio.devices.distance
+            gains = [
+                self.radio.channel.gain(distance[ids], ids, rounds=rounds, seed=seed)[0]
+                for ids, seed in zip(self._chosen, self._seeds, strict=True)
+            ]
+            self._gains = (round, torch.cat(gains))
+        return self._gains[1]
 
 
 def max_per_group(values: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -366,9 +354,7 @@ def max_per_group(values: Tensor, group: Tensor, groups: int) -> Tensor:
 def _both_bits(allocation: RadioAllocation, sent: Tensor) -> Tensor:
     """The bits of each answer, as encoded and by formula, [m, 2]; `sent` is in bytes."""
     encoded = 8.0 * sent
-    formula = encoded
-    if allocation.formula_bits is not None:
-        formula = allocation.formula_bits
+    formula = encoded if allocation.formula_bits is None else allocation.formula_bits
     return torch.stack([encoded, formula], dim=1)
 
 

@@ -25,20 +25,16 @@ from covey.folder.show import plural
 from covey.folder.terminal import Console
 from covey.radio.plan import Plan
 from covey.radio.plan import plan as make
-from covey.radio.policies import POLICIES, Policy, fixed
+from covey.radio.policies import POLICIES, fixed
 from covey.radio.radio import Radio
 from covey.radio.scenario import ScenarioForm, ScenarioSettings, load
 
 SWEEPS = {
-    "deadline": "deadline",
-    "bandwidth": "cells.bandwidth",
-    "devices": "devices.count",
+    "deadline": ("deadline", "radio.deadline"),
+    "bandwidth": ("cells.bandwidth", "radio.cells.bandwidth"),
+    "devices": ("devices.count", "data.devices"),
 }
-_OF_RUNS = {
-    "deadline": "radio.deadline",
-    "bandwidth": "radio.cells.bandwidth",
-    "devices": "data.devices",
-}
+"""The key of a scenario and of an experiment, by the name of what is swept."""
 _ROWS = 40  # devices that a table on a terminal lists
 _MOST_ANSWERS = 100_000_000  # of all devices in all rounds of a plan, which are held at once
 
@@ -128,13 +124,11 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
             f"{name} does not state the work of its devices, so no plan can be made; "
             "take fedalt, fedsim, or pruned by plan."
         )
-    policy = "optimal" if experiment.algorithm.planned else "personal_only"
-    if radio.policy:
-        policy = radio.policy.name
+    usual = "optimal" if experiment.algorithm.planned else "personal_only"
     scenario = radio.scenario(work, seed=settings.seed)
     table = {
         "name": settings.title,
-        "policy": policy,
+        "policy": radio.policy.name if radio.policy else usual,
         "deadline": f"{1e3 * scenario.deadline:g} ms",
         "rounds": settings.rounds,
     }
@@ -151,10 +145,10 @@ def _is_experiment(file: Path) -> bool:
 def _plan(described: ScenarioForm) -> Plan:
     file = described.file
     devices = len(described.scenario.devices)
-    most = _MOST_ANSWERS // devices
-    if file.rounds > most:
+    if file.rounds * devices > _MOST_ANSWERS:
+        most = _MOST_ANSWERS // devices
         raise ConfigError(f"rounds = {file.rounds} of {devices} devices: give {most} at most.")
-    policy: Policy = fixed(file.ratio) if file.policy == "fixed" else POLICIES[file.policy]
+    policy = fixed(file.ratio) if file.policy == "fixed" else POLICIES[file.policy]
     return make(described.scenario, policy, rounds=file.rounds)
 
 
@@ -167,9 +161,9 @@ def _swept(file: Path, changes: list[str], sweep: str) -> tuple[str, list[dict[s
             f"--sweep {sweep!r}{meant(name, SWEEPS)} must be one of {', '.join(SWEEPS)} and "
             'values, such as "deadline=15 ms,25 ms".'
         )
-    key = (_OF_RUNS if _is_experiment(file) else SWEEPS)[name]
+    key = SWEEPS[name][_is_experiment(file)]
     points = []
-    for value in (value.strip() for value in values.split(",")):
+    for value in map(str.strip, values.split(",")):
         summary = _plan(_described(file, [*changes, f"{key}={value}"])).summary()
         points.append({name: value, **summary})
     return name, points
@@ -191,21 +185,21 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         "mbit_per_s": plan.rate / 1e6,
     }
     columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
-    counts = {
+    columns |= {
         "asked": asked.sum(0).tolist(),
         "starved": plan.starved.sum(0).tolist(),
         "late": plan.late().sum(0).tolist(),
     }
-    entries = []
-    for device in range(len(devices)):
-        identity = {
+    return [
+        {
             "device": devices.name(device),
             "cell": int(devices.cell[device]),
             "distance_m": float(devices.distance[device]),
+            **{key: column[device] for key, column in columns.items()},
+            "why": _why(plan, device),
         }
-        figures = {key: column[device] for key, column in {**columns, **counts}.items()}
-        entries.append({**identity, **figures, "why": _why(plan, device)})
-    return entries
+        for device in range(len(devices))
+    ]
 
 
 def _why(plan: Plan, device: int) -> str:

@@ -30,8 +30,10 @@ class Spread:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            hint = meant(self.kind, _KINDS)
-            raise ConfigError(f"a spread of kind {self.kind!r}{hint}; one of {', '.join(_KINDS)}.")
+            raise ConfigError(
+                f"a spread of kind {self.kind!r}{meant(self.kind, _KINDS)}; "
+                f"one of {', '.join(_KINDS)}."
+            )
         shown = f"{self.kind} = {list(self.values)}"
         if len(self.values) != 2 and self.kind != "choice":
             raise ConfigError(f"{shown} must have two values: {_KINDS[self.kind]}.")
@@ -39,8 +41,7 @@ class Spread:
         if not self.values or (ordered and self.values[0] > self.values[1]):
             raise ConfigError(f"{shown}: give {_KINDS[self.kind]}, the smaller first.")
         if not all(abs(value) <= _LARGEST for value in self.values):  # which NaN is not
-            rule = f"must be finite numbers, of size {_LARGEST:g} at most"
-            raise ConfigError(f"{shown} {rule}.")
+            raise ConfigError(f"{shown} must be finite numbers, of size {_LARGEST:g} at most.")
         if self.kind == "log_uniform" and self.values[0] <= 0:
             raise ConfigError(f"{shown} must be above 0; use uniform for levels in dBm.")
 
@@ -51,8 +52,7 @@ class Spread:
             return mean + deviation * draws.normal(address, ids, 1)[:, 0]
         u = draws.uniform(address, ids, 1)[:, 0]
         if self.kind == "choice":
-            values = torch.tensor(self.values, dtype=torch.float64)
-            return values[(u * len(values)).long()]
+            return torch.tensor(self.values, dtype=torch.float64)[(u * len(self.values)).long()]
         low, high = self.values
         if self.kind == "log_uniform":
             return low * (high / low) ** u
@@ -96,13 +96,16 @@ class Devices:
         for name in _COLUMNS:
             column = getattr(self, name)
             if column.shape != self.cell.shape:
-                counts = f"{len(column)} values for {len(self.cell)} devices"
-                raise ConfigError(f"{name} has {counts}; give one for each, or one.")
-            wrong = ~(torch.isfinite(column) & (column > 0))
-            if wrong.any():
-                device = int(wrong.nonzero()[0])
-                value = f"{name} of {self.name(device)} is {column[device]:g}"
-                raise ConfigError(f"{value}; it must be above 0 and finite.")
+                raise ConfigError(
+                    f"{name} has {len(column)} values for {len(self.cell)} devices; "
+                    "give one for each, or one."
+                )
+            wrong = (~(torch.isfinite(column) & (column > 0))).nonzero()[:, 0].tolist()
+            if wrong:
+                raise ConfigError(
+                    f"{name} of {self.name(wrong[0])} is {column[wrong[0]]:g}; "
+                    "it must be above 0 and finite."
+                )
 
     @classmethod
     def of(
@@ -120,22 +123,16 @@ class Devices:
     ) -> Devices:
         """Devices from numbers, lists and distributions."""
         cells = torch.as_tensor(cell, dtype=torch.int64)
-        values = {
-            "distance": distance,
-            "cpu": cpu,
-            "cycles": cycles,
-            "power": power,
-            "capacitance": capacitance,
-            "weight": weight,
+        given = (distance, cpu, cycles, power, capacitance, weight)
+        columns = {
+            name: column(value, len(cells), name, seed)
+            for name, value in zip(_COLUMNS, given, strict=True)
         }
-        columns = {name: column(value, len(cells), name, seed) for name, value in values.items()}
         return cls(cell=cells, names=tuple(names), **columns)
 
     def take(self, chosen: Tensor) -> Devices:
         """The chosen devices, in this order."""
-        names: tuple[str, ...] = ()
-        if self.names:
-            names = tuple(self.names[device] for device in chosen.tolist())
+        names = tuple(self.names[device] for device in chosen.tolist() if self.names)
         columns = {name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)}
         return replace(self, names=names, **columns)
 
@@ -143,10 +140,7 @@ class Devices:
     def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
         """Populations beside each other, without names, each with `cells` cells of its own."""
         numbered = [part.cell + number * cells for number, part in enumerate(parts)]
-        columns = {}
-        for name in _COLUMNS:
-            values = [getattr(part, name) for part in parts]
-            columns[name] = torch.cat(values)
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return cls(cell=torch.cat(numbered), names=(), **columns)
 
     def __len__(self) -> int:
@@ -157,9 +151,7 @@ class Devices:
 
     def name(self, device: int) -> str:
         """The name of a device in messages."""
-        if self.names:
-            return self.names[device]
-        return f"device {device}"
+        return self.names[device] if self.names else f"device {device}"
 
 
 _COLUMNS = ("distance", "cpu", "cycles", "power", "capacitance", "weight")
@@ -191,8 +183,10 @@ class Cells:
         for name in ("bandwidth", "wire_rate", "wire_delay"):
             values = getattr(self, name)
             if values.shape != self.bandwidth.shape:
-                counts = f"{len(values)} values for {len(self.bandwidth)} cells"
-                raise ConfigError(f"{name} has {counts}; give one for each, or one.")
+                raise ConfigError(
+                    f"{name} has {len(values)} values for {len(self.bandwidth)} cells; "
+                    "give one for each, or one."
+                )
             if name == "wire_delay" and not (values >= 0).all():
                 raise ConfigError(f"{name} = {values.tolist()} must be 0 or more.")
             if name != "wire_delay" and not (values > 0).all():
@@ -208,12 +202,9 @@ class Cells:
         count: int | None = None,
     ) -> Cells:
         """Cells from numbers and lists; one number serves all `count` of them."""
-        columns = [
-            torch.as_tensor(value, dtype=torch.float64)
-            for value in (bandwidth, wire_rate, wire_delay)
-        ]
-        lengths = [len(values) for values in columns if values.ndim]
-        n = count or max(lengths, default=1)
+        given = (bandwidth, wire_rate, wire_delay)
+        columns = [torch.as_tensor(value, dtype=torch.float64) for value in given]
+        n = count or max(values.numel() for values in columns)
         return cls(*(_expanded(values, n) for values in columns))
 
     def check_holds(self, devices: Devices) -> None:
@@ -221,8 +212,10 @@ class Cells:
         cell = devices.cell
         wrong = cell[(cell < 0) | (cell >= len(self))].tolist()
         if wrong:
-            counts = f"there are {len(self)} cells, counted from 0"
-            raise ConfigError(f"radio: a device stands in cell {wrong[0]}, but {counts}.")
+            raise ConfigError(
+                f"radio: a device stands in cell {wrong[0]}, "
+                f"but there are {len(self)} cells, counted from 0."
+            )
 
     def times(self, copies: int) -> Cells:
         """The same cells several times over."""

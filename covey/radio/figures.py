@@ -83,27 +83,20 @@ def facts(record: SeedRecord) -> dict[str, Any]:
         "left_out": [len(each.left_out) for each in records],
         "late": [len(each.late) for each in records],
     }
-    if "note" not in record.described:
-        out["devices"] = _of_devices(record, records)
-    return out
-
-
-def _of_devices(record: SeedRecord, records: Sequence[RadioRecord]) -> dict[str, Any]:
-    """Means over each device's answers, and the rounds in which it was excluded or late."""
-    size = record.described["sizes"][-1]
-    out: dict[str, Any] = {}
+    if "note" in record.described:
+        return out
+    # Means over each device's answers, and the rounds in which it was excluded or late.
+    devices: dict[str, Any] = {}
     for name in ("left_out", "late"):
-        counts = np.zeros(size, dtype=np.int64)
+        counts = np.zeros(record.described["sizes"][-1], dtype=np.int64)
         for each in records:
             counts[getattr(each, name)] += 1
-        out[name] = counts.tolist()
-    tier = record.described["tiers"][-1]
-    sums = record.totals.get(tier, {})
-    if "answers" not in sums:
-        return out
-    answers = np.asarray(sums["answers"])
-    counted = np.where(answers > 0, answers, np.nan)
-    for name in ("ratio", "rate", "bandwidth", "seconds"):
-        out[name] = shortened(np.asarray(sums[name]) / counted)
-    out["joules"] = shortened(np.asarray(sums["joules"]))
-    return out
+        devices[name] = counts.tolist()
+    sums = record.totals.get(record.described["tiers"][-1], {})
+    if "answers" in sums:
+        answers = np.asarray(sums["answers"])
+        counted = np.where(answers > 0, answers, np.nan)
+        for name in ("ratio", "rate", "bandwidth", "seconds"):
+            devices[name] = shortened(np.asarray(sums[name]) / counted)
+        devices["joules"] = shortened(np.asarray(sums["joules"]))
+    return out | {"devices": devices}

@@ -16,7 +16,6 @@ from covey.codecs import CODECS, header
 from covey.errors import ConfigError
 from covey.kernel.work import Work
 from covey.radio.channel import Noise
-from covey.radio.device import Cells, Devices
 
 
 def rate(band: Tensor, gain: Tensor, power: Tensor, noise: Noise) -> Tensor:
@@ -45,30 +44,6 @@ class Timing:
         return self.compute_joules + self.upload_joules
 
 
-def timing(
-    work: Work,
-    devices: Devices,
-    *,
-    kept: Tensor,
-    rate: Tensor,
-    bits: Tensor,
-    asked: Tensor,
-) -> Timing:
-    """Seconds and joules of a round, for the share of weights kept and the rates.
-
-    `bits` are those sent: `formula_bits`, `encoded_bits` or measured.
-    """
-    constant = work.constant_cycles(devices.cycles)
-    cycles = asked * (constant + kept * work.shared_cycles(devices.cycles))
-    upload = torch.where(asked & (bits > 0), bits / rate, 0.0)
-    return Timing(
-        compute=cycles / devices.cpu,
-        upload=upload,
-        compute_joules=devices.capacitance * devices.cpu**2 * cycles,
-        upload_joules=devices.power * upload,
-    )
-
-
 def formula_bits(work: Work, kept: Tensor) -> Tensor:
     """q (1 - rho) N_u, the paper's: neither the mask nor a header is counted."""
     return work.bits * kept * work.shared
@@ -85,12 +60,13 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
     width = torch.as_tensor(work.shared, dtype=torch.float64).expand(kept.shape)
     count = whole_weights(kept, width).long()
     out = torch.zeros(kept.shape, dtype=torch.float64)
-    for size in sorted(set(width.reshape(-1).tolist())):
+    for size in torch.unique(width).tolist():
         rows = width == size
         lengths = CODECS[codec].lengths(count[rows], width=int(size), size=4, masked=True)
         if lengths is None:
-            problem = "its lengths depend on the values"
-            raise ConfigError(f"codec {codec!r}: {problem}; give the bits measured.")
+            raise ConfigError(
+                f"codec {codec!r}: its lengths depend on the values; give the bits measured."
+            )
         out[rows] = 8 * lengths.double() + work.number_bits
     return torch.where(count > 0, out, 0.0)
 
@@ -110,9 +86,3 @@ def mask_bits(work: Work) -> Tensor:
     width = torch.as_tensor(work.shared, dtype=torch.float64)
     mask_bytes = torch.ceil(width / 8)
     return 8 * (header.SIZE + mask_bytes) + work.number_bits
-
-
-def wire_seconds(cells: Cells, work: Work) -> Tensor:
-    """Seconds of an edge's own message to the server, [cells]: its whole shared part."""
-    widest = torch.as_tensor(work.shared, dtype=torch.float64).max()
-    return cells.wire_delay + work.bits * widest / cells.wire_rate

@@ -13,15 +13,7 @@ from covey.fields import Positive, Range, check
 from covey.kernel.work import Work
 from covey.radio.channel import Channel
 from covey.radio.device import Cells, Devices
-from covey.radio.latency import (
-    Timing,
-    encoded_bits,
-    formula_bits,
-    mask_bits,
-    rate,
-    timing,
-    wire_seconds,
-)
+from covey.radio.latency import Timing, encoded_bits, formula_bits, mask_bits, rate
 from covey.radio.policies import Policy, optimal
 from covey.radio.problem import MIN_SHARE, Problem, Reason
 from covey.radio.solve import Certificate
@@ -66,9 +58,7 @@ class Scenario:
         whole_rate = rate(band, gain, devices.power, noise)
         budget = self.deadline - work.constant_cycles(devices.cycles) / devices.cpu
         compute = work.shared_cycles(devices.cycles) / devices.cpu
-        extra_bits: Tensor | int = 0
-        if self.mask:
-            extra_bits = mask_bits(work)
+        extra_bits = mask_bits(work) if self.mask else 0
         snr = None
         if noise.per_hertz:
             snr = (gain * devices.power / noise.over(band)).reshape(-1)
@@ -153,15 +143,17 @@ class Plan:
     def timing(self, bits: Tensor | None = None) -> Timing:
         """Seconds and joules, by `bits` [rounds, n] or by the paper's count of bits."""
         work = self.scenario.work
+        devices = self.scenario.devices
         if bits is None:
             bits = formula_bits(work, self.kept)
-        return timing(
-            work,
-            self.scenario.devices,
-            kept=self.kept,
-            rate=self.rate,
-            bits=bits,
-            asked=self.asked,
+        shared = self.kept * work.shared_cycles(devices.cycles)
+        cycles = self.asked * (work.constant_cycles(devices.cycles) + shared)
+        upload = torch.where(self.asked & (bits > 0), bits / self.rate, 0.0)
+        return Timing(
+            compute=cycles / devices.cpu,
+            upload=upload,
+            compute_joules=devices.capacitance * devices.cpu**2 * cycles,
+            upload_joules=devices.power * upload,
         )
 
     @cached_property
@@ -192,10 +184,12 @@ class Plan:
         timing = timing or self.formula
         latency = timing.latency
         cell = self.scenario.devices.cell.expand(latency.shape)
-        cells = len(self.scenario.cells)
-        last = torch.zeros(len(latency), cells, dtype=torch.float64)
+        last = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
         last = last.scatter_reduce(1, cell, latency, "amax")
-        wires = wire_seconds(self.scenario.cells, self.scenario.work)
+        work = self.scenario.work
+        widest = torch.as_tensor(work.shared, dtype=torch.float64).max()
+        cells = self.scenario.cells
+        wires = cells.wire_delay + work.bits * widest / cells.wire_rate
         total = last + torch.where(last > 0, wires, 0.0)
         return total.amax(1)
 
@@ -207,12 +201,10 @@ class Plan:
         causes = []
         if self.late()[row, device]:
             ends = f"it ends after {_ms(self.encoded.latency[row, device])}"
-            deadline = f"the deadline is {_ms(self.scenario.deadline)}"
-            if self.late(self.formula)[row, device]:
-                causes.append(f"{ends}, {deadline}")
-            else:  # the paper omits header and mask
-                fix = "mask = true plans for them"
-                causes.append(f"with header and mask {ends}, {deadline}; {fix}")
+            ends += f", the deadline is {_ms(self.scenario.deadline)}"
+            if not self.late(self.formula)[row, device]:  # the paper omits header and mask
+                ends = f"with header and mask {ends}; mask = true plans for them"
+            causes.append(ends)
         if self.starved[row, device]:
             causes.append(self._starved(device, row))
         return "; ".join(causes)
@@ -256,26 +248,25 @@ class Plan:
         asked = self.asked
         ratio = self.ratio
         rounds = len(ratio)
-        count = max(int(asked.sum()), 1)
-        sent = float(self.kept[asked].sum())
-        cells = rounds * len(self.scenario.cells)
-        worst_ratio = float(torch.where(asked, ratio, 0.0).max()) if rounds else 0.0
-        certificate = None if self.certificate is None else self.certificate.worst()
+
+        def per_round(values: Tensor) -> float:
+            return values.sum().item() / rounds
+
         return {
             "policy": self.policy,
-            "asked": int(asked.sum()) / rounds,
-            "left_out": int((~asked).sum()) / rounds,
-            "starved": int(self.starved.sum()) / rounds,
-            "late": int(self.late().sum()) / rounds,
-            "late_by_formula": int(self.late(self.formula).sum()) / rounds,
-            "mean_ratio": 1 - sent / count,
-            "worst_ratio": worst_ratio,
-            "sum_ratio": float(ratio.sum()) / rounds,
-            "band_used": float(self.share.sum()) / cells,
+            "asked": per_round(asked),
+            "left_out": per_round(~asked),
+            "starved": per_round(self.starved),
+            "late": per_round(self.late()),
+            "late_by_formula": per_round(self.late(self.formula)),
+            "mean_ratio": 1 - float(self.kept[asked].sum()) / max(int(asked.sum()), 1),
+            "worst_ratio": float(torch.where(asked, ratio, 0.0).max()),
+            "sum_ratio": per_round(ratio),
+            "band_used": float(self.share.sum()) / (rounds * len(self.scenario.cells)),
             "round_ms": 1e3 * float(self.round_seconds().mean()),
             "round_ms_encoded": 1e3 * float(self.round_seconds(self.encoded).mean()),
-            "joules": float(self.formula.joules.sum()) / rounds,
-            "certificate": certificate,
+            "joules": per_round(self.formula.joules),
+            "certificate": None if self.certificate is None else self.certificate.worst(),
         }
 
 

@@ -113,9 +113,7 @@ pruning_only = Policy("pruning_only", best, Work.whole)
 
 def fixed(ratio: Tensor | float, share: Tensor | float | None = None) -> Policy:
     """These ratios, and these shares or the same for all."""
-    name = f"fixed {ratio}"
-    if share is not None:
-        name = f"{name} with shares {share}"
+    name = f"fixed {ratio}" if share is None else f"fixed {ratio} with shares {share}"
     listed = any(isinstance(value, Tensor) and value.numel() > 1 for value in (ratio, share))
     return Policy(name, lambda p: assigned(p, ratio=ratio, share=share), listed=listed)
 

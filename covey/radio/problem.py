@@ -58,10 +58,7 @@ class Problem:
         """The problem of the chosen devices alone."""
         names = ("budget", "compute", "send", "mask", "weight", "group")
         columns = {name: getattr(self, name)[chosen] for name in names}
-        snr = self.snr
-        if snr is not None:
-            snr = snr[chosen]
-        return replace(self, snr=snr, **columns)
+        return replace(self, snr=None if self.snr is None else self.snr[chosen], **columns)
 
     def total(self, values: Tensor) -> Tensor:
         """Sums by group, [groups]."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -81,8 +81,10 @@ class Radio:
     def planned_deadline(self) -> float:
         """The deadline, which every plan needs."""
         if self.deadline is None:
-            rule = "give one, in a file such as deadline = '25 ms' in [radio]"
-            raise ConfigError(f"radio: a plan needs a deadline; {rule}.")
+            raise ConfigError(
+                "radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' "
+                "in [radio]."
+            )
         return self.deadline
 
     def check(self, experiment: Experiment) -> None:
@@ -91,15 +93,19 @@ class Radio:
         self.fits(experiment.tree)
         algorithm = experiment.algorithm
         if experiment.optimiser().epochs is not None:
-            fault = "epochs, but the plan of a radio counts the algorithm's steps"
-            raise ConfigError(f"solver: {fault}; leave out epochs.")
+            raise ConfigError(
+                "solver: epochs, but the plan of a radio counts the algorithm's steps; "
+                "leave out epochs."
+            )
         if self.late == "drop" and not algorithm.idle_trains:
-            name = type(algorithm).__name__
-            fault = f"{name} counts on every answer"
-            raise ConfigError(f"radio: late = 'drop', but {fault}; use 'wait'.")
+            raise ConfigError(
+                f"radio: late = 'drop', but {type(algorithm).__name__} counts on every answer; "
+                "use 'wait'."
+            )
         if experiment.idle == "train" and algorithm.planned:
-            why = "but a plan gives ratios to those who are asked alone; use 'skip'"
-            raise ConfigError(f"idle = 'train', {why}.")
+            raise ConfigError(
+                "idle = 'train', but a plan gives ratios to those who are asked alone; use 'skip'."
+            )
 
     def environment(
         self,
@@ -130,22 +136,25 @@ class Radio:
     def fits(self, tree: Tree) -> None:
         """Raise an error unless the radio's devices are a tree's leaves and its cells the edges."""
         if len(self.devices) != tree.devices:
-            problem = f"it has {len(self.devices)} devices, the tree {tree.devices}"
-            raise ConfigError(f"radio: {problem}; they must be the same.")
+            raise ConfigError(
+                f"radio: it has {len(self.devices)} devices, the tree {tree.devices}; "
+                "they must be the same."
+            )
         if tree.depth == 2:
             return
         counts = torch.tensor(tree.children[-1])
         if len(self.cells) != len(counts):
-            problem = f"it has {len(self.cells)} cells for {len(counts)} edges"
-            raise ConfigError(f"radio: {problem}; every edge is a cell.")
+            raise ConfigError(
+                f"radio: it has {len(self.cells)} cells for {len(counts)} edges; "
+                "every edge is a cell."
+            )
         edges = torch.repeat_interleave(torch.arange(len(counts)), counts)
         wrong = (self.devices.cell != edges).nonzero()[:, 0].tolist()
         if wrong:
-            device = wrong[0]
-            cell = int(self.devices.cell[device])
-            edge = int(edges[device])
-            problem = f"device {device} stands in cell {cell} but under edge {edge}"
-            raise ConfigError(f"radio: {problem}; a cell is its edge.")
+            stands = (
+                f"stands in cell {self.devices.cell[wrong[0]]} but under edge {edges[wrong[0]]}"
+            )
+            raise ConfigError(f"radio: device {wrong[0]} {stands}; a cell is its edge.")
 
     def __str__(self) -> str:
         """Everything that decides a run, for its fingerprint; columns by a hash."""
@@ -155,8 +164,6 @@ class Radio:
                 if isinstance(column, Tensor):
                     digest.update(column.double().numpy().tobytes())
         names = ("channel", "deadline", "late", "rho_max", "mask")
-        plain: dict[str, Any] = {name: getattr(self, name) for name in names}
-        policy = None
-        if self.policy:
-            policy = self.policy.name
+        plain = {name: getattr(self, name) for name in names}
+        policy = self.policy and self.policy.name
         return f"{plain} {policy} {digest.hexdigest()[:16]}"

@@ -26,7 +26,7 @@ from covey.radio.device import Cells, Devices, Spread
 from covey.radio.plan import MaxRatio, Scenario
 from covey.radio.policies import POLICIES
 from covey.radio.radio import Radio
-from covey.radio.units import quantity, to_si
+from covey.radio.units import Quantity, quantity, to_si
 from covey.tree import Tree
 
 _MOST_DEVICES = 10_000_000  # of a scenario, whose columns take a gigabyte then
@@ -200,6 +200,41 @@ class ScenarioSettings:
     channel: ChannelSettings = field(default_factory=ChannelSettings)
     model: WorkSettings = field(default_factory=WorkSettings)
 
+    def scenario(self, folder: Path) -> Scenario:
+        """The scenario; the path of a table is relative to the folder of the file."""
+        model = self.model
+        cells = _cells(self.cells, self.cells.count, "cells.")
+        rows = {}
+        if self.devices.table:
+            allowed = (*KINDS, "name", "cell", "shared", "personal")
+            rows = _table(folder / self.devices.table, allowed, "devices.table")
+        n, cell = _places(self.devices, rows, len(cells))
+        columns = _columns(self.devices, rows, n, self.seed, "devices.")
+        sizes = {}
+        for key in ("shared", "personal"):
+            given = rows.get(key, getattr(model, key))
+            sizes[key] = _column(given, f"model.{key}", "", n, self.seed)
+            if not bool(((sizes[key] >= 0) & (sizes[key] <= _MOST_WEIGHTS)).all()):
+                rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
+                raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
+        return Scenario(
+            devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
+            cells=cells,
+            channel=self.channel.build("channel."),
+            work=Work(
+                sizes["shared"].round(),
+                sizes["personal"].round(),
+                model.bits,
+                steps=model.steps,
+                personal_steps=model.personal_steps,
+                probe_steps=model.probe_steps,
+            ),
+            deadline=quantity(self.deadline, "deadline", "time").si,
+            rho_max=self.rho_max,
+            mask=self.mask,
+            seed=self.seed,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class ScenarioForm:
@@ -221,7 +256,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
         apply(table, change)
     check_plain(table)
     file = read(ScenarioSettings, table, "")
-    return ScenarioForm(file, _scenario(file, path.parent))
+    return ScenarioForm(file, file.scenario(path.parent))
 
 
 KINDS = {
@@ -246,42 +281,6 @@ def _columns(
     return {
         key: _column(values[key], f"{prefix}{key}", kind, n, seed) for key, kind in KINDS.items()
     }
-
-
-def _scenario(file: ScenarioSettings, folder: Path) -> Scenario:
-    model = file.model
-    cells = _cells(file.cells, file.cells.count, "cells.")
-    rows = {}
-    if file.devices.table:
-        allowed = (*KINDS, "name", "cell", "shared", "personal")
-        rows = _table(folder / file.devices.table, allowed, "devices.table")
-    n, cell = _places(file.devices, rows, len(cells))
-    columns = _columns(file.devices, rows, n, file.seed, "devices.")
-    sizes = {
-        key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed)
-        for key in ("shared", "personal")
-    }
-    for key, size in sizes.items():
-        if not bool(((size >= 0) & (size <= _MOST_WEIGHTS)).all()):
-            rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
-            raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
-    return Scenario(
-        devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
-        cells=cells,
-        channel=file.channel.build("channel."),
-        work=Work(
-            sizes["shared"].round(),
-            sizes["personal"].round(),
-            model.bits,
-            steps=model.steps,
-            personal_steps=model.personal_steps,
-            probe_steps=model.probe_steps,
-        ),
-        deadline=quantity(file.deadline, "deadline", "time").si,
-        rho_max=file.rho_max,
-        mask=file.mask,
-        seed=file.seed,
-    )
 
 
 def _cells(file: BandSettings, count: int | None, prefix: str) -> Cells:
@@ -339,38 +338,38 @@ def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]
             rows = [cells for cells in reader if cells]
     except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
         raise ConfigError(f"{key}: cannot read {shown(str(path))}: {error}.") from error
-    if trouble := _trouble(header, rows, allowed):
+    widths = {len(cells) for cells in rows}
+    trouble = ""
+    if not rows:
+        trouble = "it has no rows"
+    elif unknown := sorted(set(header) - set(allowed)):
+        trouble = f"unknown columns {shown(unknown)}"
+    elif len(set(header)) < len(header):
+        trouble = f"a column is named twice among {shown(header)}"
+    elif widths != {len(header)}:
+        number, odd = next(
+            (n, len(row)) for n, row in enumerate(rows, 1) if len(row) != len(header)
+        )
+        trouble = f"row {number} has {odd} cells where the header has {len(header)}"
+    if trouble:
         listed = ", ".join(sorted(allowed))
         raise ConfigError(f"{key} {path}: {trouble}; known columns are {listed}.")
     return {name: [cells[column] for cells in rows] for column, name in enumerate(header)}
-
-
-def _trouble(header: list[str], rows: list[list[str]], allowed: Sequence[str]) -> str:
-    """What is wrong with a table; "" if nothing is."""
-    if not rows:
-        return "it has no rows"
-    if unknown := sorted(set(header) - set(allowed)):
-        return f"unknown columns {shown(unknown)}"
-    if len(set(header)) < len(header):
-        return f"a column is named twice among {shown(header)}"
-    for number, cells in enumerate(rows, 1):
-        if len(cells) != len(header):
-            return f"row {number} has {len(cells)} cells where the header has {len(header)}"
-    return ""
 
 
 def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     """A column in SI units, float64 [n]."""
     if isinstance(value, dict):
         return _drawn_column(value, name, kind, n, seed)
+    values = [_number(item, name, kind) for item in (value if isinstance(value, list) else [value])]
+    column = torch.tensor([to_si(*pair) for pair in values], dtype=torch.float64)
     if not isinstance(value, list):
-        return torch.full((n,), _si(value, name, kind), dtype=torch.float64)
-    values = [_si(item, name, kind) for item in value]
+        return column.repeat(n)
     if len(values) != n:
         raise ConfigError(
             f"{name} has {len(values)} values for {n} devices; give one for each, or one."
         )
-    return torch.tensor(values, dtype=torch.float64)
+    return column
 
 
 def _drawn_column(
@@ -388,41 +387,31 @@ def _drawn_column(
         )
     ((distribution, ends),) = value.items()
     pairs = [_number(item, name, kind) for item in ends]
-    numbers = tuple(number for number, _ in pairs)
     units = list(dict.fromkeys(unit for _, unit in pairs))
     if len(units) > 1:
         raise ConfigError(
             f"{name} = {value} has the units {', '.join(units)}; write all values in one."
         )
-    drawn = Spread(distribution, numbers).draw(draws.key(seed, name), torch.arange(n))
-    if units[0]:
-        drawn = torch.tensor(
-            [to_si(item, units[0]) for item in drawn.tolist()],
-            dtype=torch.float64,
-        )
+    spread = Spread(distribution, tuple(number for number, _ in pairs))
+    drawn = spread.draw(draws.key(seed, name), torch.arange(n))
+    drawn = torch.tensor([to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64)
     if not drawn.isfinite().all():
         raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
     return drawn
 
 
-def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
-    """A number and its unit; "" where it has none."""
+def _number(value: Any, name: str, kind: str) -> Quantity:
+    """A number with its unit; "" where it has none."""
     if kind:
-        parsed = quantity(value, name, kind)
-        return parsed.number, parsed.unit
+        return quantity(value, name, kind)
     try:
         if isinstance(value, bool):
             raise TypeError
         number = float(value)
         if not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):  # which NaN is not
             raise ValueError
-        return number, ""
+        return Quantity(number, "")
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{name} = {shown(value)} must be a finite number, of size {_LARGEST:g} at most."
         ) from error
-
-
-def _si(value: Any, name: str, kind: str) -> float:
-    number, unit = _number(value, name, kind)
-    return to_si(number, unit) if unit else number

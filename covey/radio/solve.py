@@ -7,7 +7,7 @@ halving, for all groups in the same steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,17 +37,13 @@ class Certificate:
 
     def largest(self) -> Tensor:
         """The largest figure of each group, [groups]."""
-        return torch.stack(list(self._figures().values())).amax(0)
+        return torch.stack(list(vars(self).values())).amax(0)
 
     def worst(self) -> dict[str, float]:
         """The largest figure over all groups, by name."""
-        figures = self._figures()
-        if not len(self.gap):
-            return dict.fromkeys(figures, 0.0)
-        return {name: float(values.max()) for name, values in figures.items()}
-
-    def _figures(self) -> dict[str, Tensor]:
-        return {figure.name: getattr(self, figure.name) for figure in fields(self)}
+        return {
+            name: float(values.max()) if len(values) else 0.0 for name, values in vars(self).items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +82,7 @@ def admit(p: Problem) -> tuple[Tensor, Tensor]:
     order = order[torch.argsort(p.group[order], stable=True)]
     needed = p.total(torch.where(reason == Reason.ASKED, min_share, 0.0))
     crowded = (needed > 1).nonzero()[:, 0]
-    group_and_next = torch.stack([crowded, crowded + 1])
-    bounds = torch.searchsorted(p.group[order], group_and_next)
+    bounds = torch.searchsorted(p.group[order], torch.stack([crowded, crowded + 1]))
     for first, end in bounds.t().tolist():
         members = order[first:end]
         over = min_share[members].cumsum(0) > 1
@@ -117,7 +112,7 @@ def best(p: Problem) -> Allocation:
     whole = q.total(answer)
     rest = (1 - q.total(share)) / whole.clamp(min=1e-300)
     rest = torch.where((price > 0) & (whole > 0), rest, 0.0)
-    share = _clamped(share + answer * rest[q.group], low, high)
+    share = (share + answer * rest[q.group]).clamp(low, high)
     price = price * torch.exp(-rest)
     certificate = certify(q, share, price, low, high)
     return _spread(p, q, reason, share, price, certificate)
@@ -139,7 +134,7 @@ def level(p: Problem) -> Allocation:
         per_part = 1 / q.slope(share)
         unused = 1 - q.total(share)
         rest = torch.where(part < 1, unused / q.total(per_part), 0.0)
-        share = _clamped(share + per_part * rest[q.group], low, high)
+        share = (share + per_part * rest[q.group]).clamp(low, high)
     # The same shares minimise a weighted sum, with the weights that make every slope the same: its
     # certificate is theirs.
     per_part = 1 / q.slope(share)
@@ -186,14 +181,11 @@ def _price(p: Problem, low: Tensor, high: Tensor) -> Tensor:
     """The price at which the shares of a group add up to 1; 0 where the band is enough for all."""
     enough = p.total(high) <= 1
     left = (1 - p.total(low)).clamp(min=0)
-    count = p.total(torch.ones_like(low))
-    room = (left / count)[p.group]
+    room = (left / p.total(torch.ones_like(low)))[p.group]
     worth = p.weight * p.slope(low + room)  # at this price no share exceeds low + room
-    max_log = p.max(torch.log(worth))
+    max_log = torch.where(enough, 0.0, p.max(torch.log(worth)))
     worth = p.weight * p.slope(high)  # at this price every share is high
-    min_log = -p.max(-torch.log(worth))
-    max_log = torch.where(enough, 0.0, max_log)
-    min_log = torch.where(enough, 0.0, min_log)
+    min_log = torch.where(enough, 0.0, -p.max(-torch.log(worth)))
     share = high
 
     def left_over(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,12 +203,7 @@ def _demand(p: Problem, price: Tensor, low: Tensor, high: Tensor, start: Tensor)
     cost = price[p.group]
     positive = torch.where(cost > 0, cost, 1.0)
     share = p.demand(positive, start.clamp(min=MIN_SHARE))
-    return torch.where(cost > 0, _clamped(share, low, high), high)
-
-
-def _clamped(share: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Shares within their bounds."""
-    return share.maximum(low).minimum(high)
+    return torch.where(cost > 0, share.clamp(low, high), high)
 
 
 def _answer(p: Problem, share: Tensor, low: Tensor, high: Tensor) -> Tensor:

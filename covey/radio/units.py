@@ -41,6 +41,7 @@ UNITS = {
     "W/Hz": Unit("power per hertz", 1.0),
     "dBm/Hz": Unit("power per hertz", 1e-3, True),
     "dB": Unit("decibels", 1.0),
+    "": Unit("", 1.0),  # of plain numbers
 }
 _MIN = 1e-30  # of SI numbers
 _MAX = 1e30
@@ -65,7 +66,7 @@ class Quantity(NamedTuple):
 
 
 def to_si(number: float, unit: str) -> float:
-    """A number with a unit in SI units; infinite where it exceeds a float.
+    """A number with a unit in SI units, or a plain one; infinite where it exceeds a float.
 
     >>> to_si(30, "dBm"), to_si(20, "MHz"), to_si(1e5, "dBm")
     (1.0, 20000000.0, inf)
@@ -74,10 +75,9 @@ def to_si(number: float, unit: str) -> float:
     if not UNITS[unit].decibel:
         return scale * number
     try:
-        ratio: float = 10 ** (number / 10)
+        return scale * float(10 ** (number / 10))
     except OverflowError:
         return math.inf
-    return scale * ratio
 
 
 def quantity(text: object, name: str, *kinds: str) -> Quantity:
@@ -96,15 +96,15 @@ def quantity(text: object, name: str, *kinds: str) -> Quantity:
     number = float(match[1])
     unit = match[2]
     if unit not in units:
-        problem = "has an unknown unit"
-        if unit in UNITS:
-            problem = f"is a {UNITS[unit].kind}"
-        rule = f"it must be a {' or a '.join(kinds)}, such as {examples}"
-        raise ConfigError(f"{name} = {text!r} {problem}; {rule}.")
+        fault = f"is a {UNITS[unit].kind}" if unit in UNITS else "has an unknown unit"
+        raise ConfigError(
+            f"{name} = {text!r} {fault}; it must be a {' or a '.join(kinds)}, such as {examples}."
+        )
     value = Quantity(number, unit)
     largest = _MAX_DECIBELS if value.kind == "decibels" else _MAX
     if value.number != 0 and not _MIN <= abs(value.si) <= largest:
-        problem = "is out of range, of which no finite rate follows"
-        rule = f"give 0, or {_MIN:g} to {largest:g} in SI units"
-        raise ConfigError(f"{name} = {text!r} {problem}; {rule}.")
+        raise ConfigError(
+            f"{name} = {text!r} is out of range, of which no finite rate follows; "
+            f"give 0, or {_MIN:g} to {largest:g} in SI units."
+        )
     return value

@@ -185,7 +185,9 @@ def _verdict(paper: str, claims: dict[str, Tally]) -> tuple[str, ...]:
 def summary(paper: str) -> str:
     """One line per table of a paper: its printed cells, and how many have each verdict."""
     content = results.read(FOLDER / f"{paper}.json")
-    rows = [report.summary_cells(table, content) for table in tables_of(paper)]
+    rows = [
+        report.lines_cells(table.path, verdicts.lines(table, content)) for table in tables_of(paper)
+    ]
     return "\n".join(report.rows_of_markdown(report.SUMMARY_HEAD, rows))
 
 

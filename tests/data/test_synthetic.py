@@ -84,8 +84,8 @@ def test_the_seed_decides() -> None:
     [
         ({"alpha": -1}, ["alpha=-1", "standard deviations", "0 or more"]),
         ({"beta": float("nan")}, ["beta=nan", "standard deviations", "0 or more"]),
-        ({"devices": 0}, ["devices=0", "at least 1 device"]),
-        ({"seed": -4}, ["seed=-4", "0 or more"]),
+        ({"devices": 0}, ["devices=0", "give 1 to"]),
+        ({"seed": -4}, ["seed=-4", "give 0 to"]),
         ({"sizes": "lognormal"}, ["sizes='lognormal'", "'pfedme', 'fedprox'"]),
         ({"devices": 3, "sizes": [5, 5]}, ["2 numbers", "3 devices", "one per device"]),
         ({"devices": 2, "sizes": [5, 0]}, ["the min is 0", "each at least 1"]),

@@ -18,7 +18,6 @@ from covey.data.shards import Shards
 from covey.data.tables.encoding import Encoding, named_columns
 from covey.data.tables.files import device_file, files, unlabelled
 from covey.data.tables.options import TableOptions
-from covey.data.tables.tables import Faults
 from covey.errors import DataError
 from tests.given import refused
 
@@ -102,7 +101,7 @@ def test_a_later_file_is_encoded_as_the_training_rows_were(tmp_path: Path) -> No
     assert kept == shards.encoding
     path = written(tmp_path, "red,", "violet,7", header="kind,heat", name="new.csv")
     table = unlabelled(
-        Path(path), TableOptions(), features=shards.names.features, shape=(3,), faults=Faults(),
+        Path(path), TableOptions(), features=shards.names.features, shape=(3,),
         encoding=kept,
     )  # fmt: skip
     assert table.x.tolist() == [[3, 0, 1], [7, 0, 0]]
@@ -116,7 +115,7 @@ def test_a_later_file_is_encoded_as_the_training_rows_were(tmp_path: Path) -> No
     assert sorted(device.x[device.train.index].tolist()) == [[2, 0, 1], [3, 1, 0]]
     np.savez(tmp_path / "new.npz", x=table.x)
     array = unlabelled(
-        tmp_path / "new.npz", TableOptions(), features=shards.names.features, shape=(3,), faults=Faults(),
+        tmp_path / "new.npz", TableOptions(), features=shards.names.features, shape=(3,),
         encoding=kept,
     )  # fmt: skip
     assert array.x.tolist() == table.x.tolist()
@@ -380,7 +379,6 @@ def test_words_in_a_later_file_are_refused_where_training_had_numbers(tmp_path: 
     path = Path(written(tmp_path, "warm,x", header="heat,label"))
     with refused("correct or remove them:", "line 2: column 'heat' is 'warm'"):
         device_file(path, features=["heat"], classes=["x", "y"], scaling=None)
-    faults = Faults()
-    unlabelled(path, TableOptions(), features=["heat"], shape=(1,), faults=faults)
+    table = unlabelled(path, TableOptions(), features=["heat"], shape=(1,))
     with refused("column 'heat' is 'warm', which is not a number"):
-        faults.refuse("correct it")
+        table.faults.refuse("correct it")

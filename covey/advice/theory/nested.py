@@ -17,8 +17,11 @@ def advice(a: Nested, loss: Loss) -> Iterator[Statement]:
     """Every level by itself, then a round of all levels."""
     for level, below in zip(a.levels, (*a.levels[1:], None), strict=True):
         loss_below = loss
-        if below is not None:
-            loss_below = _loss_above(below.lam, loss)
+        if below is not None:  # an envelope of curvature lam L/(lam+L), at most lam, never exact
+            L = below.lam
+            if loss.L is not None and L + loss.L:
+                L = L * loss.L / (L + loss.L)
+            loss_below = Loss(L, None, exact=False)
         lam = level.ridge + level.prox
         l1 = (level.gamma, level.rho)
         names = ("lr", "lam", "gamma")
@@ -30,14 +33,6 @@ def advice(a: Nested, loss: Loss) -> Iterator[Statement]:
     last = a.levels[-1]
     if last.tol is None and last.method == "gradient" and asks <= _ASKS:
         yield RoundFactor(partial(one_round, a))
-
-
-def _loss_above(lam: float, loss: Loss) -> Loss:
-    """An upper level's loss: an envelope of curvature lam L/(lam+L), at most lam, never exact."""
-    L = lam
-    if loss.L is not None and lam + loss.L:
-        L = lam * loss.L / (lam + loss.L)
-    return Loss(L, None, exact=False)
 
 
 def one_round(a: Nested, h: Vector) -> Vector:

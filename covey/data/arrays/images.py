@@ -22,7 +22,7 @@ from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import TableOptions, dealing, files_below
 from covey.data.tables.scaling import Normalise
-from covey.data.tables.tables import Faults, Table
+from covey.data.tables.tables import Table
 from covey.errors import DataError, needed, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -79,7 +79,7 @@ def images(
         edge=[path.parts[0] for path in paths] if len(paths[0].parts) == 4 else None,
     )
     options = TableOptions(classes=classes, normalise=normalise, deal=deal, split=split, seed=seed)
-    return table_shards(table, options, Faults(), folder, name=folder.resolve().name)
+    return table_shards(table, options, folder, name=folder.resolve().name)
 
 
 def side_of(size: int | Sequence[int] | None) -> tuple[int, int] | None:
@@ -210,10 +210,8 @@ def _header(library: Any, file: Opened) -> _Header:
             raise ValueError(
                 f"its pixels are of mode {image.mode!r}, not of 8 bits; save it with 8 per channel"
             )
-        size = image.size
-        if image.getexif().get(_ORIENTATION) not in _TURNED:
-            size = size[::-1]
-        return _Header(size, image.mode in _GREY)
+        turned = image.getexif().get(_ORIENTATION) in _TURNED
+        return _Header(image.size if turned else image.size[::-1], image.mode in _GREY)
 
 
 def _stream(file: Opened) -> Path | io.BytesIO:

@@ -153,8 +153,9 @@ def _whole_numbers(given: Numbers, name: str) -> Tensor:
     """Whole numbers on one axis."""
     array = np.asarray(given)
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        have = f"{array.dtype} of shape {array.shape}"
-        raise DataError(f"{name} is {have}; give whole numbers on one axis.")
+        raise DataError(
+            f"{name} is {array.dtype} of shape {array.shape}; give whole numbers on one axis."
+        )
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -175,12 +176,8 @@ def _split(part: Part, split: Split, seed: int) -> Parts:
     shuffled = Part(part.index[order], part.offset)
     second = train[owner]
     third = second + validation[owner]
-    middle = (place >= second) & (place < third)
-    return (
-        shuffled.entries(place < second),
-        shuffled.entries(middle),
-        shuffled.entries(place >= third),
-    )
+    cuts = (place < second, (place >= second) & (place < third), place >= third)
+    return shuffled.entries(cuts[0]), shuffled.entries(cuts[1]), shuffled.entries(cuts[2])
 
 
 def _check_filled(pairs: list[Ready]) -> None:
@@ -209,9 +206,9 @@ def _shards(
     """The examples of all pairs, which go through the devices once for each part."""
     # A pair without examples says nothing about shapes: an empty list of labels arrives as floats.
     filled = [(number % devices, *pair) for number, pair in enumerate(pairs) if len(pair[0])]
-    owners = [device for device, _, _ in filled]
-    x = _together("x", [x for _, x, _ in filled], owners)
-    y, classes, names = _numbered([y for _, _, y in filled], owners, classes)
+    owners, every_x, every_y = zip(*filled, strict=True)
+    x = _together("x", every_x, owners)
+    y, classes, names = _numbered(every_y, owners, classes)
     how = None
     count = None
     if tokens is not False and (x.is_floating_point() or x.dtype == torch.bool):
@@ -359,8 +356,10 @@ def _tensor(array: Any, name: str) -> Tensor:
     if isinstance(array, Tensor):
         odd = array.layout != torch.strided or array.device.type == "meta"
         if odd or array.is_complex() or array.is_quantized:
-            have = f"{array.dtype}, {array.layout} on {array.device.type}"
-            raise DataError(f"{name} is a tensor of {have}; give a plain one of real numbers.")
+            raise DataError(
+                f"{name} is a tensor of {array.dtype}, {array.layout} on {array.device.type}; "
+                "give a plain one of real numbers."
+            )
         return array.detach().cpu()
     if np.ma.is_masked(array):
         raise DataError(
@@ -387,7 +386,7 @@ def _tensor(array: Any, name: str) -> Tensor:
     return torch.from_numpy(array.astype(dtype, order="C"))
 
 
-def _together(name: str, tensors: list[Tensor], owners: Sequence[int]) -> Tensor:
+def _together(name: str, tensors: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
     """All tensors one after the other, which are of one type and shape."""
     want = tensors[0]
     for device, have in zip(owners, tensors, strict=True):
@@ -400,11 +399,11 @@ def _together(name: str, tensors: list[Tensor], owners: Sequence[int]) -> Tensor
                 f"of device {device} {have.dtype} with {tuple(have.shape[1:])}; "
                 "give all devices the same type and shape."
             )
-    return torch.cat(tensors)
+    return torch.cat(list(tensors))
 
 
 def _numbered(
-    labels: list[Tensor | Texts], owners: Sequence[int], classes: int | None
+    labels: Sequence[Tensor | Texts], owners: Sequence[int], classes: int | None
 ) -> tuple[Tensor, int | None, tuple[str, ...]]:
     """Labels that count from 0, the number of classes if they are not targets, and their names.
 
@@ -469,8 +468,7 @@ def channels_first(x: Tensor) -> Tensor:
             "or floats, as in x / 255."
         )
     first = shape[0] in CHANNELS
-    last = shape[2] in CHANNELS
-    if first == last:
+    if first == (shape[2] in CHANNELS):
         fault = "has no axis of 1, 3 or 4 channels"
         if first:
             fault = "may have its channels on the first axis or on the last"
@@ -478,6 +476,4 @@ def channels_first(x: Tensor) -> Tensor:
             f"x is {x.dtype} with images of shape {shape}, which {fault}; "
             "give floats with the channels on the first axis, as in x / 255."
         )
-    if first:
-        return x
-    return x.permute(0, 3, 1, 2)
+    return x if first else x.permute(0, 3, 1, 2)

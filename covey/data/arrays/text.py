@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from covey.data.arrays.windows import Windows, token_names
 from covey.data.partitions import partition
@@ -20,8 +20,7 @@ from covey.errors import DataError
 _SUFFIX = ".txt"
 
 
-@dataclass(frozen=True)
-class _Speaker:
+class _Speaker(NamedTuple):
     """One device's text, and the edge that it stands under."""
 
     device: str

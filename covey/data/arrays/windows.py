@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.data.partitions.partition import Parts
+from covey.data.partitions.partition import Parts, check_range
 from covey.data.shards import NO_TARGET, Names, Shards
-from covey.errors import DataError, shown
+from covey.errors import DataError
 
 UNKNOWN = "\ufffd"
 """The name of token 0: padding, and characters that nobody trained on."""
@@ -54,18 +54,19 @@ class Windows:
         >>> Windows.of(["abcdef", "xy"], 4).starts
         ((0, 0), (0, 4), (1, 0))
         """
-        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _LONGEST:
-            raise DataError(f"length={shown(length)}; give 1 to {_LONGEST:,} characters.")
+        check_range("length", length, 1, _LONGEST)
         short = [number for number, text in enumerate(texts) if len(text) < 2]
         if short:
             raise DataError(
                 f"the text of device {short[0]} has fewer than 2 characters, so that there is "
                 "none to predict; give it more or leave it out."
             )
-        starts: list[tuple[int, int]] = []
-        for number, text in enumerate(texts):
-            starts += [(number, start) for start in range(0, len(text) - 1, length)]
-        return Windows(tuple(texts), tuple(starts), length)
+        starts = tuple(
+            (number, start)
+            for number, text in enumerate(texts)
+            for start in range(0, len(text) - 1, length)
+        )
+        return Windows(tuple(texts), starts, length)
 
     @property
     def pieces(self) -> list[Numbers]:
@@ -75,10 +76,7 @@ class Windows:
 
     def vocabulary(self, windows: Tensor) -> str:
         """The characters of some windows, in order; those of the training parts are no secret."""
-        characters: set[str] = set()
-        for window in windows.tolist():
-            characters.update(self._text(window))
-        return "".join(sorted(characters))
+        return "".join(sorted(set().union(*map(self._text, windows.tolist()))))
 
     def encoded(self, tokens: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The ids [windows, length], and at each position the id of the next character.
@@ -108,7 +106,7 @@ class Windows:
     ) -> Shards:
         """The windows as shards, dealt as `parts` say; `edges` are the sizes of named edges."""
         x, y = self.encoded(tokens)
-        under = dict(edges or {})
+        under = edges or {}
         return Shards(
             x,
             y,

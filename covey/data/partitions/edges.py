@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from covey.data.partitions.partition import Numbers, Use, generator
-from covey.data.shards import Shards, some
+from covey.data.shards import Shards, numbered, some
 from covey.errors import DataError
 from covey.tree import Tree
 
@@ -60,9 +60,8 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
             f"there are {len(names)} edge names ({some(names)}) for {shards.devices} devices; "
             "give one per device."
         )
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    edge = np.array([number[name] for name in names])
-    return grouped(shards, edge, tuple(map(str, number)))
+    edges, edge = numbered(map(str, names))
+    return grouped(shards, edge, edges)
 
 
 def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tree]:

@@ -48,7 +48,7 @@ def overlaps(shards: Shards) -> Overlaps:
     owners = _counts(_entries(shards, SPLITS), shards)
     tested, leaks, pairs = _leaks(test, used, shards)
     validated, validation_leaks, validation_pairs = _leaks(validation, train, shards)
-    twice = np.concatenate([_common(train, validation), _common(used, test)])
+    twice = np.concatenate([np.intersect1d(train, validation), np.intersect1d(used, test)])
     return Overlaps(
         held=int(np.count_nonzero(owners)),
         shared=int(np.count_nonzero(owners > 1)),
@@ -103,7 +103,7 @@ def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, in
     """The number of judged examples, of those that another device uses, and of such pairs."""
     judges = _counts(judged, shards)
     users = _counts(used, shards)
-    both = _counts(_common(judged, used), shards)
+    both = _counts(np.intersect1d(judged, used), shards)
     leaks = judges * users > both  # some judge and some user of the example are two devices
     leaked = judged[leaks[judged // shards.devices]]
     pairs = _pairs(leaked, used, users, shards.devices)
@@ -113,10 +113,6 @@ def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, in
 def _counts(entries: Numbers, shards: Shards) -> Numbers:
     """How many devices have each example, [examples]."""
     return np.bincount(entries // shards.devices, minlength=len(shards.x))
-
-
-def _common(tested: Numbers, others: Numbers) -> Numbers:
-    return np.intersect1d(tested, others, assume_unique=True)
 
 
 def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:

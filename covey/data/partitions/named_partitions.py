@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from covey.data.partitions import partition as ways
 from covey.data.partitions import recipes
 from covey.data.partitions.partition import SPLIT, Labels, Numbers, Parts, Split, Use
@@ -148,9 +150,8 @@ def deal(
     train = _shuffled(dealt.train, seed)
     if dealt.validation is None:
         cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in train]
-        pairs = list(zip(train, cuts, strict=True))
-        train = [pile[:cut] for pile, cut in pairs]
-        validation = [pile[cut:] for pile, cut in pairs]
+        pieces = [np.split(pile, [cut]) for pile, cut in zip(train, cuts, strict=True)]
+        train, validation = map(list, zip(*pieces, strict=True))
     else:
         validation = _shuffled(dealt.validation, seed)
     return Part.of(train), Part.of(validation), Part.of(dealt.test)
@@ -158,8 +159,10 @@ def deal(
 
 def _shuffled(piles: list[Numbers], seed: int) -> list[Numbers]:
     """Each pile in random order: dealt label by label, cyclic batches would have one label each."""
-    draws = [ways.generator(seed, Use.VALIDATION, device) for device in range(len(piles))]
-    return [draw.permutation(pile) for draw, pile in zip(draws, piles, strict=True)]
+    return [
+        ways.generator(seed, Use.VALIDATION, device).permutation(pile)
+        for device, pile in enumerate(piles)
+    ]
 
 
 def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:

@@ -208,6 +208,12 @@ def whole_within(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | np.integer) and within(value, low, high)
 
 
+def check_range(name: str, value: Any, low: float, high: float, *, whole: bool = True) -> None:
+    """An error unless a value is a number in [low, high], and a whole one if `whole`."""
+    if not (whole_within if whole else within)(value, low, high):
+        raise DataError(f"{name}={shown(value)}; give {low:,} to {high:,}.")
+
+
 def checked(y: Labels) -> Numbers:
     """Labels as an array of int64; an error if they are none."""
     array = np.asarray(y)

@@ -180,12 +180,11 @@ def sfedhp(
         if shared:
             order = order[: test + asked]
         cut = _pool_size(len(order), len(owners), test, rest=asked)
-        test_pool = order[:cut]
+        _hand_out(order[:cut], owners, test, tested)
         others = order[cut:]
         cut = _pool_size(len(others), len(owners), validation, rest=train)
-        _hand_out(others[cut:], owners, train, trained)
         _hand_out(others[:cut], owners, validation, validated)
-        _hand_out(test_pool, owners, test, tested)
+        _hand_out(others[cut:], owners, train, trained)
     return Dealt(joined(trained), joined(tested), joined(validated))
 
 
@@ -298,8 +297,7 @@ def _owners(label: int, owned: Numbers) -> Numbers:
 
 def _shares(left: Numbers, drawn: Floats) -> Floats:
     """What is left of each label, in the proportions that were drawn for it."""
-    whole = drawn.sum(axis=(1, 2), keepdims=True)
-    shares: Floats = left[:, None, None] * drawn / whole
+    shares: Floats = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
     return shares
 
 
@@ -403,7 +401,7 @@ def _whole_numbers(
     shape: tuple[int, ...],
 ) -> Numbers:
     """Whole numbers from low to high, both included, in the order of the published loops."""
-    numbers = [draws.randint(low, high) for _ in range(int(np.prod(shape)))]
+    numbers = [draws.randint(low, high) for _ in np.ndindex(shape)]
     return np.array(numbers, dtype=np.int64).reshape(shape)
 
 
@@ -414,8 +412,7 @@ def _pool_size(images: int, owners: int, each: int, *, rest: int) -> int:
     """
     if owners * (each + rest) <= images:
         return owners * each
-    proportion = round(images * each / (each + rest))
-    return min(max(proportion, each), images - rest)
+    return min(max(round(images * each / (each + rest)), each), images - rest)
 
 
 def _hand_out(

@@ -24,6 +24,7 @@ from covey.atomic import replacing
 from covey.data.published import catalog, pickles
 from covey.data.published.catalog import KnownSet
 from covey.data.published.locations import Located
+from covey.data.shards import numbered
 from covey.data.tables import npz
 from covey.errors import DataError, reading
 
@@ -48,9 +49,8 @@ class Arrays(NamedTuple):
 
     def written_by(self, names: Sequence[str]) -> Arrays:
         """The same, with the name of the writer of every example."""
-        number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-        writers = np.array([number[name] for name in names], dtype=np.int64)
-        return self._replace(writers=writers, writer_names=tuple(number))
+        writer_names, writers = numbered(names)
+        return self._replace(writers=writers, writer_names=writer_names)
 
 
 def read(entry: KnownSet, located: Located) -> Arrays:

@@ -14,7 +14,6 @@ from covey.data.arrays.windows import Windows, token_names
 from covey.data.partitions import partition
 from covey.data.partitions.partition import SPLIT, Split
 from covey.data.shards import Shards
-from covey.errors import DataError, shown
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,7 +27,7 @@ def _listed(words: str, mark: str = " ") -> tuple[str, ...]:
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "the": ("the", "a", "this", "that", "my", "your", "their", "every"),
+    "the": _listed("the a this that my your their every"),
     "noun": _listed(
         "mother father brother neighbour farmer doctor teacher singer thief king queen horse dog "
         "weather winter summer river mountain garden house kitchen window letter story road ship "
@@ -54,10 +53,10 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "today|always|never|this morning|in the winter|sometimes|every day|again|soon|at last",
         "|",
     ),
-    "who": ("he", "she", "nobody", "somebody", "everyone", "the other one"),
-    "join": ("and", "but", "because", "while", "so", "although"),
-    "call": ("well", "listen", "oh", "my friend", "look here", "truly", "i say", "mind you"),
-    "end": (".", ".", ".", "!", "?", "..."),
+    "who": _listed("he|she|nobody|somebody|everyone|the other one", "|"),
+    "join": _listed("and but because while so although"),
+    "call": _listed("well|listen|oh|my friend|look here|truly|i say|mind you", "|"),
+    "end": _listed(". . . ! ? ..."),
 }
 _PATTERNS = (
     "the noun verb the noun end",
@@ -108,16 +107,10 @@ def speakers(
     >>> shards.devices, shards.by_position, shards.tokens == shards.classes
     (2, True, True)
     """
-    if not partition.whole_within(devices, 1, _MOST_DEVICES):
-        raise DataError(f"devices={shown(devices)}; give 1 to {_MOST_DEVICES:,}.")
-    if not partition.whole_within(characters, _FEWEST_CHARACTERS, _MOST_CHARACTERS):
-        raise DataError(
-            f"characters={shown(characters)}; give {_FEWEST_CHARACTERS} to {_MOST_CHARACTERS:,}."
-        )
-    if not partition.whole_within(dialects, 1, _MOST_DEVICES):
-        raise DataError(f"dialects={shown(dialects)}; give 1 to {_MOST_DEVICES:,}.")
-    if not partition.within(variety, 0.01, 1000):
-        raise DataError(f"variety={shown(variety)}; give 0.01 to 1000.")
+    partition.check_range("devices", devices, 1, _MOST_DEVICES)
+    partition.check_range("characters", characters, _FEWEST_CHARACTERS, _MOST_CHARACTERS)
+    partition.check_range("dialects", dialects, 1, _MOST_DEVICES)
+    partition.check_range("variety", variety, 0.01, 1000, whole=False)
     counts = np.random.default_rng([seed, 0]).uniform(0.5, 1.5, devices) * characters
     of_dialect = [
         _habits(np.random.default_rng([seed, 2, dialect]), _HABITS_OF_DIALECT)

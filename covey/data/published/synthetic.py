@@ -48,12 +48,8 @@ def synthetic(
     if not (partition.within(alpha, 0, _LARGEST) and partition.within(beta, 0, _LARGEST)):
         rule = f"they are standard deviations, give 0 or more, {_LARGEST:g} at most"
         raise DataError(f"alpha={shown(alpha)}, beta={shown(beta)}; {rule}.")
-    if not partition.whole_within(devices, 1, _MOST_DEVICES):
-        raise DataError(
-            f"devices={shown(devices)}; give at least 1 device, {_MOST_DEVICES:,} at most."
-        )
-    if not partition.whole_within(seed, 0, 2**32 - 1):
-        raise DataError(f"seed={shown(seed)}; give 0 or more, {2**32 - 1} at most.")
+    partition.check_range("devices", devices, 1, _MOST_DEVICES)
+    partition.check_range("seed", seed, 0, 2**32 - 1)
     # The papers' generator: a newer one would draw other devices from the same seed.
     draws = np.random.RandomState(seed)
     counts = _sizes(sizes, devices, draws)

@@ -23,7 +23,7 @@ from covey.data.tables.files import table_shards
 from covey.data.tables.options import RELATIVE, Missing, TableOptions, is_folder
 from covey.data.tables.scaling import Normalise
 from covey.data.tables.table_readers import frame_rows, texts_of
-from covey.data.tables.tables import Faults, Table, check_header
+from covey.data.tables.tables import Table, check_header
 from covey.errors import DataError, needed, reading
 
 _PARTS = {"train": "train", "validation": "validation", "val": "validation", "valid": "validation"}
@@ -63,19 +63,23 @@ def arrow(
     folder = Path(path).expanduser()
     data = _read(folder, part)
     options = TableOptions.of(locals() | {"features": data.features(features)})
-    faults = Faults()
     header = data.table.column_names
     pictures = {*data.images} & {*(options.features or ())}
     if pictures:
         check_header(header, options.of_devices, folder)
-        table = _images_table(data, options, faults, folder, size=size, grey=grey)
+        cells = enumerate(data.table.column(*pictures).to_pylist())
+        images = {f"{folder}, row {row}": (cell or {}).get("bytes") or b"" for row, cell in cells}
+        x = pixels_of(images, folder, side_of(size), grey)
+        table = Table.read(
+            f"{folder}, row", range(len(x)), x, header, options, lambda name: texts_of(data[name])
+        )
     else:
-        table = frame_rows(data, header, options.of_devices, faults, folder)
+        table = frame_rows(data, header, options.of_devices, folder)
     if classes is None and not regression and not options.several:
         classes = data.names.get(options.labels[0])
     usual: Normalise = "unit" if pictures else "standard"
     options = replace(options, classes=classes, normalise=normalise or usual)
-    return table_shards(table, options, faults, folder, name=folder.resolve().name)
+    return table_shards(table, options, folder, name=folder.resolve().name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,26 +188,3 @@ def _table(folder: Path, pyarrow: Any) -> Any:
     if not tables:
         raise DataError(f"{folder} names no file of rows; save the data set again.")
     return pyarrow.concat_tables(tables)
-
-
-def _images_table(
-    data: _Data,
-    options: TableOptions,
-    faults: Faults,
-    folder: Path,
-    *,
-    size: int | Sequence[int] | None,
-    grey: bool,
-) -> Table:
-    """The table of a column of images."""
-    (name,) = options.features or ()
-    files = {}
-    for row, cell in enumerate(data.table.column(name).to_pylist()):
-        files[f"{folder}, row {row}"] = (cell or {}).get("bytes") or b""
-    x = pixels_of(files, folder, side_of(size), grey)
-
-    def texts(name: str) -> list[str]:
-        return texts_of(data[name])
-
-    header = data.table.column_names
-    return Table.read(f"{folder}, row", range(len(x)), x, header, options, faults, texts)

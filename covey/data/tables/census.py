@@ -51,15 +51,15 @@ class DeviceFacts:
         column it tells what `least` rows have in common: neither means of fewer, nor rarer words.
         """
         table, goal, _, parts, _ = device_rows(path, options, number)
-        rows = parts[0].index
-        labels = len(set(goal.y[rows].tolist()))
+        rows = parts[0].index.numpy()
+        labels = len(np.unique(goal.y[rows]))
         told = {}
         if table.features or options.normalise == "standard":
-            told["x"] = ColumnFacts.of(table, rows.numpy())
+            told["x"] = ColumnFacts.of(table, rows)
             check_words(told["x"], options)
         if options.regression:
             labels = 0
-            told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows.numpy()), {})
+            told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows), {})
         counts = {name: len(part.index) for name, part in zip(SPLITS, parts, strict=True)}
         told = {role: columns.known_of(least) for role, columns in told.items()}
         facts = DeviceFacts(table.x.shape[1:], counts, labels, number, told)
@@ -78,12 +78,16 @@ class DeviceFacts:
             numbers = (values["labels"], values["number"])
             told = values["columns"]
         except (KeyError, TypeError) as error:
-            what = f"{source} is no description of a device: {error!r}"
-            raise DataError(f"{what}; describe the device's file again.") from None
+            raise DataError(
+                f"{source} is no description of a device: {error!r}; "
+                "describe the device's file again."
+            ) from None
         for number in (*shape, *counts.values(), *numbers):
             if not _is_count(number):
-                what = f"{shown(number)} is no number of examples, inputs or labels"
-                raise DataError(f"{source}: {what}; describe the device's file again.")
+                raise DataError(
+                    f"{source}: {shown(number)} is no number of examples, inputs or labels; "
+                    "describe the device's file again."
+                )
         if math.prod(shape) > _VALUES:
             raise DataError(f"{source}: an example of {math.prod(shape)} values is too large.")
         return DeviceFacts(shape, counts, *numbers, _heard(told, shape, source))
@@ -104,9 +108,11 @@ def _heard(told: Any, shape: tuple[int, ...], source: str) -> dict[str, ColumnFa
     try:
         return {role: _facts(told[role], shapes[role]) for role in told}
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        limits = f"{_COLUMNS} columns, and {_WORDS} words of {_LETTERS} letters in each"
-        what = f"{source}: its columns are no counts, means, squares and words, at most {limits}"
-        raise DataError(f"{what}; leave some out, or set normalise to 'unit' or 'none'.") from None
+        raise DataError(
+            f"{source}: its columns are no counts, means, squares and words, at most {_COLUMNS} "
+            f"columns, and {_WORDS} words of {_LETTERS} letters in each; leave some out, "
+            "or set normalise to 'unit' or 'none'."
+        ) from None
 
 
 def _facts(values: Any, shape: tuple[int, ...]) -> ColumnFacts:
@@ -193,8 +199,10 @@ def census(
     elif normalise in ("none", "unit", "half"):
         scale = scaling(normalise, torch.zeros(0), torch.zeros(0))
     else:
-        have = f'normalise = "{normalise}": {path} does not tell what this needs of each column'
-        raise DataError(f'{have}; choose "standard" and describe again, or "none".')
+        raise DataError(
+            f'normalise = "{normalise}": {path} does not tell what this needs of each column; '
+            'choose "standard" and describe again, or "none".'
+        )
     if how is not None:
         names = how.names
         shape = (len(names),)
@@ -229,9 +237,11 @@ def own_part(path: Path, described: Shards, device: int, told: DeviceFacts, **fo
     )
     counts = {name: len(own.part(name).index) for name in SPLITS}
     if own.x.shape[1:] != described.x.shape[1:] or counts != told.counts:
-        have = f"examples of shape {tuple(own.x.shape[1:])}, {counts}"
-        want = f"the census has {tuple(described.x.shape[1:])}, {told.counts}"
-        raise DataError(f"{path}: {have}; {want}. Describe it again: covey deploy describe.")
+        raise DataError(
+            f"{path}: examples of shape {tuple(own.x.shape[1:])}, {counts}; the census has "
+            f"{tuple(described.x.shape[1:])}, {told.counts}. "
+            "Describe it again: covey deploy describe."
+        )
     present = torch.zeros(described.devices, dtype=torch.bool)
     present[device] = True
     parts: dict[str, Any] = {}
@@ -260,8 +270,10 @@ def read(
         raise DataError(f"{path} has no device; put device0.json and so on there.")
     numbers = {number_of(name): name for name in texts}
     if not order and None in numbers:
-        fix = "name files as device17.json, or give data.order, a list of names"
-        raise DataError(f"{path}: {numbers[None]!r} is no device; {fix}.")
+        raise DataError(
+            f"{path}: {numbers[None]!r} is no device; name files as device17.json, "
+            "or give data.order, a list of names."
+        )
     names = order or [numbers.get(number, f"device{number}") for number in range(len(texts))]
     missing = sorted(set(names) - set(texts))
     if missing:
@@ -277,11 +289,15 @@ def read(
         return devices, _heard(together, devices[0].shape, str(path))
     if any(facts.columns.keys() != devices[0].columns.keys() for facts in devices):
         raise DataError(f"{path}: not all devices tell of columns; describe them alike.")
-    parts = {role: [facts.columns[role] for facts in devices] for role in devices[0].columns}
-    merged = {role: ColumnFacts.merged(facts) for role, facts in parts.items()}
+    merged = {
+        role: ColumnFacts.merged([facts.columns[role] for facts in devices])
+        for role in devices[0].columns
+    }
     if not all(facts.rows for facts in merged.values()):
-        fix = "set least lower in the experiment, and describe again"
-        raise DataError(f"{path}: every device has fewer training rows than least; {fix}.")
+        raise DataError(
+            f"{path}: every device has fewer training rows than least; "
+            "set least lower in the experiment, and describe again."
+        )
     return devices, merged
 
 
@@ -295,8 +311,7 @@ def number_of(name: str, order: Sequence[str] = ()) -> int | None:
 
 def text(devices: Sequence[DeviceFacts], columns: Mapping[str, ColumnFacts]) -> str:
     """One file for every node; of columns it has only what all devices together give."""
-    bare = [replace(facts, columns={}) for facts in devices]
-    facts = {f"device{number}": one.as_dict() for number, one in enumerate(bare)}
+    facts = {f"device{n}": replace(one, columns={}).as_dict() for n, one in enumerate(devices)}
     return json.dumps({"format": FORMAT, "devices": facts, "columns": _told(columns)}, indent=1)
 
 
@@ -311,7 +326,6 @@ def _part(devices: Sequence[DeviceFacts], split: str) -> Part:
     In training, as many classes occur as the device says.
     """
     counts = [facts.counts[split] for facts in devices]
-    labels = [max(1, facts.labels) for facts in devices]
-    pieces = [torch.arange(n) % k for n, k in zip(counts, labels, strict=True)]
+    pieces = [torch.arange(facts.counts[split]) % max(1, facts.labels) for facts in devices]
     nobody = torch.zeros(len(devices), dtype=torch.bool)
     return Part.sized(torch.cat(pieces), torch.tensor(counts), nobody)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from covey.data.shards import some
 from covey.data.tables.options import Missing, TableOptions
 from covey.data.tables.scaling import Floats, Moments, Scaling
 from covey.data.tables.table_readers import frame_table, texts_of
-from covey.data.tables.tables import Faults, Table, is_missing
+from covey.data.tables.tables import Table, is_missing
 from covey.errors import DataError
 
 MOST_WORDS = 50  # of a column that is not named in `categorical`
@@ -63,19 +64,22 @@ class ColumnFacts:
         words: dict[str, Counter[str]] = {}
         for device, part in enumerate(parts):
             if sorted(part.names) != sorted(names):
-                have = f"device {device} has the columns {some(part.names)}, and device 0"
-                raise DataError(f"{have} {some(names)}; list features, and describe them again.")
+                raise DataError(
+                    f"device {device} has the columns {some(part.names)}, and device 0 "
+                    f"{some(names)}; list features, and describe them again."
+                )
             order: Any = [part.names.index(name) for name in names] or ...
             moments.append(part.moments.each(itemgetter(order)))
             for name, counts in part.words.items():
                 words.setdefault(name, Counter()).update(counts)
-        rows = sum(part.rows for part in parts)
-        all_moments = Moments.merged(moments)
-        mixed = [name for name in words if all_moments.count[names.index(name)]]
+        together = Moments.merged(moments)
+        mixed = [name for name in words if together.count[names.index(name)]]
         if mixed:
-            have = f"column {mixed[0]!r} has words on some devices, and numbers on others"
-            raise DataError(f"{have}; name it in categorical, and describe them again.")
-        return ColumnFacts(rows, names, all_moments, words)
+            raise DataError(
+                f"column {mixed[0]!r} has words on some devices, and numbers on others; "
+                "name it in categorical, and describe them again."
+            )
+        return ColumnFacts(sum(part.rows for part in parts), names, together, words)
 
     def known_of(self, least: int) -> ColumnFacts:
         """Without what fewer than `least` rows tell: means of so few values, and rare words."""
@@ -101,9 +105,7 @@ class ColumnFacts:
             return scale
         # A column of words has several inputs, all with its values, which stay unscaled.
         column = [at for at, one in enumerate(how.columns) for _ in one.names]
-        shift = scale.shift[column]
-        factor = scale.factor[column]
-        return how.unscaled(Scaling(scale.kind, shift, factor))
+        return how.unscaled(Scaling(scale.kind, scale.shift[column], scale.factor[column]))
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,8 @@ class ColumnEncoding:
         """How many cells have a word that did not occur in training."""
         if self.words is None:
             return 0
-        cells = Counter(table.words[self.name])
-        for word in self.words:
-            del cells[word]
-        return sum(often for word, often in cells.items() if not is_missing(word))
+        known = {*self.words}
+        return sum(not (cell in known or is_missing(cell)) for cell in table.words[self.name])
 
 
 @dataclass(frozen=True)
@@ -194,18 +194,13 @@ class Encoding:
     @property
     def fill(self) -> list[float]:
         """What a gap in a column of inputs becomes."""
-        means: list[float] = []
-        for column in self.columns:
-            means += column.means
-            means += [0.0] * column.flagged
-        return means
+        filled = [(*column.means, *[0.0] * column.flagged) for column in self.columns]
+        return [mean for means in filled for mean in means]
 
     def indicator_notes(self) -> tuple[str, ...]:
         """A note that names the columns of indicators, if there are any."""
         flags = [column.names[-1] for column in self.columns if column.flagged]
-        if not flags:
-            return ()
-        return (f"columns added, 1 where a value is missing: {some(flags)}.",)
+        return (f"columns added, 1 where a value is missing: {some(flags)}.",) if flags else ()
 
     def inputs(self, table: Table) -> Floats:
         """The inputs of all rows of a table, [rows, names]."""
@@ -228,11 +223,9 @@ class Encoding:
         binary = np.array([flag for column in self.columns for flag in column.binary])
         if scaling.shift.ndim != 1 or not binary.any():
             return scaling
-        shift = scaling.shift.clone()
-        factor = scaling.factor.clone()
-        shift[binary] = 0
-        factor[binary] = 1
-        return Scaling(scaling.kind, shift, factor)
+        mask = torch.from_numpy(binary)
+        shift = scaling.shift.masked_fill(mask, 0)
+        return Scaling(scaling.kind, shift, scaling.factor.masked_fill(mask, 1))
 
     def as_dict(self) -> list[dict[str, Any]]:
         """As JSON can hold it."""
@@ -241,12 +234,17 @@ class Encoding:
     @staticmethod
     def read(facts: Sequence[Mapping[str, Any]]) -> Encoding:
         """What `as_dict` wrote."""
-        columns = []
-        for fact in facts:
-            words = None if fact["words"] is None else tuple(fact["words"])
-            means = tuple(fact["means"])
-            columns.append(ColumnEncoding(fact["name"], words, means, fact["flagged"]))
-        return Encoding(tuple(columns))
+        return Encoding(
+            tuple(
+                ColumnEncoding(
+                    fact["name"],
+                    None if fact["words"] is None else tuple(fact["words"]),
+                    tuple(fact["means"]),
+                    fact["flagged"],
+                )
+                for fact in facts
+            )
+        )
 
 
 def encoding(facts: ColumnFacts, options: TableOptions) -> Encoding | None:
@@ -275,17 +273,17 @@ def check_words(facts: ColumnFacts, options: TableOptions, *, empty: bool = Fals
     """Refuse words that one-hot inputs would not help, and columns without a value if `empty`."""
     reasons = {}
     for name in facts.names:
-        if not facts.present(name):
-            reasons[name] = "has no value in any training row" if empty else ""
-        elif name in facts.words and name not in options.categorical:
+        if empty and not facts.present(name):
+            reasons[name] = "has no value in any training row"
+        elif facts.words.get(name) and name not in options.categorical:
             reasons[name] = _doubt(facts.words[name])
-    reasons = {name: reason for name, reason in reasons.items() if reason}
-    if reasons:
-        lines = [f"  column {name!r} {reason}" for name, reason in reasons.items()]
-        remedy = f"leave them out by exclude = {list(reasons)}"
+    lines = [f"  column {name!r} {reason}" for name, reason in reasons.items() if reason]
+    if lines:
+        names = [name for name in reasons if reasons[name]]
+        remedy = f"leave them out by exclude = {names}"
         if options.features is not None:
-            remedy = f"take {some(list(reasons))} out of features"
-        told = f"{len(reasons)} of {len(facts.names)} columns cannot be used; {remedy}, or change"
+            remedy = f"take {some(names)} out of features"
+        told = f"{len(lines)} of {len(facts.names)} columns cannot be used; {remedy}, or change"
         raise DataError("\n".join([f"{told} them as said:", *lines]))
 
 
@@ -297,28 +295,25 @@ def named_columns(examples: Any, how: Encoding) -> Table:
     columns = {}
     for name in how.features:
         cells = examples[name]
-        if (
-            isinstance(cells, str)
-            or not hasattr(cells, "__len__")
-            or getattr(cells, "ndim", 1) == 0
-        ):
-            cells = [cells]  # a single example
+        single = isinstance(cells, str) or not hasattr(cells, "__len__")
+        if single or getattr(cells, "ndim", 1) == 0:
+            cells = [cells]
         if not isinstance(cells, np.ndarray) and not hasattr(cells, "to_numpy"):
             cells = cells.tolist() if hasattr(cells, "tolist") else list(cells)
         columns[name] = texts_of(cells)
-    count = len(columns[how.features[0]])
+    first = how.features[0]
+    count = len(columns[first])
     for name, cells in columns.items():
         if len(cells) != count:
             raise DataError(
-                f"column {name!r} has {len(cells)} examples, but column "
-                f"{how.features[0]!r} {count}; give one value for each example."
+                f"column {name!r} has {len(cells)} examples, but column {first!r} {count}; "
+                "give one value for each example."
             )
     options = TableOptions(
         features=how.features, text=how.text, missing=how.missing, labelled=False
     )
-    faults = Faults()
-    table = frame_table(columns, how.features, options, faults, "example", range(count))
-    faults.refuse("correct or fill them")
+    table = frame_table(columns, how.features, options, "example", range(count))
+    table.faults.refuse("correct or fill them")
     return table
 
 

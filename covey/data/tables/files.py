@@ -19,6 +19,7 @@ from covey.data.shards import (
     Names,
     Part,
     Shards,
+    numbered,
     rows_by_device,
     some,
     standard_targets,
@@ -29,7 +30,7 @@ from covey.data.tables.labels import LabelTargets, classes_of, doubt, several, t
 from covey.data.tables.options import RELATIVE, Missing, TableOptions, is_folder
 from covey.data.tables.scaling import Normalise, Scaling, scaled, scaling
 from covey.data.tables.table_readers import frame_rows, read, stem
-from covey.data.tables.tables import GAPS_HINT, Faults, Table, lacks_name
+from covey.data.tables.tables import GAPS_HINT, Table, lacks_name
 from covey.errors import DataError, shown
 
 
@@ -108,19 +109,18 @@ def files(
     """
     options = TableOptions.of(locals())
     where = Path(path).expanduser()
-    faults = Faults()
     if is_folder(where) and options.deal:
         raise DataError(
             f"partition = {partition!r}, but {where} is a folder with a file per device; "
             "leave out partition, or give one table."
         )
     if is_folder(where):
-        table = folder_table(where, options, faults)
+        table = folder_table(where, options)
     elif where.exists():
-        table = read(where, options.of_devices, faults)
+        table = read(where, options.of_devices)
     else:
         raise DataError(f"there is no file or folder {where}; {RELATIVE}.")
-    return table_shards(table, options, faults, where, name=where.resolve().name)
+    return table_shards(table, options, where, name=where.resolve().name)
 
 
 def frame(
@@ -164,15 +164,12 @@ def frame(
             f"the frame has a column called {shown(odd[0])}; "
             "give its columns names of text, as in df.columns = df.columns.map(str)."
         )
-    faults = Faults()
     where = Path("the frame")
-    table = frame_rows(df, list(df.columns), options.of_devices, faults, where)
-    return table_shards(table, options, faults, where, name=name)
+    table = frame_rows(df, list(df.columns), options.of_devices, where)
+    return table_shards(table, options, where, name=name)
 
 
-def table_shards(
-    table: Table, options: TableOptions, faults: Faults, where: Path, *, name: str
-) -> Shards:
+def table_shards(table: Table, options: TableOptions, where: Path, *, name: str) -> Shards:
     """The shards of a table that has been read from `where`."""
     for column, cells in ((options.device, table.device), (options.edge, table.edge)):
         if options.deal and cells is not None:
@@ -180,17 +177,17 @@ def table_shards(
                 f"{where} has a column {column!r}, so partition would decide against it; "
                 f"leave out partition, or the column, as in exclude = [{column!r}]."
             )
-    faults.refuse("correct or remove them, or list the columns that are features")
+    table.faults.refuse("correct or remove them, or list the columns that are features")
     table, notes = _with_values(table, options)
-    goal = _goal(table, options, faults)
+    goal = _goal(table, options)
     homes, parts = _dealt(table, goal, options)
     unclear = ""
     # Of an array, the type tells.
     if options.classes is None and table.features and not options.tokens:
         unclear = doubt(options.labels[0], goal.names, len(table))
     if unclear:
-        faults.hints[_NUMBERS_HINT] = None
-    parts, moved = _with_every_class(table, goal, parts, faults)
+        table.faults.hints[_NUMBERS_HINT] = None
+    parts, moved = _with_every_class(table, goal, parts)
     form: dict[str, Any] = {"notes": notes + moved, "name": name, "doubt": unclear}
     if goal.classes is None and not goal.yes_no and options.normalise != "none":
         form["target"] = standard_targets(goal.y, parts[0])
@@ -230,14 +227,13 @@ def _prepared(
     table: Table, options: TableOptions, train: Part
 ) -> tuple[Table, Encoding | None, Scaling]:
     """The table with inputs as its columns, its encoding if it needs one, and its scaling."""
-    facts = None
     how = None
     if table.features or options.normalise == "standard":
         facts = ColumnFacts.merged([ColumnFacts.of(table, rows) for rows in rows_by_device(train)])
         how = encoding(facts, options)
     if how is not None:
         table = how.applied(table)
-    if facts is not None and options.normalise == "standard":
+    if options.normalise == "standard":
         return table, how, facts.scaling(how)
     scale = scaling(options.normalise, torch.from_numpy(table.x), train.index)
     return table, how, scale if how is None else how.unscaled(scale)
@@ -318,7 +314,6 @@ def unlabelled(
     *,
     features: Sequence[str],
     shape: Sequence[int],
-    faults: Faults,
     encoding: Encoding | None = None,
 ) -> Table:
     """The rows of a file in the form of the training data.
@@ -329,11 +324,10 @@ def unlabelled(
     """
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")
-    wanted = replace(options, labelled=False)
-    wanted, encoding = _as_trained(wanted, path, features, encoding)
-    table = read(path, wanted, faults)
+    options, encoding = _as_trained(replace(options, labelled=False), path, features, encoding)
+    table = read(path, options)
     if encoding is not None:
-        faults.refuse("correct or remove them")
+        table.faults.refuse("correct or remove them")
         table = encoding.applied(table)
     return _shaped(table, shape, path)
 
@@ -345,16 +339,15 @@ def device_rows(
 
     `number` is that of the device. With `several`, the file may name more than one.
     """
-    faults = Faults()
-    table = read(path, options, faults)
+    table = read(path, options)
     several = several and len(set(table.device or ())) > 1
     if not several:
         check_alone(table, options, path)
     if options.text is not None:
-        faults.hints.clear()  # the run has decided what becomes of words and gaps
-    faults.refuse("correct or remove them")
+        table.faults.hints.clear()  # the run has decided what becomes of words and gaps
+    table.faults.refuse("correct or remove them")
     table, notes = _with_values(table, options)
-    goal = _goal(table, options, faults)
+    goal = _goal(table, options)
     homes = _Homes([np.arange(len(table))], (stem(path),), first=number)
     if several:
         homes = _homes(replace(table, edge=None))
@@ -376,9 +369,7 @@ def _with_values(table: Table, options: TableOptions) -> tuple[Table, tuple[str,
     named = table.targets or {options.labels[0]: table.label}
     columns = {**named, options.device: table.device}
     lacking = {
-        name: np.array([lacks_name(cell) for cell in cells])
-        for name, cells in columns.items()
-        if cells
+        name: np.array(list(map(lacks_name, cells))) for name, cells in columns.items() if cells
     }
     if options.missing == "drop" and table.x.dtype.kind == "f":
         lacking |= {name: table.gaps(name) for name in table.features}
@@ -413,12 +404,12 @@ def _tokens(table: Table, normalise: Normalise) -> Tensor:
 def token_ids(values: Tensor) -> Tensor:
     """Numbers as token ids, int64; a fraction is refused."""
     whole = values.long()
-    wrong = (whole != values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
-    if wrong:
-        bad = values[wrong[0]]
-        value = float(bad[bad != whole[wrong[0]]][0])
+    wrong = whole != values
+    examples = wrong.reshape(len(values), -1).any(dim=1).nonzero()
+    if len(examples):
         raise DataError(
-            f"{len(wrong)} examples have fractions, the first is {value:g} in example {wrong[0]}; "
+            f"{len(examples)} examples have fractions, the first is {float(values[wrong][0]):g} "
+            f"in example {int(examples[0])}; "
             "token ids are whole numbers, so leave out tokens or correct them."
         )
     return whole
@@ -470,12 +461,13 @@ _CLASSES_HINT = "if the label column holds classes, leave out the loss or regres
 _NUMBERS_HINT = 'to predict numbers, set loss = "mse" in the file, or regression=True in Python'
 
 
-def _goal(table: Table, options: TableOptions, faults: Faults) -> LabelTargets:
+def _goal(table: Table, options: TableOptions) -> LabelTargets:
     """What the labels are, once every row is fit for use."""
 
     def complain(row: int, why: str) -> None:
-        faults.add_rows(table, [row], why)
+        table.reject([row], why)
 
+    faults = table.faults
     if table.targets:
         goal = several(table.targets, complain, numbers=options.regression or None)
     else:
@@ -528,31 +520,23 @@ def _dealt(table: Table, goal: LabelTargets, options: TableOptions) -> tuple[_Ho
 
 def _homes(table: Table) -> _Homes:
     """The rows of each device as the table names it; an error if it names two edges for one."""
-    devices, who = _numbered(table.device or [])
+    devices, who = numbered(table.device or [])
     rows = np.split(np.argsort(who, kind="stable"), np.bincount(who).cumsum()[:-1])
     if not table.edge:
         return _Homes(rows, devices)
-    edges, under = _numbered(table.edge)
+    edges, under = numbered(table.edge)
     _, first = np.unique(who, return_index=True)
-    faults = Faults()
     for row in np.flatnonzero(under != under[first[who]]).tolist():
         before = int(first[who[row]])
         name = devices[who[row]]
         other = f"under {table.edge[before]!r} in {table.where(before)}"
-        why = f"device {name!r} is under edge {table.edge[row]!r}, but {other}"
-        faults.add_rows(table, [row], why)
-    faults.refuse("give each device one edge")
+        table.reject([row], f"device {name!r} is under edge {table.edge[row]!r}, but {other}")
+    table.faults.refuse("give each device one edge")
     home = under[first]
     order = np.argsort(home, kind="stable").tolist()
     names = tuple(devices[device] for device in order)
     sizes = tuple(np.bincount(home).tolist())
     return _Homes([rows[device] for device in order], names, edges, sizes)
-
-
-def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], Numbers]:
-    """The names in order of first appearance, and the number each row's name has among them."""
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return tuple(number), np.array([number[name] for name in names], dtype=np.int64)
 
 
 def _parts(table: Table, homes: _Homes, options: TableOptions) -> Parts:
@@ -577,7 +561,7 @@ def _parts(table: Table, homes: _Homes, options: TableOptions) -> Parts:
 
 
 def _with_every_class(
-    table: Table, goal: LabelTargets, parts: Parts, faults: Faults
+    table: Table, goal: LabelTargets, parts: Parts
 ) -> tuple[Parts, tuple[str, ...]]:
     """The parts with every class in training, and a note of what was moved there.
 
@@ -587,14 +571,13 @@ def _with_every_class(
     if goal.classes is None:
         return parts, ()
     later = torch.cat([part.index for part in parts[1:]])
-    seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
-    unseen = later[~seen[goal.y[later]]].numpy()
+    unseen = later[~torch.isin(goal.y[later], goal.y[parts[0].index])].numpy()
     if not len(unseen):
         return parts, ()
     if table.part is not None:
         for row in unseen.tolist():
-            faults.add_rows(table, [row], f"class {table.label[row]!r} is unseen in training")
-        faults.refuse(
+            table.reject([row], f"class {table.label[row]!r} is unseen in training")
+        table.faults.refuse(
             "each class needs a row that somebody trains on: add some, remove these, or split "
             "otherwise"
         )

@@ -14,17 +14,17 @@ import numpy as np
 from covey.data.shards import some
 from covey.data.tables.options import TableOptions, files_below
 from covey.data.tables.table_readers import ENDINGS, form_of, read, stem
-from covey.data.tables.tables import Faults, Table, joined
+from covey.data.tables.tables import Table, joined
 from covey.errors import DataError
 
 
-def folder_table(folder: Path, options: TableOptions, faults: Faults) -> Table:
+def folder_table(folder: Path, options: TableOptions) -> Table:
     """The table of all files under a folder, one per device."""
     if options.renamed("part"):
         options = replace(options, needed=[options.part])
     tables: list[Table] = []
     paths = _paths(folder)
-    for path, table in zip(paths, _read_all(paths, options, faults), strict=True):
+    for path, table in zip(paths, _read_all(paths, options), strict=True):
         check_alone(table, options, path)
         edge = None if path.parent == folder else [path.parent.name] * len(table)
         table = replace(table, device=[stem(path)] * len(table), edge=edge)
@@ -50,14 +50,13 @@ def check_alone(table: Table, options: TableOptions, path: Path) -> None:
             )
 
 
-def _read_all(paths: Sequence[Path], options: TableOptions, faults: Faults) -> list[Table]:
+def _read_all(paths: Sequence[Path], options: TableOptions) -> list[Table]:
     """The table of every file.
 
     Where files disagree whether a column has words or numbers, most of all its cells decide. A
     column without any value in a file has neither there.
     """
-    found = [Faults() for _ in paths]
-    tables = [read(path, options, own) for path, own in zip(paths, found, strict=True)]
+    tables = [read(path, options) for path in paths]
     text = set()
     for name in {name for table in tables for name in table.words}:
         words = sum(len(table.words.get(name, ())) for table in tables)
@@ -68,9 +67,7 @@ def _read_all(paths: Sequence[Path], options: TableOptions, faults: Faults) -> l
     for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
         own = text & {*table.features}
         if own != table.words.keys():
-            found[number] = Faults()
-            tables[number] = read(path, replace(options, text=tuple(own)), found[number])
-        faults.take(found[number])
+            tables[number] = read(path, replace(options, text=tuple(own)))
     return tables
 
 
@@ -104,14 +101,10 @@ def _paths(folder: Path) -> list[Path]:
 
 def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
     """The same table with its columns in the order of another."""
-    lacks = [name for name in like.features if name not in table.features]
-    extra = [name for name in table.features if name not in like.features]
+    lacks = some([name for name in like.features if name not in table.features])
+    extra = some([name for name in table.features if name not in like.features])
     if lacks or extra:
-        told = []
-        if lacks:
-            told.append(f"lacks {some(lacks)}")
-        if extra:
-            told.append(f"has {some(extra)} besides")
+        told = filter(None, (lacks and f"lacks {lacks}", extra and f"has {extra} besides"))
         raise DataError(
             f"compared with {first}, {path} {' and '.join(told)}; give all files the same features."
         )

@@ -22,7 +22,6 @@ from covey.data.shards import SPLITS
 from covey.data.tables import npz
 from covey.data.tables.options import TableOptions
 from covey.data.tables.tables import (
-    Faults,
     Table,
     check_header,
     has_words,
@@ -45,8 +44,8 @@ _DIGITS = {"True": "1", "False": "0"}
 """True and False beside numbers, which a frame keeps as Python objects."""
 
 
-def read(path: Path, options: TableOptions, faults: Faults) -> Table:
-    """The rows of a file; those that cannot be used go to the faults."""
+def read(path: Path, options: TableOptions) -> Table:
+    """The rows of a file, with the faults of those that cannot be used."""
     readers = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".npz": _npz}
     form = form_of(path)
     if form is None:
@@ -54,9 +53,8 @@ def read(path: Path, options: TableOptions, faults: Faults) -> Table:
             f"{path} is no {ENDINGS} file (nor a .csv packed as .gz); "
             "give one, or a folder of them."
         )
-    before = len(faults.reasons)
     try:
-        table = readers[form](path, options, faults)
+        table = readers[form](path, options)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
@@ -66,7 +64,7 @@ def read(path: Path, options: TableOptions, faults: Faults) -> Table:
         raise DataError(
             f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8."
         ) from error
-    if not len(table) and len(faults.reasons) == before:
+    if not len(table) and not table.faults.reasons:
         raise DataError(f"{path} has no rows; add some or leave it out.")
     return table
 
@@ -97,7 +95,6 @@ def frame_table(
     frame: Any,
     header: Sequence[str],
     options: TableOptions,
-    faults: Faults,
     source: str,
     positions: Sequence[int],
 ) -> Table:
@@ -125,17 +122,15 @@ def frame_table(
         pairs = zip(cells, _pointed(cells, options), strict=True)
         return [pointed if is_number(pointed) else cell for cell, pointed in pairs]
 
-    return Table.read(source, positions, x, header, options, faults, texts, words)
+    return Table.read(source, positions, x, header, options, texts, words)
 
 
-def frame_rows(
-    frame: Any, header: Sequence[str], options: TableOptions, faults: Faults, where: Path
-) -> Table:
+def frame_rows(frame: Any, header: Sequence[str], options: TableOptions, where: Path) -> Table:
     """The rows of a frame at `where`, known by their numbers."""
     check_header(header, options, where)
     if not len(frame):
         raise DataError(f"{where} has no rows; add some.")
-    return frame_table(frame, header, options, faults, f"{where}, row", range(len(frame)))
+    return frame_table(frame, header, options, f"{where}, row", range(len(frame)))
 
 
 def _numeric(column: Any) -> Array | None:
@@ -191,7 +186,7 @@ def _pointed(cells: list[str], options: TableOptions) -> list[str]:
     return [cell.replace(options.decimal, ".") for cell in cells]
 
 
-def _csv(path: Path, options: TableOptions, faults: Faults) -> Table:
+def _csv(path: Path, options: TableOptions) -> Table:
     """The rows of a table of text, piece by piece."""
     records = _records(path, _separator(path, options.decimal))
     _, first = next(records, (0, []))
@@ -211,12 +206,12 @@ def _csv(path: Path, options: TableOptions, faults: Faults) -> Table:
     while (piece := list(islice(records, _CHUNK))) or not tables:
         fitting = [record for record in piece if len(record[1]) == len(header)]
         sheet = _sheet([cells for _, cells in fitting], header)
-        lines = [line for line, _ in fitting]
-        tables.append(frame_table(sheet, header, options, faults, source, lines))
+        table = frame_table(sheet, header, options, source, [line for line, _ in fitting])
+        tables.append(table)
         for line, cells in piece:
             if len(cells) != len(header):
                 have = f"has {len(cells)} cells where the header has {len(header)}"
-                faults.add(source, line, have)
+                table.faults.add(source, line, have)
     return joined(tables)
 
 
@@ -270,7 +265,7 @@ def _separator(path: Path, decimal: str) -> str:
     return max(counts, key=counts.__getitem__)
 
 
-def _parquet(path: Path, options: TableOptions, faults: Faults) -> Table:
+def _parquet(path: Path, options: TableOptions) -> Table:
     parquet = needed("pyarrow.parquet", extra="parquet", to=f"read {path}")
     with reading(path, "write it again"):
         file = parquet.ParquetFile(path)
@@ -278,10 +273,10 @@ def _parquet(path: Path, options: TableOptions, faults: Faults) -> Table:
         values = file.metadata.num_rows * file.metadata.num_columns
         npz.check_memory(8 * values, path, "give fewer rows")
         data = file.read()
-    return frame_rows(data, data.column_names, options, faults, path)
+    return frame_rows(data, data.column_names, options, path)
 
 
-def _npz(path: Path, options: TableOptions, faults: Faults) -> Table:
+def _npz(path: Path, options: TableOptions) -> Table:
     """The examples in arrays x and y, or train_x, train_y and so on."""
     if options.several and options.labelled:
         raise DataError(
@@ -298,14 +293,14 @@ def _npz(path: Path, options: TableOptions, faults: Faults) -> Table:
         arrays = npz.arrays(file)
     options = replace(options, label="y")
     if "train_x" not in arrays or not options.labelled:
-        return _examples(path, f"{path}, row", arrays, options, faults)
+        return _examples(path, f"{path}, row", arrays, options)
     tables = []
     for split in SPLITS:
         start = f"{split}_"
         own = {name.removeprefix(start): arrays[name] for name in arrays if name.startswith(start)}
         if own:
             own[options.part] = np.full(len(own.get("x", ())), split)
-            tables.append(_examples(path, f"{path}, {split} row", own, options, faults))
+            tables.append(_examples(path, f"{path}, {split} row", own, options))
     shapes = sorted({table.x.shape[1:] for table in tables})
     if len(shapes) > 1:
         raise DataError(
@@ -319,7 +314,6 @@ def _examples(
     source: str,
     arrays: Mapping[str, Array],
     options: TableOptions,
-    faults: Faults,
 ) -> Table:
     """The table of an array x of features, an array y of labels, and columns of text."""
     _check_arrays(path, arrays, options)
@@ -334,7 +328,7 @@ def _examples(
             array = np.char.decode(array, "utf-8", "replace")
         return texts_of(array.tolist())
 
-    return Table.read(source, range(len(x)), x, list(arrays), options, faults, texts)
+    return Table.read(source, range(len(x)), x, list(arrays), options, texts)
 
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], options: TableOptions) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,42 @@ _NEARLY_NUMBER = re.compile(r"[+-]?[\d_]+([.,][\d_]+)?")
 _MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "?", "-"))
 
 
+@dataclass(frozen=True)
+class Faults:
+    """Rows that cannot be used, and why.
+
+    They are gathered so that one message names several. A row counts once.
+    """
+
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    hints: dict[str, None] = field(default_factory=dict)  # what else may be done, in order
+
+    def add(self, source: str, position: int, why: str) -> None:
+        """One more, unless something is known of that row already."""
+        self.reasons.setdefault((source, position), why)
+
+    def refuse(self, advice: str) -> None:
+        """A DataError that names the first five, if there are any.
+
+        >>> faults = Faults()
+        >>> faults.add("pumps.csv, line", 7, "column 'heat' is empty")
+        >>> faults.refuse("correct or remove it")
+        Traceback (most recent call last):
+        covey.errors.DataError: 1 row cannot be used; correct or remove it:
+          pumps.csv, line 7: column 'heat' is empty
+        """
+        if not self.reasons:
+            return
+        lines = [
+            f"  {source} {position}: {why}"
+            for (source, position), why in sorted(self.reasons.items())
+        ]
+        advice = "; ".join([advice, *self.hints])
+        more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
+        count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
+        raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows of one file or of several; a column of text that is not there is None."""
@@ -43,6 +79,7 @@ class Table:
     targets: Mapping[str, list[str]] = field(default_factory=dict)
     """The cells of every label column, where there are several; `label` has the first one's."""
     notes: tuple[str, ...] = ()  # what the user should know of the rows
+    faults: Faults = field(default_factory=Faults)  # of its file, whatever rows are taken
 
     @staticmethod
     def read(
@@ -51,11 +88,10 @@ class Table:
         x: npt.NDArray[Any],
         header: Sequence[str],
         options: TableOptions,
-        faults: Faults,
         texts: Callable[[str], list[str]],
         words: Mapping[str, list[str]] | None = None,
     ) -> Table:
-        """The table of rows that were just read; what is wrong with them goes to the faults.
+        """The table of rows that were just read, with what is wrong with them.
 
         `texts` gives the cells of a column of the file by its name. With `words`, columns of text,
         the columns of x have names too: those of the features.
@@ -74,7 +110,9 @@ class Table:
             targets=targets,
             **roles,
         )
-        _look(table, options, texts, faults)
+        _look(table, options)
+        if x.dtype.kind == "f" and len(table):
+            _look_at_features(table, options, texts)
         return table
 
     def __len__(self) -> int:
@@ -83,6 +121,11 @@ class Table:
     def where(self, row: int) -> str:
         """Where a row stands, as in "pumps.csv, line 7"."""
         return f"{self.source[row]} {self.position[row]}"
+
+    def reject(self, rows: Iterable[int], why: str) -> None:
+        """Note the same fault of some rows."""
+        for row in rows:
+            self.faults.add(self.source[row], self.position[row], why)
 
     def column(self, name: str) -> npt.NDArray[Any] | list[str]:
         """The numbers of a feature, or its words."""
@@ -112,52 +155,6 @@ class Table:
         return replace(self, x=self.x[rows], words=words, targets=targets, **texts)
 
 
-@dataclass(frozen=True)
-class Faults:
-    """Rows that cannot be used, and why.
-
-    They are gathered so that one message names several. A row counts once.
-    """
-
-    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
-    hints: dict[str, None] = field(default_factory=dict)  # what else may be done, in order
-
-    def add(self, source: str, position: int, why: str) -> None:
-        """One more, unless something is known of that row already."""
-        self.reasons.setdefault((source, position), why)
-
-    def add_rows(self, table: Table, rows: Sequence[int], why: str) -> None:
-        """The same reason for some rows of a table."""
-        for row in rows:
-            self.add(table.source[row], table.position[row], why)
-
-    def take(self, others: Faults) -> None:
-        """Those of another file too."""
-        self.reasons.update(others.reasons)
-        self.hints.update(others.hints)
-
-    def refuse(self, advice: str) -> None:
-        """A DataError that names the first five, if there are any.
-
-        >>> faults = Faults()
-        >>> faults.add("pumps.csv, line", 7, "column 'heat' is empty")
-        >>> faults.refuse("correct or remove it")
-        Traceback (most recent call last):
-        covey.errors.DataError: 1 row cannot be used; correct or remove it:
-          pumps.csv, line 7: column 'heat' is empty
-        """
-        if not self.reasons:
-            return
-        lines = [
-            f"  {source} {position}: {why}"
-            for (source, position), why in sorted(self.reasons.items())
-        ]
-        advice = "; ".join([advice, *self.hints])
-        more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
-        count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
-        raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
-
-
 def joined(tables: Sequence[Table]) -> Table:
     """The rows of all tables, one after the other.
 
@@ -180,6 +177,10 @@ def joined(tables: Sequence[Table]) -> Table:
         features=tables[0].features,
         words=columns("words"),
         targets=columns("targets"),
+        faults=Faults(
+            {row: why for table in tables for row, why in table.faults.reasons.items()},
+            {hint: None for table in tables for hint in table.faults.hints},
+        ),
     )
 
 
@@ -264,10 +265,8 @@ def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return ~fine
 
 
-def _look(
-    table: Table, options: TableOptions, texts: Callable[[str], list[str]], faults: Faults
-) -> None:
-    """Add what is wrong with each row to `faults`."""
+def _look(table: Table, options: TableOptions) -> None:
+    """Reject rows that lack a label, a device, an edge or a part."""
     columns: dict[str, Any] = {**(table.targets or {options.labels[0]: table.label})}
     columns |= {getattr(options, role): getattr(table, role) for role in ROLES[1:]}
     for name, cells in columns.items():
@@ -276,21 +275,20 @@ def _look(
             continue  # rows without a label or a device are left out later
         empty = [row for row, cell in enumerate(cells or ()) if not cell]
         if empty:
-            faults.add_rows(table, empty, f"column {name!r} is empty")
+            table.reject(empty, f"column {name!r} is empty")
             if owned and options.labelled:
-                faults.hints[GAPS_HINT] = None
+                table.faults.hints[GAPS_HINT] = None
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
             why = f"column {options.part!r} is {text!r}, not train, validation or test"
-            faults.add_rows(table, [row], why)
-    if table.x.dtype.kind == "f" and len(table):
-        _look_at_features(table, options, texts, faults)
+            table.reject([row], why)
 
 
 def _look_at_features(
-    table: Table, options: TableOptions, texts: Callable[[str], list[str]], faults: Faults
+    table: Table, options: TableOptions, texts: Callable[[str], list[str]]
 ) -> None:
-    """Add the cells that a float32 cannot hold, and gaps where they are not filled."""
+    """Reject rows with cells that a float32 cannot hold, or with gaps that are not filled."""
+    hints = table.faults.hints
     x = table.x.reshape(len(table), -1)
     wrong = unusable(x)
     for at, name in enumerate(table.features):
@@ -303,15 +301,15 @@ def _look_at_features(
             gap = is_missing(cells[row])
             if gap and options.missing != "error":
                 continue
-            faults.add_rows(table, [row], f"{name} {complaint(cells[row])}")
+            table.reject([row], f"{name} {complaint(cells[row])}")
             if not options.labelled:
                 continue
             if gap:
-                faults.hints[GAPS_HINT] = None
+                hints[GAPS_HINT] = None
             elif _DECIMAL_COMMA.fullmatch(cells[row]):
-                faults.hints['for decimal commas, set decimal = ","'] = None
+                hints['for decimal commas, set decimal = ","'] = None
             elif not is_number(cells[row]):
-                faults.hints["for a column of words, name it in categorical"] = None
+                hints["for a column of words, name it in categorical"] = None
 
 
 def check_header(header: Sequence[str], options: TableOptions, path: Path) -> None:
