@@ -8,7 +8,7 @@ import torch
 from covey.codecs import CODECS
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.replies import exact
-from covey.links.link import Ledger, Link, Route
+from covey.links.link import Ledger, Link, Route, Sending
 from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, fedmac_bits, paper_bits
 from covey.links.spec import LinkSpec
 
@@ -99,10 +99,10 @@ def test_numbers_that_no_codec_changes_cost_bytes_and_are_no_values() -> None:
     link = Link(LinkSpec(CODECS["bitmap"]), ledger)
     once = torch.ones(2, dtype=torch.int64)
     route = Route(("server-device", "up", "train"), once, tree=torch.zeros_like(once))
-    link.send(exact(torch.ones(2, 1)), route, cut=None)
+    link.send(Sending(exact(torch.ones(2, 1))), route)
     ledger.settle()
     number = len(CODECS["dense"].encode(torch.ones(1)))
     assert meter.traffic() == Traffic(bytes=2 * number, messages=2, dense=2 * number)
-    link.send(torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]), route, cut=None)
+    link.send(Sending(torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]])), route)
     ledger.settle()
     assert (meter.traffic().values, meter.traffic().nonzeros) == (6, 2)

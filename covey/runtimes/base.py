@@ -30,7 +30,7 @@ from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
-from covey.links.link import Ledger, Residuals
+from covey.links.link import Ledger, Residuals, Sending
 from covey.links.meter import LowerEnds
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
@@ -583,6 +583,18 @@ class BaseRuntime(Runtime):
         return Replies(parts, asker=asker, askers=len(question.askers), child=child)
 
     # Links
+
+    def _sending(self, crossing: Crossing) -> Sending:
+        """A message that is to cross, with what its senders have beside it."""
+        key = crossing.key
+        check_carried(rows_of(crossing.message), key)
+        return Sending(
+            crossing.message,
+            cut=self._cut(key.sender),
+            reference=crossing.reference,
+            keys=self._wire_keys(key, crossing.senders),
+            memory=self._memory(crossing),
+        )
 
     def _cut(self, sender: str) -> float | None:
         """The size up to which the entries of a tier are sent as zeros; None: nothing is cut."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import AskArguments, Call, Nodes
-from covey.links.link import Messages, by_kind
+from covey.links.link import RowMessages, by_kind
 from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
     VARIANTS,
@@ -285,14 +285,9 @@ class _Variant:
         groups = []
         for numbers in by_kind(self.play.ledger.entries):
             entries = [self.play.ledger.entries[number] for number in numbers]
-            groups.append(
-                _Group(
-                    Messages.of(entries),
-                    torch.cat([entry.sent.cpu() for entry in entries]),
-                    torch.cat([self.layout.sent[number] for number in numbers]),
-                    torch.cat([self.layout.lengths[number] for number in numbers]),
-                )
-            )
+            sent = torch.cat([self.layout.sent[number] for number in numbers])
+            lengths = torch.cat([self.layout.lengths[number] for number in numbers])
+            groups.append(_Group(RowMessages.joined(entries), sent, lengths))
         return groups
 
     @property
@@ -477,10 +472,7 @@ class Rounds:
             self._count_entries(variant, questions, numbers)
         else:
             for group in variant.groups:
-                kind = group.messages.entry
-                sent = group.same if kind.exact else numbers[group.sent]
-                lengths = None if kind.lengths is None else numbers[group.lengths]
-                play.ledger.count(group.messages, sent, lengths)
+                play.ledger.count(_with(group.entry, numbers, group.sent, group.lengths))
         for noted, place in zip(variant.tape.noted, layout.notes, strict=True):
             idle = None
             if questions is not None and noted.asked is not None:
@@ -502,11 +494,8 @@ class Rounds:
                 tree = self._runtime.tree.copy(question.tier, senders)
                 ends = LowerEnds(question.tier, senders, torch.arange(len(senders)))
                 entry = replace(entry, route=replace(entry.route, tree=tree, ends=ends))
-            if not entry.exact:
-                entry = replace(entry, sent=numbers[layout.sent[position]])
-            if entry.lengths is not None:
-                entry = replace(entry, lengths=numbers[layout.lengths[position]])
-            self._runtime._play.ledger.add(entry)
+            sent, lengths = layout.sent[position], layout.lengths[position]
+            self._runtime._play.ledger.add(_with(entry, numbers, sent, lengths))
 
     def _count_cohorts(self, variant: _Variant) -> None:
         """The same nodes are asked as when the round was recorded."""
@@ -583,8 +572,15 @@ class _Layout(NamedTuple):
 class _Group(NamedTuple):
     """Messages of one kind, and the positions of their numbers in `_counted`."""
 
-    messages: Messages
-    same: Tensor
-    """The numbers of values sent, where they are the same in all rounds."""
+    entry: RowMessages
     sent: Tensor
     lengths: Tensor
+
+
+def _with(entry: RowMessages, numbers: Tensor, sent: Tensor, lengths: Tensor) -> RowMessages:
+    """Messages with the numbers of this round, which stand at these positions in `_counted`."""
+    if not entry.exact:  # whose numbers of values are the same in all rounds
+        entry = replace(entry, sent=numbers[sent])
+    if entry.lengths is not None:
+        entry = replace(entry, lengths=numbers[lengths])
+    return entry
