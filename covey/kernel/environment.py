@@ -1,8 +1,7 @@
 """The environment of a run: which devices can be asked, which answers count, how long they take.
 
 A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. Another one is a cell with a bandwidth, a deadline and a virtual clock
-(`covey.wireless`).
+and takes no time. Another one may have a bandwidth, a deadline and a virtual clock.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, LowerEnds, Meter, NodeBytes, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec, difference, largest
-from covey.types import Ids, Rows
+from covey.types import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +119,8 @@ class Ledger:
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        together = []
-        for alike in by_kind(self.entries):
-            together.append(RowMessages.joined([self.entries[number] for number in alike]))
+        kinds = by_kind(self.entries)
+        together = [RowMessages.joined([self.entries[n] for n in alike]) for alike in kinds]
         numbers = []
         for entry in together:
             numbers.append(entry.sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -37,22 +38,10 @@ class Traffic:
     dense: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes + other.bytes,
-            self.messages + other.messages,
-            self.values + other.values,
-            self.nonzeros + other.nonzeros,
-            self.dense + other.dense,
-        )
+        return Traffic(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes - other.bytes,
-            self.messages - other.messages,
-            self.values - other.values,
-            self.nonzeros - other.nonzeros,
-            self.dense - other.dense,
-        )
+        return Traffic(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
 @dataclass

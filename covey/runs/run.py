@@ -143,7 +143,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         for copy, path in zip(range(len(self.experiments)), paths, strict=True):
             round = 0
             if path is not None:
-                with self.runtime.together("resume"):
+                with self.runtime.ranks.together("resume"):
                     w = self.state.w[copy : copy + 1]
                     state = self.checkpoints.read(copy, path, w, self.notes)
                     self.state = self.state.with_seed(copy, state)
@@ -188,7 +188,7 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def save(self, copy: int, path: Path, *, wait: bool) -> None:
         """Write the checkpoint of one seed."""
-        with self.alone("save"), self.runtime.together("save the run"):
+        with self.alone("save"), self.runtime.ranks.together("save the run"):
             began = time.perf_counter()
             state = self.state.of_seed(copy)
             self.checkpoints.write(copy, path, state, self.stopping_rule, wait=wait)
@@ -528,7 +528,7 @@ class Run(Seed, Iterator[Round]):
     ) -> None:
         runs = Runs([experiment], resume=[resume], runtime=runtime, store=store, reading=reading)
         super().__init__(runs, 0)
-        shown = progress and self.runtime.leads
+        shown = progress and self.runtime.ranks.leads
         self._progress = ProgressLine(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
@@ -550,7 +550,7 @@ class Run(Seed, Iterator[Round]):
         line = ProgressLine(self.experiment.rounds)
         try:
             for record in self:
-                if self.runtime.leads:
+                if self.runtime.ranks.leads:
                     line.show(record, last=self.done)
                 yield record
         finally:

@@ -310,7 +310,8 @@ class BaseRuntime(Runtime):
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
-            environment = self.environment.read(me.call.elapsed)
+            waited = torch.zeros(len(rows), 2, dtype=torch.float64) + me.call.elapsed
+            environment = self.environment.read(waited)
             devices = self.environment.totals()
         seconds = self.clock.take()
         return facts.played(answer, environment, seconds, devices)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from torch import Tensor
@@ -109,35 +108,6 @@ class Runtime(ABC):
     @abstractmethod
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process prints and writes files; of several, one does."""
-        return self.ranks.leads
-
-    @property
-    def world(self) -> int:
-        """The number of processes that run the programs together."""
-        return self.ranks.world
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among them."""
-        return self.ranks.rank
-
-    def gather_json(self, what: str, value: Any) -> list[Any]:
-        """The value of every process, as JSON can hold it.
-
-        `what` says what all of them are about to do.
-        """
-        return self.ranks.gather_json(what, value)
-
-    def together(self, done: str) -> AbstractContextManager[None]:
-        """Do something in all processes of the runtime; an error of one is an error of all.
-
-        `done` says what was done: nobody goes on before all have.
-        """
-        return self.ranks.together(done)
 
     @property
     def sizes(self) -> dict[str, int]:

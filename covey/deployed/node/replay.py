@@ -152,8 +152,7 @@ def _of_some(call: Call, chosen: Tensor) -> Call:
     if isinstance(gradients, Tensor) and gradients.ndim:
         gradients = gradients[chosen]
     reports = {name: figures[chosen] for name, figures in call.reports.items()}
-    count = int(chosen.sum())
-    return Call(count, needs=call.needs, notes=notes, gradients=gradients, reports=reports)
+    return Call(needs=call.needs, notes=notes, gradients=gradients, reports=reports)
 
 
 @dataclass(frozen=True)

@@ -48,17 +48,17 @@ class NativeKernel:
             raise ProgramError(
                 f"{len(rows)} rows to score for {len(starts)} devices; give one each."
             )
-        rows = _rows(rows, rows)
         work = native.NativeWork(
             devices=len(rows),
-            width=rows.shape[1],
+            width=self.space.width,
             batch=_SCORED,
             batches=1,
-            start=rows.data_ptr(),
-            start_stride=rows.stride(0),
             examples=index.data_ptr(),
         )
         self.bind(work, rows)
+        rows = _rows(rows, rows)
+        work.start = rows.data_ptr()
+        work.start_stride = rows.stride(0)
         return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
 
     def bind(self, work: native.NativeWork, rows: Rows) -> None:
