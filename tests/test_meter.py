@@ -37,21 +37,6 @@ def test_totals_by_link_direction_and_lane() -> None:
     assert meter.traffic(direction="up") == Traffic(10, 2, 40, 1)
 
 
-def test_since_says_only_what_moved() -> None:
-    meter = filled()
-    before = meter.copy()
-    assert meter.since(before) == {}
-    meter.count("server-edge", "up", "train", Traffic(2, 1, 20, 0))
-    meter.count("server-edge", "down", "score", Traffic(4, 1))
-    meter.count("edge-device", "up", "train", Traffic())
-    assert meter.since(before) == {
-        ("server-edge", "up", "train"): Traffic(2, 1, 20, 0),
-        ("server-edge", "down", "score"): Traffic(4, 1),
-    }
-    assert before.bytes() == 160
-    assert meter.since(Meter()) == {key: t for key, t in meter.totals.items() if t != Traffic()}
-
-
 def test_a_typing_error_is_not_counted_apart() -> None:
     with pytest.raises(ConfigError, match="'downn'"):
         Meter().count("server-edge", "downn", "train", Traffic(1))

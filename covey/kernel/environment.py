@@ -118,15 +118,12 @@ class Environment(Protocol):
         """
         ...
 
-    def read(self, elapsed: Tensor) -> list[Any] | None:
+    def read(self, elapsed: Tensor) -> tuple[list[Any] | None, dict[str, Tensor]]:
         """The record of the round for each seed; None: nothing to record.
 
+        Beside it are figures of the round by name, float64 with one for every device of all seeds.
         `elapsed` is how long the servers waited, [seeds, 2].
         """
-        ...
-
-    def totals(self) -> dict[str, Tensor]:
-        """Figures of the round by name, float64 with one for every device of all seeds."""
         ...
 
 
@@ -147,10 +144,6 @@ class Ideal:
         seconds = torch.zeros(answers.askers, 2, dtype=torch.float64)
         return seconds, None
 
-    def read(self, elapsed: Tensor) -> list[Any] | None:
+    def read(self, elapsed: Tensor) -> tuple[list[Any] | None, dict[str, Tensor]]:
         """Nothing."""
-        return None
-
-    def totals(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
+        return None, {}

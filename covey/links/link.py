@@ -84,14 +84,18 @@ class RowMessages:
         return lengths
 
 
-def by_kind(entries: Sequence[RowMessages]) -> list[list[int]]:
-    """The positions of the entries of each kind, which are counted together."""
+def by_kind(entries: Sequence[RowMessages]) -> list[tuple[list[int], RowMessages]]:
+    """The entries of each kind: their positions, and all of them as one."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, entry in enumerate(entries):
         form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
         kind = (entry.route.key, id(entry.codec), *form)
         kinds.setdefault(kind, []).append(number)
-    return list(kinds.values())
+    out = []
+    for numbers in kinds.values():
+        alike = [entries[number] for number in numbers]
+        out.append((numbers, RowMessages.joined(alike)))
+    return out
 
 
 class Ledger:
@@ -119,19 +123,18 @@ class Ledger:
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        kinds = by_kind(self.entries)
-        together = [RowMessages.joined([self.entries[n] for n in alike]) for alike in kinds]
+        together = by_kind(self.entries)
         numbers = []
-        for entry in together:
+        for _, entry in together:
             numbers.append(entry.sent)
             if entry.lengths is not None:
                 numbers.append(entry.lengths)
         arrived = iter(in_main_memory(numbers))  # with one wait for a GPU
-        for entry in together:
-            entry = replace(entry, sent=next(arrived))
+        for _, entry in together:
+            here = replace(entry, sent=next(arrived))
             if entry.lengths is not None:
-                entry = replace(entry, lengths=next(arrived))
-            self.count(entry)
+                here = replace(here, lengths=next(arrived))
+            self.count(here)
         self.entries.clear()
 
     def count(self, entry: RowMessages) -> None:
@@ -188,6 +191,7 @@ class Sending:
 class _Sent:
     """Rows on their way, as the sender sees them."""
 
+    codec: Codec
     rows: Rows  # the input of the codec
     mask: Tensor | None
     keys: Tensor | None  # the addresses of the codec's draws
@@ -218,11 +222,10 @@ class Link:
         size = rows.element_size()
         masked = sent.mask is not None
         exact = isinstance(message, Exact)
-        codec = self._codec(exact=exact)
         lengths = None
-        if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
-            lengths = codec.nbytes(rows, sent.mask)  # counts do not decide them
-        entry = RowMessages(route, codec, width, size, masked, exact, sent.count, lengths)
+        if sent.codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
+            lengths = sent.codec.nbytes(rows, sent.mask)  # counts do not decide them
+        entry = RowMessages(route, sent.codec, width, size, masked, exact, sent.count, lengths)
         self.ledger.add(entry)
         return message if exact else _received(rows, sent.mask, sent.reference)
 
@@ -234,9 +237,7 @@ class Link:
             return Packed(NOTHING, ())
         check_rows(rows, None, ndim=2)
         sent = self._sent(sending)
-        codec = self._codec(exact=isinstance(message, Exact))
-        encoded = tuple(_encoded(codec, sent))
-        return Packed(Schema.of(message), encoded, sent.count.cpu())
+        return Packed(Schema.of(message), tuple(_encoded(sent)), sent.count.cpu())
 
     def count(self, packed: Packed, route: Route) -> None:
         """Count packed rows in the ledger, as `send` does."""
@@ -296,7 +297,7 @@ class Link:
         check_dtype(rows)
         if isinstance(message, Exact):
             none = torch.zeros(len(rows), dtype=torch.int64)
-            return _Sent(rows, None, None, rows, none, None)
+            return _Sent(_EXACT, rows, None, None, rows, none, None)
         mask = message.mask if isinstance(message, Masked) else None
         memory = sending.memory
         cut_rows, count = native.cut_count(rows, sending.cut)
@@ -324,7 +325,7 @@ class Link:
             count = count_nonzero(mask.expand(rows.shape))
         elif arriving is not cut_rows:
             count = count_nonzero(patterns(arriving))
-        return _Sent(chosen, mask, addresses, arriving, count, added)
+        return _Sent(wire.codec, chosen, mask, addresses, arriving, count, added)
 
 
 _EXACT = CODECS["dense"]
@@ -340,7 +341,7 @@ def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Messag
     return Masked(rows, mask)
 
 
-def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
+def _encoded(sent: _Sent) -> Iterator[bytes]:
     """The bytes of each row, which do not depend on the other rows."""
     count = len(sent.rows)
     masks: Sequence[Tensor | None] = [None] * count
@@ -349,7 +350,7 @@ def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
     keys: Sequence[int | None] = [None] * count
     if sent.keys is not None:
         keys = sent.keys.tolist()
-    yield from map(codec.encode, sent.rows, masks, keys)
+    yield from map(sent.codec.encode, sent.rows, masks, keys)
 
 
 def _decoded(codec: Codec, packed: Packed, *, borrow: bool) -> tuple[Rows, Tensor | None]:

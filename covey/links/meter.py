@@ -40,9 +40,6 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*map(operator.add, vars(self).values(), vars(other).values()))
 
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(*map(operator.sub, vars(self).values(), vars(other).values()))
-
 
 @dataclass
 class Meter:
@@ -52,10 +49,9 @@ class Meter:
 
     >>> meter = Meter()
     >>> meter.count("server-edge", "down", "train", Traffic(bytes=100, messages=1))
-    >>> before = meter.copy()
     >>> meter.count("server-edge", "up", "train", Traffic(bytes=40, messages=1))
-    >>> meter.bytes(), list(meter.since(before))
-    (140, [('server-edge', 'up', 'train')])
+    >>> meter.bytes(), meter.bytes(direction="up")
+    (140, 40)
     """
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
@@ -70,23 +66,10 @@ class Meter:
 
     def plus(self, traffic: Mapping[Key, Traffic]) -> Meter:
         """The meter with more traffic added; this one stays as it is."""
-        out = self.copy()
+        totals = dict(self.totals)
         for key, more in traffic.items():
-            out.count(*key, more)
-        return out
-
-    def copy(self) -> Meter:
-        """The totals as they are now, which later counts do not change."""
-        return Meter(dict(self.totals))
-
-    def since(self, earlier: Meter) -> dict[Key, Traffic]:
-        """What has been counted after `earlier`, only where something was."""
-        out = {}
-        for key, total in self.totals.items():
-            traffic = total - earlier.totals.get(key, Traffic())
-            if traffic != Traffic():
-                out[key] = traffic
-        return out
+            totals[key] = totals.get(key, Traffic()) + more
+        return Meter(totals)
 
     def traffic(
         self,

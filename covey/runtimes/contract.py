@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -109,7 +110,7 @@ class Runtime(ABC):
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """The number of nodes of each tier of one seed's tree, from the top."""
         return {tier: self.tree.size(tier) // self.tree.copies for tier in self.tree.tiers}

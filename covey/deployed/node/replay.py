@@ -83,7 +83,7 @@ class ReplaySimulator(Simulator):
         before = self._unheard.get(question.tier)
         self._unheard[question.tier] = torch.cat([late, self._unheard_children(me, question)])
         own = [values[there] for values in each]
-        answers = self._all_answers(me, _without(question, there), down, own)
+        answers = self._all_answers(me, question.only(there), down, own)
         del self._unheard[question.tier]
         if before is not None:
             self._unheard[question.tier] = before
@@ -124,23 +124,6 @@ class ReplaySimulator(Simulator):
         if idle is not None:
             idle = idle[heard]
         super()._add_facts(tier, ids[heard], _of_some(call, heard), idle)
-
-
-def _without(question: Question, there: Tensor) -> Question:
-    """An ask of those nodes alone that are there, bool [m]."""
-    idle = question.idle
-    if idle is not None:
-        idle = idle[there]
-    answering = torch.zeros(len(there), dtype=torch.bool)
-    answering[question.answers] = True
-    return replace(
-        question,
-        ids=question.ids[there],
-        asker=question.asker[there],
-        answers=answering[there].nonzero()[:, 0],
-        idle=idle,
-        each=tuple(values[there] for values in question.each),
-    )
 
 
 def _of_some(call: Call, chosen: Tensor) -> Call:

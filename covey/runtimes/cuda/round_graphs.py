@@ -283,11 +283,10 @@ class _Variant:
     def groups(self) -> list[_Group]:
         """Its messages by kind, each of which is counted at once."""
         groups = []
-        for numbers in by_kind(self.play.ledger.entries):
-            entries = [self.play.ledger.entries[number] for number in numbers]
+        for numbers, entry in by_kind(self.play.ledger.entries):
             sent = torch.cat([self.layout.sent[number] for number in numbers])
             lengths = torch.cat([self.layout.lengths[number] for number in numbers])
-            groups.append(_Group(RowMessages.joined(entries), sent, lengths))
+            groups.append(_Group(entry, sent, lengths))
         return groups
 
     @property
