@@ -232,7 +232,7 @@ class TierNodes:
 
 def no_plan(who: str) -> ConfigError:
     """The error for pruning ratios that a plan should give, where no environment plans."""
-    fix = "give an environment that plans (docs/radio.md), or a number"
+    fix = "give a radio, or a number (docs/radio.md)"
     return ConfigError(f'{who} prunes as a plan says (ratio = "plan"), and there is none; {fix}.')
 
 

@@ -179,16 +179,11 @@ def dense_bits(values: int) -> int:
     return 64 * values
 
 
-def fedmac_bits(d: int, s: float) -> float:
-    """FedMac's printed cost of one device and round, d values each way of which a share s is not 0.
+def paper_bits(down: Traffic, up: Traffic) -> float:
+    """FedMac's printed cost, for what really travelled in both directions.
 
     It charges each zero one bit, and one bitmap for both directions together.
     """
-    return 2 * 64 * s * d + 2 * (1 - s) * d + d
-
-
-def paper_bits(down: Traffic, up: Traffic) -> float:
-    """`fedmac_bits` for what really travelled, where the two directions need not carry the same."""
     both = down + up
     return 64 * both.nonzeros + (both.values - both.nonzeros) + both.values / 2
 

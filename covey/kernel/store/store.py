@@ -562,11 +562,6 @@ class Store:
         for column in self.columns.values():
             column.rollback()
 
-    def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
-        """(tier, name, ids, rounds, rows) of what every column holds now."""
-        for (tier, name), column in sorted(self.columns.items()):
-            yield tier, name, *column.read(PRESENT, slice(0, None))
-
     def freeze(self, nodes: Mapping[str, slice]) -> Iterator[Frozen]:
         """Every column with its held versions, of these nodes of each tier.
 
