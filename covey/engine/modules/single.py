@@ -233,16 +233,22 @@ def _bound(function: Callable[..., Any], node: Operation, module: nn.Module) -> 
     places = {value.number: place for place, value in enumerate(node.values)}
     given = (*node.arguments, *node.keywords.values())
     template = [_constant(argument, module, places) for argument in given]
-    varying = [position for position, argument in enumerate(template) if _varies(argument)]
+    whole = [(k, places[each.number]) for k, each in enumerate(given) if isinstance(each, Value)]
+    parts = [k for k, each in enumerate(given) if _varies(each) and not isinstance(each, Value)]
     names = tuple(node.keywords)
     count = len(given) - len(names)
 
     def run(x: Tensor, *values: Any) -> Any:
         arguments = template.copy()
-        for position in varying:
-            arguments[position] = _read(template[position], values, len(x))
-        named = dict(zip(names, arguments[count:], strict=True))
-        out = function(*arguments[:count], **named)
+        for k, place in whole:
+            arguments[k] = values[place]
+        for k in parts:
+            arguments[k] = _read(template[k], values, len(x))
+        if names:
+            named = dict(zip(names, arguments[count:], strict=True))
+            out = function(*arguments[:count], **named)
+        else:
+            out = function(*arguments)
         return out if node.part is None else out[node.part]
 
     return run
