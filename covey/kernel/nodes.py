@@ -681,7 +681,7 @@ class DataGradient(DataLoss):
             product = self.task.full_hessian_product(x, self._me.ids, v, draw)
         else:
             batch = self.batch_of(0)
-            product = self.task.hessian_product(x, batch, v)
+            product = self.task.gradients.hessian_product(x, batch, v)
         self._step += 1
         self._me.call.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
