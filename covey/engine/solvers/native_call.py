@@ -12,8 +12,7 @@ from torch import Tensor
 
 from covey import native
 from covey.engine.modules.layout import ParameterLayout
-from covey.engine.solvers import gram
-from covey.engine.solvers.objective import DataLoss, Gradient, Objective
+from covey.engine.solvers.objective import MIN_STEPS, DataLoss, Gradient, Objective
 from covey.engine.solvers.stack import Layer, LinearStack
 from covey.errors import ProgramError
 from covey.types import Rows
@@ -111,7 +110,7 @@ def data_refusal(
     loss: DataLoss, start: Rows, terms: Objective, *, factored: bool = False
 ) -> str | None:
     """As `refusal`, for steps on mini-batches, which may be `factored`."""
-    if factored and (reason := gram.unfit(loss, terms)):
+    if factored and (reason := loss.unfactored(terms)):
         return reason
     if loss.all_examples:
         return "each step takes the gradient of all examples"
@@ -130,7 +129,7 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective, *, factored: bool 
     work = make_work(start, terms, terms.decay + loss.task.l2, to=rows, kernel=kernel)
     if loss.fixed is not None:
         if factored:
-            work.factored = gram.MIN_STEPS
+            work.factored = MIN_STEPS
         give(work, [loss.fixed], start.dtype)
         native.descend(work, start.dtype)
         return rows
