@@ -84,18 +84,14 @@ class RowMessages:
         return lengths
 
 
-def by_kind(entries: Sequence[RowMessages]) -> list[tuple[list[int], RowMessages]]:
-    """The entries of each kind: their positions, and all of them as one."""
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for number, entry in enumerate(entries):
+def by_kind(entries: Sequence[RowMessages]) -> list[RowMessages]:
+    """The entries of each kind as one."""
+    kinds: dict[tuple[object, ...], list[RowMessages]] = {}
+    for entry in entries:
         form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
         kind = (entry.route.key, id(entry.codec), *form)
-        kinds.setdefault(kind, []).append(number)
-    out = []
-    for numbers in kinds.values():
-        alike = [entries[number] for number in numbers]
-        out.append((numbers, RowMessages.joined(alike)))
-    return out
+        kinds.setdefault(kind, []).append(entry)
+    return list(map(RowMessages.joined, kinds.values()))
 
 
 class Ledger:
@@ -125,16 +121,16 @@ class Ledger:
         """Everything into the meters, messages of one kind together."""
         together = by_kind(self.entries)
         numbers = []
-        for _, entry in together:
+        for entry in together:
             numbers.append(entry.sent)
             if entry.lengths is not None:
                 numbers.append(entry.lengths)
         arrived = iter(in_main_memory(numbers))  # with one wait for a GPU
-        for _, entry in together:
-            here = replace(entry, sent=next(arrived))
+        for entry in together:
+            entry = replace(entry, sent=next(arrived))
             if entry.lengths is not None:
-                here = replace(here, lengths=next(arrived))
-            self.count(here)
+                entry = replace(entry, lengths=next(arrived))
+            self.count(entry)
         self.entries.clear()
 
     def count(self, entry: RowMessages) -> None:
@@ -246,7 +242,7 @@ class Link:
             return
         entry = RowMessages(
             route,
-            self._codec(exact=schema.kind == "exact"),
+            _EXACT if schema.kind == "exact" else self.wire.codec,
             schema.width,
             size=schema.dtype.itemsize,
             masked=schema.kind == "masked",
@@ -255,10 +251,6 @@ class Link:
             lengths=packed.lengths,
         )
         self.ledger.add(entry)
-
-    def _codec(self, *, exact: bool) -> Codec:
-        """The codec of messages."""
-        return _EXACT if exact else self.wire.codec
 
     def unpack(
         self,
@@ -281,7 +273,7 @@ class Link:
         if schema.kind == "nothing":
             return None
         exact = schema.kind == "exact"
-        rows, mask = _decoded(self._codec(exact=exact), packed, borrow=borrow)
+        rows, mask = _decoded(_EXACT if exact else self.wire.codec, packed, borrow=borrow)
         if exact:
             return Exact(rows)
         if not self.wire.update or reference is None or reference.shape != rows.shape:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
-from covey.kernel.environment import Answered
+from covey.kernel.environment import Answered, Environment
 from covey.kernel.work import Work
 from covey.radio.device import Cells, Devices
 from covey.radio.latency import formula_bits, whole_weights
@@ -78,14 +78,14 @@ class RadioAllocation:
     formula_bits: Tensor | None
 
 
-class RadioClock:
+class RadioClock(Environment):
     """The radio of a run under way.
 
     Every seed has a population and cells of its own; devices and cells are numbered through all
     seeds.
     """
 
-    ideal = False
+    ideal: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ from torch import Tensor
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import AskArguments, Call, Nodes
-from covey.links.link import RowMessages, by_kind
 from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
     VARIANTS,
@@ -279,16 +278,6 @@ class _Variant:
         """Where its numbers are."""
         return _Layout.of(self.play, self.tape)
 
-    @cached_property
-    def groups(self) -> list[_Group]:
-        """Its messages by kind, each of which is counted at once."""
-        groups = []
-        for numbers, entry in by_kind(self.play.ledger.entries):
-            sent = torch.cat([self.layout.sent[number] for number in numbers])
-            lengths = torch.cat([self.layout.lengths[number] for number in numbers])
-            groups.append(_Group(entry, sent, lengths))
-        return groups
-
     @property
     def changes(self) -> bool:
         """Whether those who answer differ from round to round."""
@@ -467,11 +456,7 @@ class Rounds:
             ):
                 sums = torch.where(own, 0.0, torch.nan)
                 play.suspects.noted.append(replace(suspect, sums=sums))
-        if questions is not None:
-            self._count_entries(variant, questions, numbers)
-        else:
-            for group in variant.groups:
-                play.ledger.count(_with(group.entry, numbers, group.sent, group.lengths))
+        self._count_messages(variant, questions, numbers)
         for noted, place in zip(variant.tape.noted, layout.notes, strict=True):
             idle = None
             if questions is not None and noted.asked is not None:
@@ -482,19 +467,24 @@ class Rounds:
             play.facts.notes.add(noted.tier, noted.name, noted.ids, figures, idle)
         play.facts.gradients += variant.play.facts.gradients
 
-    def _count_entries(self, variant: _Variant, questions: list[Question], numbers: Tensor) -> None:
-        """Count messages one by one: other nodes answer than when the round was recorded."""
+    def _count_messages(
+        self, variant: _Variant, questions: list[Question] | None, numbers: Tensor
+    ) -> None:
+        """Count messages, perhaps of other nodes than when the round was recorded."""
         layout = variant.layout
         for position, entry in enumerate(variant.play.ledger.entries):
             number, part = variant.tape.sent[position]
-            if number is not None:  # answers, from those nodes that answer in this round
+            if questions is not None and number is not None:  # from those who answer in this round
                 question = questions[number]
                 senders = question.ids[part][answering_in(question, part)]
                 tree = self._runtime.tree.copy(question.tier, senders)
                 ends = LowerEnds(question.tier, senders, torch.arange(len(senders)))
                 entry = replace(entry, route=replace(entry.route, tree=tree, ends=ends))
-            sent, lengths = layout.sent[position], layout.lengths[position]
-            self._runtime._play.ledger.add(_with(entry, numbers, sent, lengths))
+            if not entry.exact:  # whose numbers of values are the same in all rounds
+                entry = replace(entry, sent=numbers[layout.sent[position]])
+            if entry.lengths is not None:
+                entry = replace(entry, lengths=numbers[layout.lengths[position]])
+            self._runtime._play.ledger.add(entry)
 
     def _count_cohorts(self, variant: _Variant) -> None:
         """The same nodes are asked as when the round was recorded."""
@@ -566,20 +556,3 @@ class _Layout(NamedTuple):
             lengths.append(positions(0 if entry.lengths is None else len(entry.lengths)))
         notes = [positions(len(noted.ids)) for noted in tape.noted]
         return _Layout(suspects, sent, lengths, notes)
-
-
-class _Group(NamedTuple):
-    """Messages of one kind, and the positions of their numbers in `_counted`."""
-
-    entry: RowMessages
-    sent: Tensor
-    lengths: Tensor
-
-
-def _with(entry: RowMessages, numbers: Tensor, sent: Tensor, lengths: Tensor) -> RowMessages:
-    """Messages with the numbers of this round, which stand at these positions in `_counted`."""
-    if not entry.exact:  # whose numbers of values are the same in all rounds
-        entry = replace(entry, sent=numbers[sent])
-    if entry.lengths is not None:
-        entry = replace(entry, lengths=numbers[lengths])
-    return entry
