@@ -529,7 +529,7 @@ class Run(Seed, Iterator[Round]):
     ) -> None:
         runs = Runs([experiment], resume=[resume], runtime=runtime, store=store, reading=reading)
         super().__init__(runs, 0)
-        shown = progress and self.runtime.ranks.leads
+        shown = progress and self.runtime.leads
         self._progress = ProgressLine(experiment.rounds) if shown else None
 
     def __next__(self) -> Round:
@@ -551,7 +551,7 @@ class Run(Seed, Iterator[Round]):
         line = ProgressLine(self.experiment.rounds)
         try:
             for record in self:
-                if self.runtime.ranks.leads:
+                if self.runtime.leads:
                     line.show(record, last=self.done)
                 yield record
         finally:

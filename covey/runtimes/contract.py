@@ -110,6 +110,11 @@ class Runtime(ABC):
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process prints and writes files; of several, one does."""
+        return self.ranks.leads
+
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The number of nodes of each tier of one seed's tree, from the top."""

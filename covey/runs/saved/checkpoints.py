@@ -136,7 +136,7 @@ class Checkpoints:
         columns = saving.columns_alone(list(runtime.freeze(copy)), state.round)
         part = rank_parts.write(path, columns, rank=runtime.ranks.rank, world=runtime.ranks.world)
         parts = runtime.ranks.gather_json("write the parts of a checkpoint", part)
-        if runtime.ranks.leads:
+        if runtime.leads:
             rank_parts.check_visible(path, parts)
             self._write(copy, path, Saved(state, [], parts=parts), stopped)
 

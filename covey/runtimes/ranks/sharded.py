@@ -196,7 +196,7 @@ class Sharded(Simulator):
         What nodes above the cut keep is the same on all ranks, and rank 0 yields it.
         """
         for frozen in super().freeze(copy):
-            if self.ranks.leads or frozen.tier not in self.shares.above:
+            if self.leads or frozen.tier not in self.shares.above:
                 yield frozen
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
