@@ -69,7 +69,8 @@ def key(*words: int | str) -> int:
     """
     state = 0
     for word in words:
-        state = int(_finalise((state ^ _number(word)) + _GOLDEN))
+        number = word & _MASK if isinstance(word, int) else _hash(word)
+        state = int(_finalise((state ^ number) + _GOLDEN))
     return state
 
 
@@ -102,7 +103,9 @@ def path(parent: int, ask: int) -> int:
 
 def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
-    return _slots(_states(address, ids), width, start)
+    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device)
+    states = _states(address, ids)
+    return _finalise_rows(states[:, None] + slots * _signed(_GOLDEN))
 
 
 def _states(address: Address, ids: Tensor) -> Tensor:
@@ -110,13 +113,6 @@ def _states(address: Address, ids: Tensor) -> Tensor:
     if not isinstance(address, Tensor):
         address = _signed(address)
     return _finalise_rows(ids + address)
-
-
-def _slots(states: Tensor, width: int, start: int = 0) -> Tensor:
-    """64 random bits for each state and each slot from `start` on, as int64 [n, width]."""
-    slots = torch.arange(start, start + width, dtype=torch.int64, device=states.device)
-    offsets = slots * _signed(_GOLDEN)
-    return _finalise_rows(states[:, None] + offsets)
 
 
 def integers(
@@ -154,18 +150,16 @@ def normal(
     The kernel and torch, on a CPU and on a GPU, give the same bits: logarithm and cosine are made
     of sums, products, quotients and square roots, whose rounding IEEE 754 fixes.
     """
-    states = _states(address, ids)
-    if native.loaded() and states.device.type == "cpu" and dtype in native.DTYPES:
-        return native.normal(states, width, dtype)
-    out = torch.empty(len(states), width, dtype=dtype, device=states.device)
-    columns = width
-    if states.device.type == "cpu":
-        columns = max(1, _BLOCK // max(len(states), 1))
+    on_cpu = ids.device.type == "cpu"
+    if native.loaded() and on_cpu and dtype in native.DTYPES:
+        return native.normal(_states(address, ids), width, dtype)
+    out = torch.empty(len(ids), width, dtype=dtype, device=ids.device)
+    columns = max(1, _BLOCK // max(len(ids), 1)) if on_cpu else width
     for first in range(0, width, columns):
-        stop = min(first + columns, width)
-        u = _fractions(_slots(states, stop - first, first))
-        v = _fractions(_slots(states, stop - first, width + first))
-        out[:, first:stop] = box_muller(u, v)
+        count = min(columns, width - first)
+        u = _fractions(bits(address, ids, count, first))
+        v = _fractions(bits(address, ids, count, width + first))
+        out[:, first : first + count] = box_muller(u, v)
     return out
 
 
@@ -282,12 +276,6 @@ def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:
         coin = _finalise(pivot[position] ^ larger) & np.uint64(1)
         number = np.where(coin == 1, partner, number)
     return number
-
-
-def _number(word: int | str) -> int:
-    if isinstance(word, int):
-        return word & _MASK
-    return _hash(word)
 
 
 @lru_cache

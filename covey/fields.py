@@ -260,9 +260,12 @@ def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
 def check(thing: Any) -> None:
     """Raise unless every field of a dataclass is of its type, finite and in its range.
 
-    A default is taken as its author wrote it. Types that no file can hold are left to the class.
+    A default is taken as its author wrote it. Types that no file can hold are left to the class. A
+    number of numpy's or torch's becomes Python's.
     """
-    checked(thing, f"{type(thing).__name__}: ")
+    for name, value in checked(thing, f"{type(thing).__name__}: ").items():
+        if _is_scalar(getattr(thing, name)):
+            object.__setattr__(thing, name, value)
 
 
 def checked(thing: Any, place: str = "") -> dict[str, Any]:
@@ -375,6 +378,8 @@ def words(hint: Any) -> str:
 def _value(value: Any, hint: Any, place: _Label) -> Any:
     """A value in the form of its type; an error unless it has that type and is in its range."""
     arms = _arms(hint)
+    if _is_scalar(value):
+        value = value.item()
     if isinstance(value, str) and value == "none" and types.NoneType in [arm.hint for arm in arms]:
         return None
     fitting = [arm for arm in arms if _fits(value, arm)]
@@ -393,6 +398,11 @@ def _value(value: Any, hint: Any, place: _Label) -> Any:
     if not kept:
         raise place.wrong(value, " or ".join(dict.fromkeys(map(str, broken))))
     return _formed(value, kept, place)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether this is a number of numpy's or torch's, an array without axes."""
+    return hasattr(value, "item") and getattr(value, "shape", None) == ()
 
 
 def _formed(value: Any, arms: Sequence[_Arm], place: _Label) -> Any:

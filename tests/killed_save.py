@@ -24,9 +24,9 @@ def main(path: str, rank: int) -> None:
     next(run)
     run.save(path)
     next(run)
-    if run.runtime.rank == rank == 0:
+    if run.runtime.ranks.rank == rank == 0:
         checkpoint.write = die
-    elif run.runtime.rank == rank:
+    elif run.runtime.ranks.rank == rank:
         rank_parts.write = die
     run.save(path)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies, Total
-from covey.kernel.store.store import Store
+from covey.kernel.store.store import PRESENT, Store
 from covey.runs.experiment import Experiment
 from covey.runs.run import Runs
 from covey.runs.seed import Seed
@@ -34,7 +34,8 @@ def store(run: Seed | Runs) -> Store:
 
 def dump(run: Seed | Runs) -> list[Column]:
     """Everything that the nodes of all seeds keep."""
-    return list(store(run).dump())
+    columns = sorted(store(run).columns.items())
+    return [(*key, *column.read(PRESENT, slice(0, None))) for key, column in columns]
 
 
 def columns(run: Seed) -> Iterator[Column]:

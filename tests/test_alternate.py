@@ -49,7 +49,7 @@ class Loss(Given):
         batch = self.batch_of(self._step)
         if not self.by_turn:
             self._step += 1
-        return self.task.gradient(x, batch) + self.task.l2 * x
+        return self.task.gradients.gradient(x, batch) + self.task.l2 * x
 
     def of_turn(self, turn: int) -> Loss:
         if self.by_turn:
@@ -123,16 +123,16 @@ def test_moves_are_the_loops_they_stand_for() -> None:
     share = column(0.0, 1.0)
     for step in range(3):
         point = share * y + (1 - share) * x
-        y = y - 0.1 * share * task.gradient(point, loss[1][step])
-        x = x - 0.1 * task.gradient(x, loss[2][step])
+        y = y - 0.1 * share * task.gradients.gradient(point, loss[1][step])
+        x = x - 0.1 * task.gradients.gradient(x, loss[2][step])
     after = alternate(start, *mixture(task, Loss), times=3)
     torch.testing.assert_close(after["x"], x)
     torch.testing.assert_close(after["y"], y)
 
     x = start["x"]
     for step in range(3):
-        y = x - 0.2 * task.gradient(x, loss[1][step])
-        x = x - 0.1 * task.gradient(y, loss[2][step])
+        y = x - 0.2 * task.gradients.gradient(x, loss[1][step])
+        x = x - 0.1 * task.gradients.gradient(y, loss[2][step])
     after = alternate(start, *ahead(task, Loss), times=3)
     torch.testing.assert_close(after["x"], x)
     torch.testing.assert_close(after["y"], y)
@@ -140,7 +140,7 @@ def test_moves_are_the_loops_they_stand_for() -> None:
     x, y, z = start["x"], start["y"], start["z"]
     for turn in range(3):
         for _ in range(3):
-            g = task.gradient(x, loss[1][turn])
+            g = task.gradients.gradient(x, loss[1][turn])
             x = x - 0.1 * (g - 0.7 * y + 0.1 * torch.tanh(x / 0.05))
         y = y - 0.3 * 0.7 * (y - x)
         y = torch.sign(y) * (y.abs() - 0.03).clamp(min=0)
@@ -213,7 +213,7 @@ def test_the_gradient_at_given_rows(
         batch = task.examples.cyclic(IDS, 6, torch.full((DEVICES,), 1))
     assert native_call.gradient_refusal(task, x, batch) is None
     bound = DTYPES[dtype]
-    want = task.gradient(x, batch)
+    want = task.gradients.gradient(x, batch)
     torch.testing.assert_close(task.fast_gradient(x, batch), want, rtol=bound, atol=bound)
     one = native_call.gradient(task, x[2:3], batch.row(2))
     assert torch.equal(one, native_call.gradient(task, x, batch)[2:3])

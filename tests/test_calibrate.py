@@ -58,7 +58,7 @@ def test_the_models_of_a_run() -> None:
     data, model = covey.data.digits(devices=6), covey.models.linear(64, 10)
     run = covey.run(covey.Experiment(FineTune(sample=4), data, model, covey.Tree.flat(6), rounds=2))
     record = list(run)[-1]
-    before = run.meter.copy().totals
+    before = dict(run.meter.totals)
     found = run.calibration(bins=5)
     assert run.meter.totals == before  # a look is no part of the run
     assert found.keys() == record.models.keys()

@@ -166,13 +166,13 @@ def test_a_gradient_is_that_of_the_module_with_these_masks(name: str) -> None:
     batch = batch_of(task)
     masks = dropout.masks(task.sites, Draw(77, IDS), 5, torch.float64)
     assert len(masks) == len(task.sites) > 0
-    gradient = task.gradient(rows, batch)
+    gradient = task.gradients.gradient(rows, batch)
     for i in range(len(IDS)):
         own = tuple(mask[i] for mask in masks)
         expected = by_hand(task, rows[i], batch.x[i], batch.y[i], own)
         torch.testing.assert_close(gradient[i], expected, atol=1e-12, rtol=1e-10)
     other = batch.drawing(Draw(78, IDS))
-    assert not torch.equal(task.gradient(rows, other), gradient)
+    assert not torch.equal(task.gradients.gradient(rows, other), gradient)
 
 
 def test_torch_drops_as_the_masks_do() -> None:
@@ -225,9 +225,9 @@ def test_a_hessian_product_is_the_derivative_of_the_masked_gradient() -> None:
     batch = batch_of(task)
     v = torch.ones_like(rows)
     step = 1e-5
-    ahead = task.gradient(rows + step * v, batch)
-    behind = task.gradient(rows - step * v, batch)
-    product = task.hessian_product(rows, batch, v)
+    ahead = task.gradients.gradient(rows + step * v, batch)
+    behind = task.gradients.gradient(rows - step * v, batch)
+    product = task.gradients.hessian_product(rows, batch, v)
     torch.testing.assert_close(product, (ahead - behind) / (2 * step), atol=1e-8, rtol=1e-6)
 
 

@@ -146,7 +146,7 @@ def test_all_rows_read_one_frozen_table() -> None:
     row = task.space.row(module)
     rows = torch.stack([row, 2 * row, -row])
     batch = task.examples.spread(torch.arange(3), 5)
-    gradient = task.gradient(rows, batch)
+    gradient = task.gradients.gradient(rows, batch)
     for i in range(3):
         alone = task.space.fill(rows[i])
         loss = nn.functional.cross_entropy(alone(batch.x[i]), batch.y[i])

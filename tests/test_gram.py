@@ -55,7 +55,7 @@ def test_factored_steps_are_plain_steps(
     batch = it.examples.draw(7, IDS, 6)[0]
     terms = Objective(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
     plain = descend(
-        start, lambda x: it.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay,
+        start, lambda x: it.gradients.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay,
     )  # fmt: skip
     torch.testing.assert_close(factored(it, start, batch, terms), plain, rtol=1e-12, atol=1e-12)
 
@@ -64,7 +64,9 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     it = task(mlp(30, 7, 3))
     start = rows(it, 1)
     batch = it.examples.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
-    plain = descend(start, lambda x: it.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
+    plain = descend(
+        start, lambda x: it.gradients.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start)
+    )
     torch.testing.assert_close(
         factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))),
         plain,
@@ -144,5 +146,5 @@ def test_many_steps_in_float32_lose_no_more_than_one_rounding_a_step(
     batch, terms = at(short, start)
     plain = start
     for _ in range(steps):
-        plain = plain - 0.2 * (short.gradient(plain, batch) + lam * (plain - start))
+        plain = plain - 0.2 * (short.gradients.gradient(plain, batch) + lam * (plain - start))
     assert error(factored(short, start, batch, terms)) < 2 * error(plain)

@@ -100,7 +100,7 @@ def alone(here: Task, row: Tensor, v: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def difference(here: Task, x: Tensor, some: Batch, v: Tensor, delta: float = 1e-5) -> Tensor:
-    ahead, behind = (here.gradient(x + step * v, some) for step in (delta, -delta))
+    ahead, behind = (here.gradients.gradient(x + step * v, some) for step in (delta, -delta))
     return (ahead - behind) / (2 * delta)
 
 
@@ -111,7 +111,7 @@ def test_many_rows_at_once_are_each_module_alone(name: str, loss: str, weighted:
     here = task(name, loss=loss)
     assert here.path == PATHS[name]
     x, v, some = rows(here, 1), rows(here, 2), batch(here, weighted=weighted)
-    products = here.hessian_product(x, some, v)
+    products = here.gradients.hessian_product(x, some, v)
     for i, product in enumerate(products):
         used = slice(3 if weighted and i == 1 else 6)
         expected = alone(here, x[i], v[i], some.x[i, used], some.y[i, used])
@@ -124,14 +124,16 @@ def test_a_smooth_network_agrees_with_differences_of_its_gradients(name: str) ->
     here = task(name)
     x, v, some = rows(here, 1), rows(here, 2), batch(here)
     expected = difference(here, x, some, v)
-    torch.testing.assert_close(here.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        here.gradients.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_least_squares_have_the_closed_form() -> None:
     """f = |X w + b - y|^2 / 2n: H = [X 1]' [X 1] / n for every output on its own."""
     here = task("linear", loss="squared_error")
     x, v, some = rows(here, 1), rows(here, 2), batch(here)
-    products = here.hessian_product(x, some, v)
+    products = here.gradients.hessian_product(x, some, v)
     weight, bias = here.space.slots
     for i in range(len(x)):
         X = torch.cat([some.x[i], torch.ones(6, 1, dtype=torch.float64)], dim=1)
@@ -167,15 +169,17 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.d
     here = task(name, dtype)
     x, v, ids = rows(here, 1), rows(here, 2), torch.arange(len(SIZES))
     some = batch(here, weighted=True)
-    products = here.hessian_product(x, some, v)
+    products = here.gradients.hessian_product(x, some, v)
     full = here.full_hessian_product(x, ids, v)
     for chosen in ([0], [3], [2, 0], [1, 2, 3]):
         part = Batch(some.data, some.examples[chosen], some.weight[chosen])
-        assert torch.equal(here.hessian_product(x[chosen], part, v[chosen]), products[chosen])
+        assert torch.equal(
+            here.gradients.hessian_product(x[chosen], part, v[chosen]), products[chosen]
+        )
         all_examples = here.full_hessian_product(x[chosen], ids[chosen], v[chosen])
         assert torch.equal(all_examples, full[chosen])
     nobody = Batch(some.data, some.examples[:0])
-    assert here.hessian_product(x[:0], nobody, v[:0]).shape == (0, here.space.width)
+    assert here.gradients.hessian_product(x[:0], nobody, v[:0]).shape == (0, here.space.width)
 
 
 @pytest.mark.parametrize("name", ["fused relu", "each", "vmap"])
@@ -197,9 +201,11 @@ def test_a_loss_of_one_s_own_and_one_without_curvature() -> None:
     here = task("fused tanh", loss=l4)
     x, v, some = rows(here, 1), rows(here, 2), batch(here)
     expected = difference(here, x, some, v)
-    torch.testing.assert_close(here.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        here.gradients.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8
+    )
     flat = task("linear", loss=lambda outputs, y: outputs.sum(1))
-    assert not flat.hessian_product(rows(flat, 1), batch(flat), rows(flat, 2)).any()
+    assert not flat.gradients.hessian_product(rows(flat, 1), batch(flat), rows(flat, 2)).any()
     assert flat.no_hessian is None
 
 

@@ -125,7 +125,7 @@ def test_every_term_on_batches_is_that_of_plain_steps(names: str, layer: nn.Modu
     unused = iter(batches)
 
     def gradient(x: Tensor) -> Tensor:
-        return work.gradient(x, next(unused)) + work.l2 * x
+        return work.gradients.gradient(x, next(unused)) + work.l2 * x
 
     close(got, plain(start.clone(), gradient, objective))
     assert torch.equal(start, before)

@@ -43,7 +43,7 @@ def test_padding_learns_nothing_in_any_model_of_vmap() -> None:
     [batch] = task.examples.draw(1, IDS, 4)
     draw = torch.Generator().manual_seed(1)
     rows = torch.randn(len(IDS), task.space.width, dtype=torch.float64, generator=draw)
-    gradient = task.gradient(rows, batch)
+    gradient = task.gradients.gradient(rows, batch)
     by_name = {slot.name: slot.view(gradient) for slot in task.space.slots}
     assert bool((by_name["words.weight"][:, 0] == 0).all())
     assert bool((by_name["pooler.weight"] == 0).all())
@@ -53,7 +53,7 @@ def test_padding_learns_nothing_in_any_model_of_vmap() -> None:
         loss.backward()
         expected = module.get_parameter("words.weight").grad
         torch.testing.assert_close(by_name["words.weight"][i], expected)
-    product = task.hessian_product(rows, batch, torch.ones_like(rows))
+    product = task.gradients.hessian_product(rows, batch, torch.ones_like(rows))
     assert bool(torch.isfinite(product).all())
 
 

@@ -135,7 +135,7 @@ def by_torch(
     step = iter(range(10**6))
 
     def gradient(x: Tensor) -> Tensor:
-        return task.gradient(x, batch_of(next(step))) + task.l2 * x
+        return task.gradients.gradient(x, batch_of(next(step))) + task.l2 * x
 
     fields = {
         name: getattr(terms, name) for name in ("prox", "l1", "linear", "mask", "part", "decay")

@@ -95,7 +95,7 @@ def test_gradients_are_torchs_own_on_the_batch_without_its_padding(name: str) ->
     assert bool((padded.weight == 0).any())
     drawn = task.examples.draw(5, ids, 6)[0]
     for batch in (padded, drawn):
-        gradients = task.gradient(rows, batch)
+        gradients = task.gradients.gradient(rows, batch)
         for i in range(len(rows)):
             count = len(batch.y[i])
             if batch.weight is not None:
@@ -130,8 +130,10 @@ def test_a_hessian_product_is_the_derivative_of_the_gradient() -> None:
     v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = task.examples.draw(5, ids, 6)[0]
     step = 1e-6
-    difference = task.gradient(rows + step * v, batch) - task.gradient(rows - step * v, batch)
-    product = task.hessian_product(rows, batch, v)
+    difference = task.gradients.gradient(rows + step * v, batch) - task.gradients.gradient(
+        rows - step * v, batch
+    )
+    product = task.gradients.hessian_product(rows, batch, v)
     assert float((product - difference / (2 * step)).abs().max()) < 1e-6
 
 

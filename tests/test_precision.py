@@ -47,8 +47,8 @@ def test_gradients_are_bf16s_and_rows_and_scores_fp32() -> None:
     rows = torch.stack([row, 2 * row, row - 0.01])
     ids = torch.arange(3)
     batch = high.examples.spread(ids, 8)
-    exact = high.gradient(rows, batch)
-    rounded = low.gradient(rows, batch)
+    exact = high.gradients.gradient(rows, batch)
+    rounded = low.gradients.gradient(rows, batch)
     assert rounded.dtype == torch.float32
     difference = (rounded - exact).norm(dim=1) / exact.norm(dim=1)
     assert bool((difference > 1e-5).all())  # products were rounded to 8 bits
@@ -56,7 +56,10 @@ def test_gradients_are_bf16s_and_rows_and_scores_fp32() -> None:
     score = low.evaluate(rows, "train", ids)
     assert torch.equal(score.loss, high.evaluate(rows, "train", ids).loss)
     v = torch.ones_like(rows)
-    assert torch.equal(low.hessian_product(rows, batch, v), high.hessian_product(rows, batch, v))
+    assert torch.equal(
+        low.gradients.hessian_product(rows, batch, v),
+        high.gradients.hessian_product(rows, batch, v),
+    )
 
 
 @needs_bf16
@@ -68,9 +71,9 @@ def test_a_product_in_bf16_rounds_its_factors_alone() -> None:
     task = Task(model, data, loss="squared_error", compute="bf16")
     batch = task.examples.spread(torch.arange(1), 1)
     weight = torch.tensor([[3.0]])
-    gradient = task.gradient(weight, batch)
+    gradient = task.gradients.gradient(weight, batch)
     assert gradient.item() == 3.0  # (w x - 0) x, x rounded to 1
-    assert Task(model, data, loss="squared_error").gradient(weight, batch).item() != 3.0
+    assert Task(model, data, loss="squared_error").gradients.gradient(weight, batch).item() != 3.0
 
 
 @needs_bf16

@@ -74,8 +74,10 @@ def test_the_gradient_of_a_loss_of_ones_own() -> None:
     task = Task(covey.models.mlp(2, 4, 3), shards(), dtype=torch.float64)
     rows = torch.randn(4, task.space.width, generator=torch.Generator().manual_seed(2)).double()
     batch = task.examples.draw(7, torch.arange(4), 5)[0]
-    found = task.gradient_of(rows, batch, lambda outputs: task.losses(outputs, batch.y).mean(1))
-    assert torch.allclose(found, task.gradient(rows, batch), atol=1e-14)
+    found = task.gradient_of(
+        rows, batch, lambda outputs: task.gradients.losses(outputs, batch.y).mean(1)
+    )
+    assert torch.allclose(found, task.gradients.gradient(rows, batch), atol=1e-14)
     none = task.examples.draw(7, torch.arange(0), 5)[0]
     calls: list[tuple[int, ...]] = []
 

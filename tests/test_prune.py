@@ -30,22 +30,6 @@ def gradient(x: Tensor) -> Tensor:
         return torch.autograd.grad(quadratic(leaf).sum(), leaf)[0]
 
 
-def test_removal_is_taylors_polynomial_of_a_quadratic() -> None:
-    """F(x) - F(x | x_j = 0) = g_j x_j - H_jj x_j^2 / 2, with g from autograd."""
-    difference = gradient(X) * X - torch.diagonal(H, dim1=1, dim2=2) * X**2 / 2
-    torch.testing.assert_close(prune.removal(X, quadratic), difference**2, rtol=1e-11, atol=1e-11)
-
-
-def test_removal_is_first_order_in_small_weights() -> None:
-    """For small weights (5) is (g_j x_j)^2, so that it ranks by derivative times weight, not by
-    derivative alone as (6) does.
-    """
-    small = 1e-5 * X
-    torch.testing.assert_close(
-        prune.removal(small, quadratic), (gradient(small) * small) ** 2, rtol=1e-3, atol=0
-    )
-
-
 @pytest.mark.parametrize("steps", [1, 4])
 def test_change_is_the_step_size_times_the_derivative(steps: int) -> None:
     """To first order in the step size: exactly for one step, and for several up to their number

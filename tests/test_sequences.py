@@ -55,7 +55,7 @@ def test_the_loss_of_a_device_is_torchs_mean_over_its_tokens(name: str) -> None:
     gradient = task.full_gradient(start, IDS)
     score = task.evaluate(start, "train", IDS)
     batch = task.examples.spread(IDS, 4)
-    of_batch = task.gradient(start, batch)
+    of_batch = task.gradients.gradient(start, batch)
     for device in range(len(IDS)):
         held = shards.train.held(device)
         module = task.space.fill(start[device])

@@ -73,7 +73,8 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
         ]
         held = {
             int(i): (int(r), row.tolist())
-            for _, _, ids, rounds, rows in store.dump()
+            for column in store.columns.values()
+            for ids, rounds, rows in [column.read(PRESENT, slice(0, None))]
             for i, r, row in zip(ids, rounds, rows, strict=True)
         }
         assert held == now

@@ -131,7 +131,7 @@ def test_gradient_of_a_batch(name: str) -> None:
     task, shards, loss, rows = made(name)
     batch = drawn(task, 7, IDS, 9)
     before = rows.clone()
-    got = task.gradient(rows, batch)
+    got = task.gradients.gradient(rows, batch)
     assert torch.equal(rows, before)
     for d in range(len(SIZES)):
         close(got[d], gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss))
@@ -161,7 +161,7 @@ def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_of_a_short_batch(name: str) -> None:
     task, shards, loss, rows = made(name)
-    got = task.gradient(rows, task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])))
+    got = task.gradients.gradient(rows, task.examples.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])))
     lengths = ((0, 1), (0, 3), (200, 300), (600, 700))
     for d, (start, stop) in enumerate(lengths):
         held = shards.train.held(d)[start:stop]
@@ -214,18 +214,23 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str) -> None:
     task, _, _, rows = made(name)
     full = task.full_gradient(rows, IDS)
     tally = task.evaluate(rows, "test", IDS)
-    steps = task.gradient(rows, drawn(task, 1, IDS, 8))
+    steps = task.gradients.gradient(rows, drawn(task, 1, IDS, 8))
     for chosen in ([0], [1], [2], [3], [3, 0], [1, 2, 3]):
         some = IDS[chosen]
         assert torch.equal(task.full_gradient(rows[chosen], some), full[chosen])
         assert torch.equal(task.evaluate(rows[chosen], "test", some).loss, tally.loss[chosen])
-        assert torch.equal(task.gradient(rows[chosen], drawn(task, 1, some, 8)), steps[chosen])
+        assert torch.equal(
+            task.gradients.gradient(rows[chosen], drawn(task, 1, some, 8)), steps[chosen]
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_rows_at_all(name: str) -> None:
     task, _, _, rows = made(name)
-    assert task.gradient(rows[:0], drawn(task, 7, IDS[:0], 9)).shape == (0, task.space.width)
+    assert task.gradients.gradient(rows[:0], drawn(task, 7, IDS[:0], 9)).shape == (
+        0,
+        task.space.width,
+    )
     assert task.full_gradient(rows[:0], IDS[:0]).shape == (0, task.space.width)
     assert task.evaluate(rows[:0], "test", IDS[:0]).loss.shape == (0,)
 
@@ -237,7 +242,7 @@ def test_everything_is_of_the_wanted_type(dtype: torch.dtype) -> None:
     assert (
         task.x.dtype
         == task.full_gradient(rows, IDS).dtype
-        == task.gradient(rows, drawn(task, 0, IDS, 2)).dtype
+        == task.gradients.gradient(rows, drawn(task, 0, IDS, 2)).dtype
         == dtype
     )
     assert task.y.dtype == torch.int64

@@ -140,7 +140,7 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
         leaf = x[rows].requires_grad_()
         assert batch.target_weight is not None
         outputs = task.gradients.training_outputs(task.gradients.views(leaf), batch)
-        losses = task.losses(outputs, batch.y)
+        losses = task.gradients.losses(outputs, batch.y)
         means = (losses * batch.target_weight).sum(1) / counts[rows]
         (gradient,) = torch.autograd.grad(means.sum(), leaf, create_graph=True)
         if gradient.requires_grad:  # a loss linear in the parameters has no curvature

@@ -78,7 +78,7 @@ def _sort_key(name: str) -> tuple[int, str]:
     return len(baselines), name
 
 
-_FILES = [info.name for info in pkgutil.iter_modules(__path__)]
+_FILES = [info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg]
 _NAMES = sorted(_FILES, key=_sort_key)
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
 

@@ -44,7 +44,7 @@ class FedAdam(Algorithm):
         mean = me.recall("_mean", default=torch.zeros_like(w))
         square = me.recall("_square", default=torch.full_like(w, self.tau).square())
         mean = self.beta1 * mean + (1 - self.beta1) * change
-        square = self.beta2 * square + (1 - self.beta2) * change**2
+        square = self.mean_square(square, change**2)
         me.keep("_mean", mean)
         me.keep("_square", square)
         return w + self.server_lr * mean / (square.sqrt() + self.tau)
@@ -52,3 +52,7 @@ class FedAdam(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Weighted:
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
+
+    def mean_square(self, before: Rows, new: Rows) -> Rows:
+        """v, from that of before and Delta^2."""
+        return self.beta2 * before + (1 - self.beta2) * new

@@ -50,7 +50,3 @@ class FedPer(Algorithm):
         x = descend(x, gradient, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
-
-    def adapt(self, me: Nodes, w: Rows) -> Rows:
-        self.device(me, w[:, me.shared])
-        return me.kept["personal"]

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import torch
 
+from covey.algorithms.shared.layers import SharedLayers
 from covey.engine.descend import descend
 from covey.fields import Count, Positive
-from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.kernel.work import Work
@@ -21,7 +21,7 @@ from covey.types import Rows
 
 
 @dataclass(frozen=True)
-class FedSim(Algorithm):
+class FedSim(SharedLayers):
     """A device's model is [u, v]; it descends both at once, for `steps` steps; u is averaged.
 
     u and v have step sizes of their own. The server asks `sample` nodes, an edge `device_sample`.
@@ -38,10 +38,7 @@ class FedSim(Algorithm):
     batch: Count | None = 32
     weight: Weight = "uniform"
 
-    sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
     step_sizes: ClassVar[tuple[str, ...]] = ("lr", "personal_lr")
-    splits: ClassVar[bool] = True
-    any_depth: ClassVar[bool] = True
 
     def work(self, shared: int, private: int) -> Work:
         return Work(
@@ -51,30 +48,6 @@ class FedSim(Algorithm):
             personal_steps=self.steps,
             probe_steps=0,
         )
-
-    def above(self) -> str:
-        return "edge"
-
-    def server(self, me: Nodes, w: Rows) -> Rows:
-        u = w[:, me.shared]
-        v = w[:, me.private]
-        replies, samples = me.ask(self.below, u, sample=self.sample)
-        u = replies.mean(weight=samples)
-        return torch.cat([u, v], dim=1)
-
-    def below(self, me: Nodes, u: Rows) -> Weighted:
-        if me.leaf:
-            return self.device(me, u)
-        return self.edge(me, u)
-
-    def edge(self, me: Nodes, u: Rows) -> Weighted:
-        for _ in range(self.edge_rounds):
-            replies, samples = me.ask(self.below, u, sample=self.device_sample)
-            u = replies.mean(weight=samples)
-        v = me.initial()[:, me.private]
-        x = torch.cat([u, v], dim=1)
-        me.keep(me.tier, x)
-        return u, me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> Weighted:
         last = me.recall("personal", default=me.initial())

@@ -197,10 +197,6 @@ class Task:
         assert batch.ids is not None
         return self.by_layer(self.statistics(x, batch.ids))
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example, [n, B], or per position, [n, B * T]."""
-        return self.gradients.losses(outputs, y)
-
     def in_units(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs, targets and their losses in the units of the data; training may have others."""
         if self.target is not None:
@@ -212,19 +208,15 @@ class Task:
         """Each row's mean loss on its batch, [n]."""
         if not len(x):
             return x.new_zeros(0)
-        losses = self.losses(self.outputs(x, batch), batch.y)
+        losses = self.gradients.losses(self.outputs(x, batch), batch.y)
         weight = batch.target_weight
         return losses.mean(1) if weight is None else weighted_mean(losses, weight)
 
-    def gradient(self, x: Rows, batch: Batch) -> Rows:
-        """The gradient of each row's mean loss on its batch, [n, P]."""
-        return self.gradients.gradient(x, batch)
-
     def fast_gradient(self, x: Rows, batch: Batch) -> Rows:
-        """As `gradient`, by the native kernel where it serves such rows."""
+        """The gradient of each row's mean loss, by the native kernel where it serves such rows."""
         if native_call.gradient_refusal(self, x, batch) is None:
             return native_call.gradient(self, x, batch)
-        return self.gradient(x, batch)
+        return self.gradients.gradient(x, batch)
 
     def gradient_of(
         self,
@@ -236,15 +228,11 @@ class Task:
         self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
 
-    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
-        """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
-        return self.gradients.hessian_product(x, batch, v)
-
     def full_gradient(self, x: Rows, ids: Ids, draw: Draw | None = None) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
-            return self.gradient(x[rows], batch)
+            return self.gradients.gradient(x[rows], batch)
 
         return self._over_all(x, ids, of_block, draw)
 
@@ -258,7 +246,7 @@ class Task:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
-            return self.hessian_product(x[rows], batch, v[rows])
+            return self.gradients.hessian_product(x[rows], batch, v[rows])
 
         return self._over_all(x, ids, of_block, draw)
 

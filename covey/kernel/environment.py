@@ -1,14 +1,14 @@
 """The environment of a run: which devices can be asked, which answers count, how long they take.
 
-A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. Another one is a cell with a bandwidth, a deadline and a virtual clock
-(`covey.wireless`).
+A runtime tells its environment what happens, and obeys it. The default admits everybody and takes
+no time. Another one may have a bandwidth, a deadline and a virtual clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -93,65 +93,33 @@ class Answered:
     """The positions of those who answer among those who ran, [k]."""
 
 
-class Environment(Protocol):
-    """The contract between a runtime and what surrounds its devices."""
+class Environment:
+    """The contract between a runtime and what surrounds its devices.
 
-    @property
-    def ideal(self) -> bool:
-        """Whether everybody is admitted, every answer counts and nothing takes time.
+    This one admits everybody, every answer counts, and nothing takes time; others override that.
+    """
 
-        A runtime then tells the environment nothing.
-        """
-        ...
+    ideal: ClassVar[bool] = True
+    """Whether it is as said above; a runtime then tells it nothing."""
 
     def begin(self) -> None:
         """Start a round."""
-        ...
 
     def admit(self, tier: str, ids: Ids, round: int) -> Participation | None:
         """The admission of nodes of a tier that are asked together; None: all, on no condition."""
-        ...
+        return None
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
         """Seconds that each asker waits, [n, 2], and a mask [k] of the answers that count.
 
         None for the mask: all count.
         """
-        ...
+        return torch.zeros(answers.askers, 2, dtype=torch.float64), None
 
-    def read(self, elapsed: Tensor) -> list[Any] | None:
+    def read(self, elapsed: Tensor) -> tuple[Sequence[Any] | None, dict[str, Tensor]]:
         """The record of the round for each seed; None: nothing to record.
 
+        Beside it are figures of the round by name, float64 with one for every device of all seeds.
         `elapsed` is how long the servers waited, [seeds, 2].
         """
-        ...
-
-    def totals(self) -> dict[str, Tensor]:
-        """Figures of the round by name, float64 with one for every device of all seeds."""
-        ...
-
-
-class Ideal:
-    """Everybody is admitted, every answer counts, nothing takes time."""
-
-    ideal = True
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def admit(self, tier: str, ids: Ids, round: int) -> Participation | None:
-        """Everybody."""
-        return None
-
-    def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
-        """At once, and all count."""
-        seconds = torch.zeros(answers.askers, 2, dtype=torch.float64)
-        return seconds, None
-
-    def read(self, elapsed: Tensor) -> list[Any] | None:
-        """Nothing."""
-        return None
-
-    def totals(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
+        return None, {}

@@ -243,7 +243,6 @@ class Call:
     The runtime owns it; the author's view of it is `Nodes`.
     """
 
-    nodes: int
     kept: dict[str, Tensor] = field(default_factory=dict)
     """Rows by name, [n, ...]."""
     recalled: set[str] = field(default_factory=set)
@@ -263,11 +262,8 @@ class Call:
     """
     ratio: Tensor | None = None
     """The pruning ratio that the environment admits for each node, [n]."""
-    elapsed: Tensor = field(init=False)
-    """Seconds that each node waited for its children on the virtual clock, [n, 2]."""
-
-    def __post_init__(self) -> None:
-        self.elapsed = torch.zeros(self.nodes, 2, dtype=torch.float64)
+    elapsed: Tensor | float = 0.0
+    """Seconds that each node waited for its children on the virtual clock, [n, 2]; 0 for none."""
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved."""
@@ -297,7 +293,7 @@ class Nodes(TierNodes):
         self._asks = 0
         self._calls: dict[str, int] = {}
         self._masks: list[tuple[Tensor, Tensor]] = []  # on the device, in main memory
-        self.call = Call(len(ids))
+        self.call = Call()
 
     @property
     def kept(self) -> Mapping[str, Rows]:
@@ -318,7 +314,7 @@ class Nodes(TierNodes):
         """`size` training examples of each node's own; None means all of them, at every step."""
         if size is None:
             return None
-        return self.grad(size, stream).batch(0)
+        return self.grad(size, stream).batch_of(0)
 
     def distinct(self, size: int, stream: str = "batch") -> Batch:
         """Up to `size` different training examples of each node's own, at random; else weight 0."""
@@ -526,24 +522,6 @@ class Nodes(TierNodes):
     @overload
     def ask(
         self,
-        program: Callable[..., tuple[Message, Message]],
-        *rows: Rows | Exact,
-        each: Each = (),
-        sample: Cohort = None,
-        where: Where = None,
-    ) -> tuple[Replies, Replies]: ...
-    @overload
-    def ask(
-        self,
-        program: Callable[..., tuple[Message, Message, Message]],
-        *rows: Rows | Exact,
-        each: Each = (),
-        sample: Cohort = None,
-        where: Where = None,
-    ) -> tuple[Replies, Replies, Replies]: ...
-    @overload
-    def ask(
-        self,
         program: Callable[..., tuple[Message, ...]],
         *rows: Rows | Exact,
         each: Each = (),
@@ -674,7 +652,7 @@ class DataGradient(DataLoss):
         if self.all_examples:
             data = self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
         else:
-            data = self.task.fast_gradient(x, self.batch(self._step))
+            data = self.task.fast_gradient(x, self.batch_of(0))
         self._step += 1
         if self._counted:
             self._counted -= 1
@@ -702,8 +680,8 @@ class DataGradient(DataLoss):
             draw = self._draw_of(self._step)
             product = self.task.full_hessian_product(x, self._me.ids, v, draw)
         else:
-            batch = self.batch(self._step)
-            product = self.task.hessian_product(x, batch, v)
+            batch = self.batch_of(0)
+            product = self.task.gradients.hessian_product(x, batch, v)
         self._step += 1
         self._me.call.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
@@ -754,8 +732,16 @@ class DataGradient(DataLoss):
         return torch.ceil(epochs * counts.double() / self._batch).long()
 
     def batch_of(self, step: int) -> Batch:
-        """The batch of a step of the descent that has begun."""
-        return self.batch(self._step + step)
+        """The batch of a step of the descent that has begun, with the draw of that step."""
+        step += self._step
+        if isinstance(self._batch, Batch):
+            batch = self._batch
+        elif isinstance(self._batch, Sequence):
+            batch = self._batch[step]
+        else:
+            batch = self._drawn(step)
+        draw = self._draw_of(step)
+        return batch if draw is None else batch.drawing(draw)
 
     def skip(self, steps: int) -> None:
         """Mark steps of the descent as taken; their work was counted when it began."""
@@ -779,17 +765,6 @@ class DataGradient(DataLoss):
             draw = self._draw_of(turn)
             return DataGradient(self._me, self._batch[turn], self._stream, self._call, draw)
         return self
-
-    def batch(self, step: int) -> Batch:
-        """The batch of any step, with the draw of that step."""
-        if isinstance(self._batch, Batch):
-            batch = self._batch
-        elif isinstance(self._batch, Sequence):
-            batch = self._batch[step]
-        else:
-            batch = self._drawn(step)
-        draw = self._draw_of(step)
-        return batch if draw is None else batch.drawing(draw)
 
     def _draw_of(self, step: int) -> Draw | None:
         """The draw of a step; None where nothing is drawn."""

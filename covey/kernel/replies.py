@@ -166,7 +166,6 @@ class Replies:
 
     def sums(self, weight: Replies | None = None) -> tuple[Rows, Rows]:
         """The weighted sum of the answers and the sum of the weights, per asker."""
-        self._check_answers()
         weights: Rows | None = None
         if weight is not None:
             count = len(self._asker)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, LowerEnds, Meter, NodeBytes, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec, difference, largest
-from covey.types import Ids, Rows
+from covey.types import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,52 +51,47 @@ class RowMessages:
     sent: Tensor
     lengths: Tensor | None = None
 
-    def lengths_of(self, sent: Tensor, codec: Codec) -> Tensor:
-        """The length of messages of this kind, where the number of values sent decides it."""
-        lengths = codec.lengths(sent, width=self.width, size=self.size, masked=self.masked)
+    @staticmethod
+    def joined(entries: Sequence[RowMessages]) -> RowMessages:
+        """The messages of entries of one kind, which are counted together."""
+        first = entries[0]
+        ends = first.route.ends
+        if ends is not None:
+            ids = []
+            rows = []
+            before = 0
+            for entry in entries:
+                assert entry.route.ends is not None
+                ids.append(entry.route.ends.ids)
+                rows.append(entry.route.ends.rows + before)
+                before += len(entry.route.copies)
+            ends = LowerEnds(ends.tier, torch.cat(ids), torch.cat(rows))
+        copies = torch.cat([entry.route.copies for entry in entries])
+        tree = torch.cat([entry.route.tree for entry in entries])
+        sent = torch.cat([entry.sent for entry in entries])
+        lengths = [entry.lengths for entry in entries if entry.lengths is not None]
+        return replace(
+            first,
+            route=replace(first.route, copies=copies, tree=tree, ends=ends),
+            sent=sent,
+            lengths=torch.cat(lengths) if lengths else None,
+        )
+
+    def lengths_by(self, codec: Codec) -> Tensor:
+        """The lengths of such messages of a codec, where the numbers of values decide them."""
+        lengths = codec.lengths(self.sent, width=self.width, size=self.size, masked=self.masked)
         assert lengths is not None
         return lengths
 
 
-@dataclass(frozen=True, eq=False)
-class Messages:
-    """Messages of one kind, which are counted together."""
-
-    entry: RowMessages
-    """The first of them."""
-    copies: Tensor
-    tree: Tensor
-    ends: Mapping[str, tuple[Ids, Tensor]]
-    """By tier: the nodes below, and the position of the message of each."""
-
-    @staticmethod
-    def of(entries: Sequence[RowMessages]) -> Messages:
-        """The messages of entries of one kind."""
-        copies = []
-        trees = []
-        ids: dict[str, list[Tensor]] = {}
-        rows: dict[str, list[Tensor]] = {}
-        first = 0
-        for entry in entries:
-            route = entry.route
-            if route.ends is not None:
-                ids.setdefault(route.ends.tier, []).append(route.ends.ids)
-                rows.setdefault(route.ends.tier, []).append(route.ends.rows + first)
-            first += len(route.copies)
-            copies.append(route.copies)
-            trees.append(route.tree)
-        ends = {tier: (torch.cat(ids[tier]), torch.cat(rows[tier])) for tier in ids}
-        return Messages(entries[0], torch.cat(copies), torch.cat(trees), ends)
-
-
-def by_kind(entries: Sequence[RowMessages]) -> list[list[int]]:
-    """The positions of the entries of each kind, which are counted together."""
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for number, entry in enumerate(entries):
+def by_kind(entries: Sequence[RowMessages]) -> list[RowMessages]:
+    """The entries of each kind as one."""
+    kinds: dict[tuple[object, ...], list[RowMessages]] = {}
+    for entry in entries:
         form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
         kind = (entry.route.key, id(entry.codec), *form)
-        kinds.setdefault(kind, []).append(number)
-    return list(kinds.values())
+        kinds.setdefault(kind, []).append(entry)
+    return list(map(RowMessages.joined, kinds.values()))
 
 
 class Ledger:
@@ -119,47 +114,44 @@ class Ledger:
         if entry.route.heard is not None:
             lengths = entry.lengths
             if lengths is None:
-                lengths = entry.lengths_of(entry.sent, entry.codec)
+                lengths = entry.lengths_by(entry.codec)
             entry.route.heard(lengths.cpu())
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        entries = self.entries
-        measured = {}
-        for number, entry in enumerate(entries):
+        together = by_kind(self.entries)
+        numbers = []
+        for entry in together:
+            numbers.append(entry.sent)
             if entry.lengths is not None:
-                measured[number] = entry.lengths
-        sent_by_entry = [entry.sent for entry in entries]
-        arrived = in_main_memory([*sent_by_entry, *measured.values()])  # with one wait for a GPU
-        lengths_of = dict(zip(measured, arrived[len(entries) :], strict=True))
-        for alike in by_kind(entries):
-            messages = Messages.of([entries[number] for number in alike])
-            sent = torch.cat([arrived[number] for number in alike])
-            lengths = [lengths_of[number] for number in alike if number in lengths_of]
-            self.count(messages, sent, torch.cat(lengths) if lengths else None)
-        entries.clear()
+                numbers.append(entry.lengths)
+        arrived = iter(in_main_memory(numbers))  # with one wait for a GPU
+        for entry in together:
+            entry = replace(entry, sent=next(arrived))
+            if entry.lengths is not None:
+                entry = replace(entry, lengths=next(arrived))
+            self.count(entry)
+        self.entries.clear()
 
-    def count(self, messages: Messages, sent: Tensor, lengths: Tensor | None) -> None:
-        """Count messages in the meters of their trees, and at the nodes below.
-
-        `sent` are their numbers of values, `lengths` their bytes where the values decide them.
-        """
-        entry = messages.entry
-        dense_lengths = entry.lengths_of(sent, CODECS["dense"])
+    def count(self, entry: RowMessages) -> None:
+        """Count messages in the meters of their trees, and at the nodes below."""
+        route = entry.route
+        lengths = entry.lengths
         if lengths is None:
-            lengths = entry.lengths_of(sent, entry.codec)
-        ones = torch.ones_like(sent)
-        numbers = torch.stack([lengths, dense_lengths, sent, ones]) * messages.copies
+            lengths = entry.lengths_by(entry.codec)
+        ones = torch.ones_like(entry.sent)
+        dense_lengths = entry.lengths_by(CODECS["dense"])
+        numbers = torch.stack([lengths, dense_lengths, entry.sent, ones]) * route.copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
-        totals.index_add_(0, messages.tree, numbers.t())
+        totals.index_add_(0, route.tree, numbers.t())
         for meter, total in zip(self._meters, totals.tolist(), strict=True):
             length, dense, nonzeros, crossed = total
             if crossed:
                 values = 0 if entry.exact else entry.width * crossed
-                meter.count(*entry.route.key, Traffic(length, crossed, values, nonzeros, dense))
-        _, direction, _ = entry.route.key
-        for tier, (ids, rows) in messages.ends.items():
-            self._nodes.add(tier, direction, ids, lengths[rows])
+                meter.count(*route.key, Traffic(length, crossed, values, nonzeros, dense))
+        if route.ends is not None:
+            _, direction, _ = route.key
+            self._nodes.add(route.ends.tier, direction, route.ends.ids, lengths[route.ends.rows])
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -174,9 +166,28 @@ class Residuals:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sent:
-    """Model rows on their way, as the sender sees them."""
+class Sending:
+    """A message that is to be sent: what its senders have beside it.
 
+    Sending(rows, cut=0.01)                     # small entries are sent as zeros
+    Sending(rows, reference=received)           # what an update is the difference from
+    Sending(rows, keys=keys, memory=residuals)  # for codecs that draw, for feedback
+    """
+
+    message: Message
+    cut: float | None = None
+    reference: Rows | None = None
+    """The rows that came down to the senders."""
+    keys: Callable[[], Tensor] | None = None
+    """The addresses of their draws."""
+    memory: Residuals | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """Rows on their way, as the sender sees them."""
+
+    codec: Codec
     rows: Rows  # the input of the codec
     mask: Tensor | None
     keys: Tensor | None  # the addresses of the codec's draws
@@ -196,66 +207,33 @@ class Link:
     wire: LinkSpec
     ledger: Ledger
 
-    def send(
-        self,
-        message: Message,
-        route: Route,
-        *,
-        cut: float | None,
-        reference: Rows | None = None,
-        keys: Callable[[], Tensor] | None = None,
-        memory: Residuals | None = None,
-    ) -> Message:
-        """The message that the receivers get.
-
-        `reference` are the rows that came down to the senders, `keys` the addresses of their draws.
-        """
+    def send(self, sending: Sending, route: Route) -> Message:
+        """The message that the receivers get."""
+        message = sending.message
         if message is None:
             return None
-        if isinstance(message, Exact):
-            check_dtype(message.rows)
-            width = message.rows.shape[1]
-            size = message.rows.element_size()
-            counts = torch.zeros(len(message.rows), dtype=torch.int64)
-            entry = RowMessages(route, _EXACT, width, size, masked=False, exact=True, sent=counts)
-            self.ledger.add(entry)
-            return message
-        sent = self._sent(message, cut, reference, keys, memory)
+        sent = self._sent(sending)
         rows = sent.arriving
         width = rows.shape[1]
         size = rows.element_size()
         masked = sent.mask is not None
-        codec = self.wire.codec
+        exact = isinstance(message, Exact)
         lengths = None
-        if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
-            lengths = codec.nbytes(rows, sent.mask)  # counts do not decide them
-        exact = False
-        entry = RowMessages(route, codec, width, size, masked, exact, sent.count, lengths)
+        if sent.codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
+            lengths = sent.codec.nbytes(rows, sent.mask)  # counts do not decide them
+        entry = RowMessages(route, sent.codec, width, size, masked, exact, sent.count, lengths)
         self.ledger.add(entry)
-        return _received(rows, sent.mask, sent.reference)
+        return message if exact else _received(rows, sent.mask, sent.reference)
 
-    def pack(
-        self,
-        message: Message,
-        *,
-        cut: float | None,
-        reference: Rows | None = None,
-        keys: Callable[[], Tensor] | None = None,
-        memory: Residuals | None = None,
-    ) -> Packed:
-        """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
+    def pack(self, sending: Sending) -> Packed:
+        """The bytes that the senders of rows put on the link."""
+        message = sending.message
         rows = rows_of(message)
-        if message is None or rows is None:
+        if rows is None:
             return Packed(NOTHING, ())
         check_rows(rows, None, ndim=2)
-        schema = Schema.of(message)
-        if isinstance(message, Exact):
-            encoded = tuple(_EXACT.encode(row) for row in rows)
-            counts = torch.zeros(len(rows), dtype=torch.int64)
-            return Packed(schema, encoded, counts)
-        sent = self._sent(message, cut, reference, keys, memory)
-        encoded = tuple(_encoded(self.wire.codec, sent))
-        return Packed(schema, encoded, sent.count.cpu())
+        sent = self._sent(sending)
+        return Packed(Schema.of(message), tuple(_encoded(sent)), sent.count.cpu())
 
     def count(self, packed: Packed, route: Route) -> None:
         """Count packed rows in the ledger, as `send` does."""
@@ -264,7 +242,7 @@ class Link:
             return
         entry = RowMessages(
             route,
-            self._codec(schema),
+            _EXACT if schema.kind == "exact" else self.wire.codec,
             schema.width,
             size=schema.dtype.itemsize,
             masked=schema.kind == "masked",
@@ -273,12 +251,6 @@ class Link:
             lengths=packed.lengths,
         )
         self.ledger.add(entry)
-
-    def _codec(self, schema: Schema) -> Codec:
-        """The codec of messages of a schema."""
-        if schema.kind == "exact":
-            return _EXACT
-        return self.wire.codec
 
     def unpack(
         self,
@@ -300,39 +272,39 @@ class Link:
         schema = packed.schema
         if schema.kind == "nothing":
             return None
-        rows, mask = _decoded(self._codec(schema), packed, borrow=borrow)
-        if schema.kind == "exact":
+        exact = schema.kind == "exact"
+        rows, mask = _decoded(_EXACT if exact else self.wire.codec, packed, borrow=borrow)
+        if exact:
             return Exact(rows)
         if not self.wire.update or reference is None or reference.shape != rows.shape:
             reference = None
         return _received(rows, mask, reference)
 
-    def _sent(
-        self,
-        message: Rows | Masked,
-        cut: float | None,
-        reference: Rows | None,
-        keys: Callable[[], Tensor] | None,
-        memory: Residuals | None,
-    ) -> _Sent:
+    def _sent(self, sending: Sending) -> _Sent:
         """The steps of the sender: cut, difference, residual, the largest entries, the codec."""
         wire = self.wire
-        rows = message.rows if isinstance(message, Masked) else message
-        mask = message.mask if isinstance(message, Masked) else None
+        message = sending.message
+        rows = rows_of(message)
+        assert rows is not None
         check_dtype(rows)
-        cut_rows, count = native.cut_count(rows, cut)
+        if isinstance(message, Exact):
+            none = torch.zeros(len(rows), dtype=torch.int64)
+            return _Sent(_EXACT, rows, None, None, rows, none, None)
+        mask = message.mask if isinstance(message, Masked) else None
+        memory = sending.memory
+        cut_rows, count = native.cut_count(rows, sending.cut)
         rows = cut_rows
         added = None
         if wire.update:
-            rows, added = difference(rows, reference)
+            rows, added = difference(rows, sending.reference)
         if memory is not None:
             rows = rows + memory.recall(torch.zeros_like(rows))
         chosen = rows
         if wire.keep is not None:
             chosen = largest(kept(rows, mask), wire.keep)
         addresses = None
-        if keys is not None and wire.codec.draws:
-            addresses = keys()
+        if sending.keys is not None and wire.codec.draws:
+            addresses = sending.keys()
         arriving = wire.codec.roundtrip(chosen, mask, addresses)
         if memory is not None:
             residual = rows - arriving
@@ -345,7 +317,7 @@ class Link:
             count = count_nonzero(mask.expand(rows.shape))
         elif arriving is not cut_rows:
             count = count_nonzero(patterns(arriving))
-        return _Sent(chosen, mask, addresses, arriving, count, added)
+        return _Sent(wire.codec, chosen, mask, addresses, arriving, count, added)
 
 
 _EXACT = CODECS["dense"]
@@ -361,7 +333,7 @@ def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Messag
     return Masked(rows, mask)
 
 
-def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
+def _encoded(sent: _Sent) -> Iterator[bytes]:
     """The bytes of each row, which do not depend on the other rows."""
     count = len(sent.rows)
     masks: Sequence[Tensor | None] = [None] * count
@@ -370,7 +342,7 @@ def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
     keys: Sequence[int | None] = [None] * count
     if sent.keys is not None:
         keys = sent.keys.tolist()
-    yield from map(codec.encode, sent.rows, masks, keys)
+    yield from map(sent.codec.encode, sent.rows, masks, keys)
 
 
 def _decoded(codec: Codec, packed: Packed, *, borrow: bool) -> tuple[Rows, Tensor | None]:

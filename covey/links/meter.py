@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -37,22 +38,7 @@ class Traffic:
     dense: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes + other.bytes,
-            self.messages + other.messages,
-            self.values + other.values,
-            self.nonzeros + other.nonzeros,
-            self.dense + other.dense,
-        )
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes - other.bytes,
-            self.messages - other.messages,
-            self.values - other.values,
-            self.nonzeros - other.nonzeros,
-            self.dense - other.dense,
-        )
+        return Traffic(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 @dataclass
@@ -63,10 +49,9 @@ class Meter:
 
     >>> meter = Meter()
     >>> meter.count("server-edge", "down", "train", Traffic(bytes=100, messages=1))
-    >>> before = meter.copy()
     >>> meter.count("server-edge", "up", "train", Traffic(bytes=40, messages=1))
-    >>> meter.bytes(), list(meter.since(before))
-    (140, [('server-edge', 'up', 'train')])
+    >>> meter.bytes(), meter.bytes(direction="up")
+    (140, 40)
     """
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
@@ -81,23 +66,10 @@ class Meter:
 
     def plus(self, traffic: Mapping[Key, Traffic]) -> Meter:
         """The meter with more traffic added; this one stays as it is."""
-        out = self.copy()
+        totals = dict(self.totals)
         for key, more in traffic.items():
-            out.count(*key, more)
-        return out
-
-    def copy(self) -> Meter:
-        """The totals as they are now, which later counts do not change."""
-        return Meter(dict(self.totals))
-
-    def since(self, earlier: Meter) -> dict[Key, Traffic]:
-        """What has been counted after `earlier`, only where something was."""
-        out = {}
-        for key, total in self.totals.items():
-            traffic = total - earlier.totals.get(key, Traffic())
-            if traffic != Traffic():
-                out[key] = traffic
-        return out
+            totals[key] = totals.get(key, Traffic()) + more
+        return Meter(totals)
 
     def traffic(
         self,
@@ -207,16 +179,11 @@ def dense_bits(values: int) -> int:
     return 64 * values
 
 
-def fedmac_bits(d: int, s: float) -> float:
-    """FedMac's printed cost of one device and round, d values each way of which a share s is not 0.
+def paper_bits(down: Traffic, up: Traffic) -> float:
+    """FedMac's printed cost, for what really travelled in both directions.
 
     It charges each zero one bit, and one bitmap for both directions together.
     """
-    return 2 * 64 * s * d + 2 * (1 - s) * d + d
-
-
-def paper_bits(down: Traffic, up: Traffic) -> float:
-    """`fedmac_bits` for what really travelled, where the two directions need not carry the same."""
     both = down + up
     return 64 * both.nonzeros + (both.values - both.nonzeros) + both.values / 2
 

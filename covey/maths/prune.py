@@ -1,11 +1,9 @@
 """Pruning: the importance of each weight of a row, and which weights stay.
 
-The equations are (5), (6) and (9) of Liu and Ratnarajah, 2023.
+The equations are (6) and (9) of Liu and Ratnarajah, 2023.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,24 +12,6 @@ from covey.engine.solvers.objective import Coefficient
 from covey.types import Rows
 
 _ABOVE = 1 + 1e-7
-
-
-def removal(rows: Rows, loss: Callable[[Rows], Tensor]) -> Rows:
-    """(5): the squared change of the loss when a weight is set to zero, exactly.
-
-    It takes one pass over the data per weight. `loss` maps rows [n, P] to [n].
-
-    >>> removal(torch.tensor([[3.0, 1.0]]), lambda x: x.sum(1)).tolist()
-    [[9.0, 1.0]]
-    """
-    loss_with = loss(rows)
-    importance = torch.empty_like(rows)
-    for j in range(rows.shape[1]):
-        without = rows.clone()
-        without[:, j] = 0.0
-        loss_without = loss(without)
-        importance[:, j] = (loss_with - loss_without) ** 2
-    return importance
 
 
 def change(after: Rows, before: Rows) -> Rows:

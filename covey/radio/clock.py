@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
-from covey.kernel.environment import Answered
+from covey.kernel.environment import Answered, Environment
 from covey.kernel.work import Work
 from covey.radio.device import Devices
 from covey.radio.latency import formula_bits, whole_weights
@@ -78,14 +78,14 @@ class RadioAllocation:
     formula_bits: Tensor | None
 
 
-class RadioClock:
+class RadioClock(Environment):
     """The radio of a run under way.
 
     Every seed has a population and cells of its own; devices and cells are numbered through all
     seeds.
     """
 
-    ideal = False
+    ideal: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -259,10 +259,6 @@ class RadioClock:
         formula = measured if allocation.formula is None else allocation.formula
         return torch.stack([measured, formula], dim=1)
 
-    def totals(self) -> dict[str, Tensor]:
-        """The sums of this round over the answers of every device of all seeds, by `TOTALS`."""
-        return dict(self._totals)
-
     def in_time(
         self, allocation: RadioAllocation, answers: Answered, took: Tensor, idle: Tensor
     ) -> Tensor:
@@ -294,8 +290,11 @@ class RadioClock:
         rate = self.cells.wire_rate[cell][:, None]
         return torch.where(bits > 0, delay + bits / rate, 0.0)
 
-    def read(self, elapsed: Tensor) -> list[RadioRecord]:
-        """The record of the round for each seed; `elapsed` [seeds, 2] is the servers' wait."""
+    def read(self, elapsed: Tensor) -> tuple[list[RadioRecord], dict[str, Tensor]]:
+        """The record of the round for each seed; `elapsed` [seeds, 2] is the servers' wait.
+
+        Beside it are the sums over the answers of every device of all seeds, by `TOTALS`.
+        """
         late = torch.cat([self._chosen[0][:0], *self._late])
         planned = self.work is not None
         records = []
@@ -321,7 +320,7 @@ class RadioClock:
                 certificate=certificate if certificate >= 0 else None,
             )
             records.append(record)
-        return records
+        return records, dict(self._totals)
 
     def _devices_of(self, seed: int, ids: Tensor) -> list[int]:
         """The ids that are devices of a seed, by the numbers of its training tree."""

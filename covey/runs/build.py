@@ -13,7 +13,7 @@ from torch import nn
 from covey.data import Shards
 from covey.engine.population import Population
 from covey.errors import ConfigError, meant
-from covey.kernel.environment import Environment, Ideal
+from covey.kernel.environment import Environment
 from covey.kernel.nodes import no_plan
 from covey.links.spec import wires
 from covey.runs.experiment import Experiment
@@ -236,6 +236,6 @@ def _environment(
     if first.environment is None:
         if first.algorithm.planned:
             raise no_plan(type(first.algorithm).__name__)
-        return Ideal()
+        return Environment()
     chosen = [others(first.tree.devices, out) for out in outs]
     return first.environment.environment(experiments, chosen, tree, notes)

@@ -143,7 +143,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         for copy, path in zip(range(len(self.experiments)), paths, strict=True):
             round = 0
             if path is not None:
-                with self.runtime.together("resume"):
+                with self.runtime.ranks.together("resume"):
                     w = self.state.w[copy : copy + 1]
                     state = self.checkpoints.read(copy, path, w, self.notes)
                     self.state = self.state.with_seed(copy, state)
@@ -171,7 +171,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 if self.state is state:
                     self.runtime.rollback()
                 raise
-            return tuple(seed.history[-1] for seed in self.state.seeds)
+            return tuple(seed.history.held[-1] for seed in self.state.seeds)
 
     @contextmanager
     def alone(self, doing: str) -> Iterator[None]:
@@ -188,7 +188,7 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def save(self, copy: int, path: Path, *, wait: bool) -> None:
         """Write the checkpoint of one seed."""
-        with self.alone("save"), self.runtime.together("save the run"):
+        with self.alone("save"), self.runtime.ranks.together("save the run"):
             began = time.perf_counter()
             state = self.state.of_seed(copy)
             self.checkpoints.write(copy, path, state, self.stopping_rule, wait=wait)
@@ -328,8 +328,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         spent = dict(trained.spent)
         if scored is not None:
             spent["scores"] = scored.seconds
-        named = [seconds for name, seconds in spent.items() if name != "other"]
-        spent["other"] = took - sum(named)
+        spent["other"] = 0.0
+        spent["other"] = took - sum(spent.values())
         if self._saving:
             spent["checkpoint"] = self._saving
         self._saving = 0.0
@@ -337,22 +337,23 @@ class Runs(Iterator[tuple[Round, ...]]):
         shared = {name: share * seconds for name, seconds in spent.items()}
         out = []
         for copy in range(len(self.experiments)):
-            notes = trained.notes[copy]
+            traffic = trained.traffic[copy]
+            figures: dict[str, Model] = {}
+            if scored is not None:
+                traffic = Meter(traffic).plus(scored.traffic[copy]).totals
+                figures = scored.models[copy]
             new = Round(
                 round=self.round,
-                cohorts=dict(trained.cohorts[copy]),
-                traffic=dict(trained.traffic[copy]),
-                models={},
+                cohorts=trained.cohorts[copy],
+                traffic=traffic,
+                models=figures,
                 seconds=share * took,
                 spent=dict(shared),
-                notes={tier: dict(by_name) for tier, by_name in notes.items()},
+                notes=trained.notes[copy],
                 gradients=trained.gradients[copy],
             )
             if trained.environment is not None:
                 new = replace(new, environment=trained.environment[copy])
-            if scored is not None:
-                meter = Meter(new.traffic).plus(scored.traffic[copy])
-                new = replace(new, models=scored.models[copy], traffic=meter.totals)
             out.append(new)
         return out
 
@@ -443,7 +444,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return None
         scores, played = self._play_scores(w, self.round, parts)
-        self.needs = dict(played.needs)
+        self.needs = played.needs
         new = [NewScores() for _ in scores]
         if self.newcomers is not None:
             new = self._score_newcomers(self.newcomers, w, parts)

@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
-from covey.links.link import Ledger, Residuals
+from covey.links.link import Ledger, Residuals, Sending
 from covey.links.meter import LowerEnds
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
@@ -123,6 +123,19 @@ class Question:
             ones = torch.ones_like(self.ids)
             out.append(Crossing(self.key("down"), flat(values), senders, ones, ends))
         return out
+
+    def only(self, there: Tensor) -> Question:
+        """The ask of some of those who run alone, bool [m]."""
+        answering = torch.zeros(len(there), dtype=torch.bool)
+        answering[self.answers] = True
+        return replace(
+            self,
+            ids=self.ids[there],
+            asker=self.asker[there],
+            answers=answering[there].nonzero()[:, 0],
+            idle=None if self.idle is None else self.idle[there],
+            each=tuple(values[there] for values in self.each),
+        )
 
     def up(self, message: Message, number: int, ids: Ids) -> Crossing:
         """One message of the answers of these nodes."""
@@ -268,7 +281,7 @@ class BaseRuntime(Runtime):
         self.forget()
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
-        self._last_children: dict[tuple[str, Lane], _Children] = {}
+        self._last_children: dict[tuple[str, Lane], tuple[Ids, Tensor, Ids]] = {}
         if spec.training is None:
             examples = {}
             for tier in self.tree.tiers:
@@ -310,8 +323,8 @@ class BaseRuntime(Runtime):
         environment = None
         devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
-            environment = self.environment.read(me.call.elapsed)
-            devices = self.environment.totals()
+            waited = torch.zeros(len(rows), 2, dtype=torch.float64) + me.call.elapsed
+            environment, devices = self.environment.read(waited)
         seconds = self.clock.take()
         return facts.played(answer, environment, seconds, devices)
 
@@ -435,12 +448,12 @@ class BaseRuntime(Runtime):
         if ask.where is not None:
             where = me.in_main_memory(ask.where)
             asking = where.reshape(-1).nonzero()[:, 0]
-        runs = self._those_who_run(me, ask, tier, asking)
-        asker = asking[runs.position]
+        position, ids, answers, admission = self._those_who_run(me, ask, tier, asking)
+        asker = asking[position]
         idle = None
         if self.idle == "train":
             idle = torch.ones_like(asker, dtype=torch.bool)
-            idle[runs.answers] = False
+            idle[answers] = False
             if me.idle is not None:
                 idle = idle | me.idle[asker]
         return Question(
@@ -450,20 +463,22 @@ class BaseRuntime(Runtime):
             round=self._play.round,
             path=ask.path,
             askers=me.ids,
-            ids=runs.ids,
+            ids=ids,
             asker=asker,
-            answers=runs.answers,
+            answers=answers,
             idle=idle,
             rows=ask.rows,
-            each=tuple(self._own_entries(me, value, asker, runs.ids) for value in ask.each),
-            admission=runs.admission,
+            each=tuple(self._own_entries(me, value, asker, ids) for value in ask.each),
+            admission=admission,
         )
 
-    def _those_who_run(self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor) -> _Cohort:
-        """Who runs, which of them answer, and their admission."""
+    def _those_who_run(
+        self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor
+    ) -> tuple[Tensor, Ids, Tensor, Participation | None]:
+        """Who runs: (positions of their askers, ids, positions of those who answer, admission)."""
         position, ids = self._sampled(me, ask, tier, asking)
         if not self._play.trains:
-            return _Cohort(position, ids, torch.arange(len(ids)))
+            return position, ids, torch.arange(len(ids)), None
         everybody = ask.sample is None
         admission = self.environment.admit(tier, ids, self._play.round)
         if admission is not None and not bool(admission.asked.all()):
@@ -475,10 +490,10 @@ class BaseRuntime(Runtime):
             asked = ids[~me.idle[asking][position]]
         self._play.facts.asked(tier, asked)
         if everybody or self.idle == "skip":
-            return _Cohort(position, ids, torch.arange(len(ids)), admission)
+            return position, ids, torch.arange(len(ids)), admission
         position, children = self._children(me.tier, me.ids[asking])
         answers = torch.isin(children, ids).nonzero()[:, 0]
-        return _Cohort(position, children, answers, admission)
+        return position, children, answers, admission
 
     def _sampled(
         self, me: Nodes, ask: AskArguments, tier: str, asking: Tensor
@@ -516,11 +531,11 @@ class BaseRuntime(Runtime):
         """All children of these nodes, cached: most programs ask the same children every round."""
         key = (tier, self._play.lane)
         last = self._last_children.get(key)
-        if last is None or not torch.equal(last.askers, ids):
-            position, children = self.members.cohort(tier, ids, sample=None, address=0)
-            last = _Children(ids, position, children)
+        if last is None or not torch.equal(last[0], ids):
+            last = (ids, *self.members.cohort(tier, ids, sample=None, address=0))
             self._last_children[key] = last
-        return last.position, last.ids
+        _, position, children = last
+        return position, children
 
     def _own_entries(
         self,
@@ -584,15 +599,23 @@ class BaseRuntime(Runtime):
 
     # Links
 
-    def _cut(self, sender: str) -> float | None:
-        """The size up to which the entries of a tier are sent as zeros; None: nothing is cut."""
+    def _sending(self, crossing: Crossing) -> Sending:
+        """A message that is to cross, with what its senders have beside it."""
+        key = crossing.key
         play = self._play
-        if not play.trains:
-            return None
-        cut = self.rates.of(self.algorithm, play.round).cut(sender, play.round)
-        if play.tape is not None:
-            play.tape.cut(sender, cut)
-        return cut
+        check_carried(rows_of(crossing.message), key)
+        cut = None
+        if play.trains:
+            cut = self.rates.of(self.algorithm, play.round).cut(key.sender, play.round)
+            if play.tape is not None:
+                play.tape.cut(key.sender, cut)
+        return Sending(
+            crossing.message,
+            cut=cut,
+            reference=crossing.reference,
+            keys=self._wire_keys(key, crossing.senders),
+            memory=self._memory(crossing),
+        )
 
     def _wire_keys(self, key: MessageKey, ids: Ids) -> Callable[[], Tensor]:
         """The keys of the draws that a codec makes for the rows of these senders."""
@@ -697,26 +720,6 @@ class BaseRuntime(Runtime):
         if not self._play.trains:
             return nullcontext()
         return self.clock(name, threads)
-
-
-@dataclass(frozen=True, eq=False)
-class _Children:
-    """All children of some askers: positions of their askers and their ids, [m] each."""
-
-    askers: Ids
-    position: Tensor
-    ids: Ids
-
-
-@dataclass(frozen=True, eq=False)
-class _Cohort:
-    """The nodes that run for an ask: positions of their askers and their ids, [m] each."""
-
-    position: Tensor
-    ids: Ids
-    answers: Tensor
-    """The positions of those who answer, [k]."""
-    admission: Participation | None = None
 
 
 def check_carried(rows: Rows | None, key: MessageKey) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -115,31 +115,7 @@ class Runtime(ABC):
         """Whether this process prints and writes files; of several, one does."""
         return self.ranks.leads
 
-    @property
-    def world(self) -> int:
-        """The number of processes that run the programs together."""
-        return self.ranks.world
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among them."""
-        return self.ranks.rank
-
-    def gather_json(self, what: str, value: Any) -> list[Any]:
-        """The value of every process, as JSON can hold it.
-
-        `what` says what all of them are about to do.
-        """
-        return self.ranks.gather_json(what, value)
-
-    def together(self, done: str) -> AbstractContextManager[None]:
-        """Do something in all processes of the runtime; an error of one is an error of all.
-
-        `done` says what was done: nobody goes on before all have.
-        """
-        return self.ranks.together(done)
-
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """The number of nodes of each tier of one seed's tree, from the top."""
         return {tier: self.tree.size(tier) // self.tree.copies for tier in self.tree.tiers}

@@ -274,17 +274,17 @@ class Played:
     """
 
     answer: Any
-    cohorts: Sequence[Mapping[str, Sequence[int]]]
+    cohorts: Sequence[dict[str, Sequence[int]]]
     """The nodes that were asked, by tier."""
-    notes: Sequence[Mapping[str, Mapping[str, Note]]]
+    notes: Sequence[dict[str, dict[str, Note]]]
     """What programs noted of those asked, by tier and name."""
     gradients: Sequence[int]
     """How many gradients all devices evaluated on their data."""
-    traffic: Sequence[Mapping[Key, Traffic]]
+    traffic: Sequence[dict[Key, Traffic]]
     """What crossed each link."""
     reports: Sequence[Mapping[str, Report]]
     """Figures of single nodes by name, in id order."""
-    needs: Mapping[str, set[str]]
+    needs: dict[str, set[str]]
     """What devices recalled to predict with each model."""
     environment: Sequence[Any] | None
     """The environment's record of the round."""

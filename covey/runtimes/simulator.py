@@ -20,7 +20,7 @@ from covey.kernel.moved import on_device
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
-from covey.runtimes.base import Answers, BaseRuntime, Crossing, Question, check_carried, select
+from covey.runtimes.base import Answers, BaseRuntime, Crossing, Question, select
 from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs, Invocation
 from covey.runtimes.cuda.round_graphs import RoundNodes, Rounds
 from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
@@ -242,17 +242,9 @@ class Simulator(BaseRuntime):
         """The message that the receivers get."""
         play = self._play
         key = crossing.key
-        check_carried(rows_of(crossing.message), key)
         before = len(play.ledger.entries)
         link = Link(self.wires[key.link, key.direction], play.ledger)
-        arrived = link.send(
-            crossing.message,
-            self._route(crossing),
-            cut=self._cut(key.sender),
-            reference=crossing.reference,
-            keys=self._wire_keys(key, crossing.senders),
-            memory=self._memory(crossing),
-        )
+        arrived = link.send(self._sending(crossing), self._route(crossing))
         if play.tape is not None:
             play.tape.crossed(key.direction, len(play.ledger.entries) - before)
         return arrived

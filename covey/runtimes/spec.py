@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.engine.task import Batches, Task
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.environment import Environment, Ideal
+from covey.kernel.environment import Environment
 from covey.kernel.nodes import Idle
 from covey.kernel.rates import CONSTANT, Rates
 from covey.links.spec import LinkSpecs
@@ -46,7 +46,7 @@ class NodeSpec:
     rates: Rates = CONSTANT
     training: Topology | None = None
     """The tree of those who train; None: it follows from the examples."""
-    environment: Environment = field(default_factory=Ideal)
+    environment: Environment = field(default_factory=Environment)
     makers: Mapping[str, Make] = field(default_factory=dict)
     """Makes the owners of programs that are not the algorithm's, by the name of their class."""
     workers: int | None = None

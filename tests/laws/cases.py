@@ -23,7 +23,7 @@ from covey import Algorithm, Experiment, Run, Tree, data, laws, models
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
-from covey.kernel.environment import Ideal
+from covey.kernel.environment import Environment
 from covey.laws import differences as differences
 from covey.runs.seed import Seed
 from tests import peek
@@ -286,7 +286,7 @@ def variants_of_rooms() -> Iterator[dict[str, dict[str, dict[str, Any]]]]:
         yield import_module(f"tests.{path.parent.name}.{path.stem}").VARIANTS
 
 
-class Clock(Ideal):
+class Clock(Environment):
     """An environment that counts, for laws of what runs in the simulator alone."""
 
     ideal = False

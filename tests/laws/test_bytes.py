@@ -19,7 +19,7 @@ from covey.codecs import CODECS, Codec, codec
 from covey.codecs.blocks import patterns
 from covey.errors import ConfigError, CoveyError, DecodeError
 from covey.kernel.replies import Exact, Masked, Message
-from covey.links.link import Ledger, Link, Residuals, Route
+from covey.links.link import Ledger, Link, Residuals, Route, Sending
 from covey.links.meter import Meter, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec
@@ -156,8 +156,8 @@ def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form)
     plain, real = End(wire, dtype), End(wire, dtype)
     heard: list[list[int]] = []
     route = plain.route(heard=lambda lengths: heard.append(lengths.tolist()))
-    want = plain.link.send(message(form, dtype), route, **plain.options)
-    packed = real.link.pack(message(form, dtype), **real.options)
+    want = plain.link.send(Sending(message(form, dtype), **plain.options), route)
+    packed = real.link.pack(Sending(message(form, dtype), **real.options))
     real.link.count(packed, real.route())
     got = real.link.unpack(
         packed, reference=real.options["reference"], expect=packed.schema, count=N
@@ -174,7 +174,7 @@ def test_rows_packed_alone_have_the_same_bytes(
 ) -> None:
     whole = End(wire, dtype)
     start = whole.lost.rows.clone()
-    together = whole.link.pack(message(form, dtype), **whole.options)
+    together = whole.link.pack(Sending(message(form, dtype), **whole.options))
     arrived = whole.link.unpack(together, reference=whole.options["reference"])
     for k in range(N):
         row = slice(k, k + 1)
@@ -187,7 +187,7 @@ def test_rows_packed_alone_have_the_same_bytes(
             alone = alone[row]
         end.options["reference"] = whole.options["reference"][row]
         end.options["keys"] = lambda row=row: draws.keys(range(N), "rows")[row]
-        packed = end.link.pack(alone, **end.options)
+        packed = end.link.pack(Sending(alone, **end.options))
         assert packed.messages == together.messages[row]
         assert torch.equal(patterns(end.lost.rows), patterns(whole.lost.rows[row].contiguous()))
         got = end.link.unpack(packed, reference=end.options["reference"], count=1)
@@ -204,8 +204,8 @@ def test_no_rows_have_the_schema_of_many(wire: LinkSpec, dtype: torch.dtype, for
     empty = message(form, dtype, n=0)
     if isinstance(empty, Masked) and empty.mask.ndim == 1:
         empty = replace(empty, mask=empty.mask.expand(empty.rows.shape))
-    packed = none.link.pack(empty, **none.options)
-    assert packed.schema == many.link.pack(message(form, dtype), **many.options).schema
+    packed = none.link.pack(Sending(empty, **none.options))
+    assert packed.schema == many.link.pack(Sending(message(form, dtype), **many.options)).schema
     assert packed.schema == Schema.of(empty)
     assert same(none.link.unpack(packed, reference=none.options["reference"], count=0), empty)
 
@@ -216,14 +216,14 @@ def test_a_reference_of_another_width_is_left_out() -> None:
     narrow = torch.ones(N, 3)
     for end in ends:
         end.options["reference"] = narrow
-    want = ends[0].link.send(numbers(1, torch.float32), ends[0].route(), **ends[0].options)
-    packed = ends[1].link.pack(numbers(1, torch.float32), **ends[1].options)
+    want = ends[0].link.send(Sending(numbers(1, torch.float32), **ends[0].options), ends[0].route())
+    packed = ends[1].link.pack(Sending(numbers(1, torch.float32), **ends[1].options))
     assert same(want, ends[1].link.unpack(packed, reference=narrow))
 
 
 def test_nothing_travels_as_nothing() -> None:
     end = End(WIRES["dense"], torch.float32)
-    packed = end.link.pack(None, cut=None)
+    packed = end.link.pack(Sending(None))
     end.link.count(packed, end.route(0))
     assert (packed.schema, packed.messages) == (NOTHING, ())
     assert end.link.unpack(packed, expect=NOTHING) is None
@@ -237,14 +237,15 @@ def test_only_float32_and_float64_travel(
 ) -> None:
     end = End(WIRES["dense"], torch.float32)
     with pytest.raises(ConfigError, match="float32 or float64"):
-        end.link.pack(kind(torch.ones(2, 3).to(dtype)), cut=None)
+        end.link.pack(Sending(kind(torch.ones(2, 3).to(dtype))))
     with pytest.raises(ConfigError, match="float32 or float64"):
-        end.link.send(kind(torch.ones(2, 3).to(dtype)), end.route(2), cut=None)
+        end.link.send(Sending(kind(torch.ones(2, 3).to(dtype))), end.route(2))
 
 
 def test_exact_numbers_are_little_endian_after_six_bytes() -> None:
     end = End(WIRES["int4, keep 0.1, update"], torch.float64)
-    packed = end.link.pack(Exact(torch.tensor([[1.0, 1e-300]], dtype=torch.float64)), cut=5.0)
+    rows = torch.tensor([[1.0, 1e-300]], dtype=torch.float64)
+    packed = end.link.pack(Sending(Exact(rows), cut=5.0))
     assert packed.messages[0][6:].hex() == "000000000000f03f" + "59f3f8c21f6ea501"
     assert packed.lengths.tolist() == [22]
 
@@ -255,7 +256,7 @@ every_hostile = pytest.mark.parametrize("name", HOSTILE)
 
 def good(name: str, form: Form, dtype: torch.dtype = torch.float32) -> tuple[Link, Packed]:
     end = End(LinkSpec(ALL[name]), dtype)
-    return end.link, end.link.pack(message(form, dtype), **end.options)
+    return end.link, end.link.pack(Sending(message(form, dtype), **end.options))
 
 
 def with_first(packed: Packed, first: bytes) -> Packed:
@@ -306,7 +307,7 @@ def test_a_row_that_is_not_of_its_schema_is_refused(name: str, form: Form) -> No
     strangers = [
         good(name, other)[1].messages[0],
         good(name, form, torch.float64)[1].messages[0],
-        narrow.link.pack(small, cut=None, keys=lambda: draws.keys(range(1), "rows")).messages[0],
+        narrow.link.pack(Sending(small, keys=lambda: draws.keys(range(1), "rows"))).messages[0],
     ]
     for stranger in strangers:
         with pytest.raises(DecodeError):

@@ -17,7 +17,7 @@ import covey
 from covey import Algorithm, Nodes, Rows
 from covey.codecs import codec
 from covey.errors import ConfigError, CoveyError, DivergedError, ProgramError
-from covey.links.link import Ledger, Link
+from covey.links.link import Ledger, Link, Sending
 from covey.links.packed import Packed
 from covey.links.spec import LinkSpec
 from covey.runtimes.alone.envelope import seal
@@ -286,7 +286,7 @@ def honest_cut(honest: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 def packed(rows: torch.Tensor) -> Packed:
     wire = LinkSpec(codec("dense"))
-    return Link(wire, Ledger([])).pack(rows, cut=None)
+    return Link(wire, Ledger([])).pack(Sending(rows))
 
 
 # Checkpoints

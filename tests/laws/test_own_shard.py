@@ -91,18 +91,18 @@ def both(batch: Batch) -> list[Tensor]:
 
 def drawn(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     batches = made.examples.draw(draws.key(3, "law"), ids, 5, range(2, 4))
-    gradients = [made.gradient(x, batch) for batch in batches]
+    gradients = [made.gradients.gradient(x, batch) for batch in batches]
     return [*both(batches[0]), *both(batches[1]), *gradients, made.loss(x, batches[0])]
 
 
 def cyclic(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     batch = made.examples.cyclic(ids, 7, ids + 3)
-    return [*both(batch), made.gradient(x, batch)]
+    return [*both(batch), made.gradients.gradient(x, batch)]
 
 
 def spread(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     batch = made.examples.spread(ids, 30)
-    return [*both(batch), made.hessian_product(x, batch, x.flip(1))]
+    return [*both(batch), made.gradients.hessian_product(x, batch, x.flip(1))]
 
 
 def full(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:

@@ -83,7 +83,7 @@ class ReplaySimulator(Simulator):
         before = self._unheard.get(question.tier)
         self._unheard[question.tier] = torch.cat([late, self._unheard_children(me, question)])
         own = [values[there] for values in each]
-        answers = self._all_answers(me, _without(question, there), down, own)
+        answers = self._all_answers(me, question.only(there), down, own)
         del self._unheard[question.tier]
         if before is not None:
             self._unheard[question.tier] = before
@@ -126,20 +126,6 @@ class ReplaySimulator(Simulator):
         super()._add_facts(tier, ids[heard], _of_some(call, heard), idle)
 
 
-def _without(question: Question, there: Tensor) -> Question:
-    """An ask of those nodes alone that are there, bool [m]."""
-    answering = torch.zeros(len(there), dtype=torch.bool)
-    answering[question.answers] = True
-    return replace(
-        question,
-        ids=question.ids[there],
-        asker=question.asker[there],
-        answers=answering[there].nonzero()[:, 0],
-        idle=None if question.idle is None else question.idle[there],
-        each=tuple(values[there] for values in question.each),
-    )
-
-
 def _of_some(call: Call, chosen: Tensor) -> Call:
     """What some of the nodes noted and worked, bool [n]."""
     notes = {name: tuple(values[chosen] for values in noted) for name, noted in call.notes.items()}
@@ -147,8 +133,7 @@ def _of_some(call: Call, chosen: Tensor) -> Call:
     if isinstance(gradients, Tensor) and gradients.ndim:
         gradients = gradients[chosen]
     reports = {name: figures[chosen] for name, figures in call.reports.items()}
-    count = int(chosen.sum())
-    return Call(count, needs=call.needs, notes=notes, gradients=gradients, reports=reports)
+    return Call(needs=call.needs, notes=notes, gradients=gradients, reports=reports)
 
 
 @dataclass(frozen=True)

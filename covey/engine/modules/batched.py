@@ -11,7 +11,7 @@ say which instructions an operation needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,13 +60,30 @@ def rule(*operations: str) -> Callable[[Rule], Rule]:
     return registered
 
 
-@dataclass(frozen=True)
-class BatchedInstruction:
-    """What to run, the registers that it reads, and those that nobody reads any more."""
+Instructions = list[tuple[Run, tuple[int, ...]]]
+"""What to run, and the registers that it reads; each writes the register of its own number."""
 
-    run: Run
-    reads: tuple[int, ...]
-    done: tuple[int, ...] = ()
+
+def machine(instructions: Instructions, output: int) -> Step:
+    """The pass that runs the instructions and forgets tensors as early as it can."""
+    last_reader = {}
+    for number, (_, reads) in enumerate(instructions):
+        last_reader.update(dict.fromkeys(reads, number))
+    steps = []
+    for number, (run, reads) in enumerate(instructions):
+        done = {r for r in reads if r >= 0 and r != output and last_reader[r] == number}
+        steps.append((run, reads, tuple(done)))
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        registers: list[Any] = [None] * len(steps) + [pass_, None, x]
+        for number, (run, reads, done) in enumerate(steps):
+            registers[number] = run(*[registers[r] for r in reads])
+            for register in done:
+                registers[register] = None
+        result: Tensor = registers[output]
+        return result
+
+    return apply
 
 
 class Compiler:
@@ -77,7 +94,7 @@ class Compiler:
         self.numbers = space.numbers
         self.slots = space.slots
         self._module = space.module
-        self._instructions: list[tuple[Run, tuple[int, ...]]] = []
+        self._instructions: Instructions = []
         self._node = 0
         self._places: dict[int, dict[str, int]] = {}
         self._constants: dict[int, int] = {}
@@ -103,28 +120,7 @@ class Compiler:
                     raise Unknown(f"{node.operation} is used in a way that is not known") from error
                 if self._node not in self._places:
                     raise Unknown(f"{node.operation} is used in a way that is not known")
-        return self._machine(self.rows(self.graph.output))
-
-    def _machine(self, output: int) -> Step:
-        """The pass that runs the instructions and forgets tensors as early as it can."""
-        last_reader = {}
-        for number, (_, reads) in enumerate(self._instructions):
-            last_reader.update(dict.fromkeys(reads, number))
-        instructions = []
-        for number, (run, reads) in enumerate(self._instructions):
-            done = {r for r in reads if r >= 0 and r != output and last_reader[r] == number}
-            instructions.append(BatchedInstruction(run, reads, tuple(done)))
-
-        def apply(pass_: Pass, x: Tensor) -> Tensor:
-            registers: list[Any] = [None] * len(instructions) + [pass_, None, x]
-            for number, instruction in enumerate(instructions):
-                registers[number] = instruction.run(*[registers[r] for r in instruction.reads])
-                for register in instruction.done:
-                    registers[register] = None
-            result: Tensor = registers[output]
-            return result
-
-        return apply
+        return machine(self._instructions, self.rows(self.graph.output))
 
     # What rules use
 

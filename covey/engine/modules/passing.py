@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 
@@ -69,12 +68,6 @@ class Pass:
     def map(self, change: Callable[[Tensor], Tensor]) -> Pass:
         """The same pass with every tensor changed."""
         return self.with_tensors([change(tensor) for tensor in self.tensors])
-
-    def split(self) -> list[Pass]:
-        """The passes of the single models, each with n = 1."""
-        by_tensor = [torch.split(tensor, 1) for tensor in self.tensors]
-        by_model = zip(*by_tensor, strict=True)
-        return [self.with_tensors(tensors) for tensors in by_model]
 
     def of_first(self, parameters: list[Tensor]) -> Pass:
         """The pass of the first model without the axis of rows, with these parameters."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import GetSetDescriptorType
 from typing import Any
@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey.engine.modules import norm, rowwise
-from covey.engine.modules.batched import Step, pooled_first
+from covey.engine.modules.batched import (
+    INPUTS,
+    PASS,
+    Instructions,
+    Run,
+    Step,
+    machine,
+    pooled_first,
+)
 from covey.engine.modules.dropout import drop
 from covey.engine.modules.graph import (
     ATTENTION,
@@ -39,12 +47,8 @@ from covey.engine.modules.intercept import Interception, attention_weights
 from covey.engine.modules.layout import ParameterLayout, aligned, copy_to_run
 from covey.engine.modules.passing import Pass
 
-Values = list[Any]
-"""What the nodes of a graph have made, by number; None where nobody needs it any more."""
-_SIZE = -1
-_MASKS = -2
-_PASS = -3
-"""Where the size of the batch, the masks and the pass for norms stand among the values."""
+_NORMS = -4
+"""The number of the pass for norms among the values that nodes read."""
 Places = list[list[tuple[Any, Any]]]
 """Where a module holds the parameter of each slot: containers with their keys."""
 
@@ -177,124 +181,77 @@ def _flat_weights(layer: nn.RNNBase) -> list[tuple[Any, Any, Tensor | None]]:
 # The graph of a module
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """The function of a node, its operands, and the values that nobody reads any more."""
-
-    number: int
-    function: Callable[..., Any]
-    operands: Operands
-    part: int | None
-    done: tuple[int, ...]
-
-
 def of_graph(graph: Graph, space: ParameterLayout) -> Step:
     """The pass of one model through a graph; raises `Unknown` where torch has no such function."""
     graph = pooled_first(graph)
     readers = graph.readers
-    parameters = []  # the nodes that read parameters, with the numbers of their slots
-    for number in _numbers(graph, PARAMETER):
-        [name] = graph.nodes[number].arguments
-        if name not in space.numbers:
-            raise Unknown(f"parameter {name} is not part of a row")
-        parameters.append((number, space.numbers[name]))
-    [start] = _numbers(graph, INPUT)
-    made = {start, *dict(parameters)}
-    instructions = [
-        _instruction(number, graph, readers, space.module)
-        for number in graph.needed
-        if number not in made
-    ]
-    normed = bool(_numbers(graph, BATCH_NORM))
-    output = graph.output.number
-    count = len(graph.nodes) + 3
+    instructions: Instructions = []
 
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        values: Values = [None] * count
-        values[start] = x
-        values[_SIZE] = len(x)
-        values[_MASKS] = pass_.masks
-        if normed:
-            values[_PASS] = norm.beside_rows(pass_)
-        for number, slot in parameters:
-            values[number] = pass_.parameters[slot]
-        for step in instructions:
-            out = step.function(*step.operands(values))
-            if step.part is not None:
-                out = out[step.part]
-            values[step.number] = out
-            for done in step.done:
-                values[done] = None
-        result: Tensor = values[output]
-        # The layout of the output decides the kernels of the backward pass.
-        return result.contiguous()
+    def then(run: Run, *reads: int) -> int:
+        instructions.append((run, reads))
+        return len(instructions) - 1
 
-    return apply
+    registers = {PASS: PASS}
+    if any(graph.nodes[number].operation == BATCH_NORM for number in graph.needed):
+        registers[_NORMS] = then(norm.beside_rows, PASS)
+    for number in graph.needed:
+        node = graph.nodes[number]
+        if node.operation == INPUT:
+            registers[number] = INPUTS
+        elif node.operation == PARAMETER:
+            [name] = node.arguments
+            if name not in space.numbers:
+                raise Unknown(f"parameter {name} is not part of a row")
+            registers[number] = then(partial(_parameter, space.numbers[name]), PASS)
+        else:
+            function = _function(node, graph, readers, space.module)
+            node = _complete(node)
+            reads = [registers[value.number] for value in node.values]
+            registers[number] = then(_bound(function, node, space.module), INPUTS, *reads)
+    # The layout of the output decides the kernels of the backward pass.
+    output = then(Tensor.contiguous, registers[graph.output.number])
+    return machine(instructions, output)
 
 
-def _numbers(graph: Graph, operation: str) -> list[int]:
-    """The nodes of an operation that the output depends on."""
-    return [number for number in graph.needed if graph.nodes[number].operation == operation]
+def _parameter(slot: int, pass_: Pass) -> Tensor:
+    return pass_.parameters[slot]
 
 
-def _instruction(
-    number: int, graph: Graph, readers: dict[int, list[int]], module: nn.Module
-) -> Instruction:
-    node = graph.nodes[number]
-    function = _function(node)
+def _complete(node: Operation) -> Operation:
+    """A node with all that its function reads: a ReLU its operand alone, some others the pass."""
     if node.operation == "relu":
-        node = Operation("relu", tuple(node.values), {}, node.shape)  # it may also say `inplace`
-        # In place where no one else reads its operand, not even autograd.
-        [operand] = node.values
-        source = graph.nodes[operand.number].operation
-        if source in _UNSAVED and len(readers[operand.number]) == 1:
-            function = torch.relu_
-    elif node.operation == FILLED:
-        parameter = next(module.parameters())
-        function = partial(torch.full, dtype=parameter.dtype)
+        return Operation("relu", tuple(node.values), {}, node.shape)  # it may also say `inplace`
     if node.operation in (SITE, ATTENTION):
-        node = replace(node, arguments=(Value(_MASKS), *node.arguments))
+        return replace(node, arguments=(Value(PASS), *node.arguments))
     if node.operation == BATCH_NORM:
-        node = replace(node, arguments=(Value(_PASS), *node.arguments))
-    if node.keywords:
-        function = _positional(function, tuple(node.keywords))
-    arguments = (*node.arguments, *node.keywords.values())
-    read = {value.number for value in node.values if value.number >= 0}
-    done = tuple(n for n in sorted(read) if readers[n][-1] == number and n != graph.output.number)
-    return Instruction(number, function, Operands(arguments, module), node.part, done)
+        return replace(node, arguments=(Value(_NORMS), *node.arguments))
+    return node
 
 
-def _positional(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The function with its keywords as last arguments."""
-    count = len(names)
+def _bound(function: Callable[..., Any], node: Operation, module: nn.Module) -> Run:
+    """The function of a node, from the inputs and the values that it reads."""
+    places = {value.number: place for place, value in enumerate(node.values)}
+    given = (*node.arguments, *node.keywords.values())
+    template = [_constant(argument, module, places) for argument in given]
+    whole = [(k, places[each.number]) for k, each in enumerate(given) if isinstance(each, Value)]
+    parts = [k for k, each in enumerate(given) if _varies(each) and not isinstance(each, Value)]
+    names = tuple(node.keywords)
+    count = len(given) - len(names)
 
-    def call(*arguments: Any) -> Any:
-        named = dict(zip(names, arguments[-count:], strict=True))
-        return function(*arguments[:-count], **named)
+    def run(x: Tensor, *values: Any) -> Any:
+        arguments = template.copy()
+        for k, place in whole:
+            arguments[k] = values[place]
+        for k in parts:
+            arguments[k] = _read(template[k], values, len(x))
+        if names:
+            named = dict(zip(names, arguments[count:], strict=True))
+            out = function(*arguments[:count], **named)
+        else:
+            out = function(*arguments)
+        return out if node.part is None else out[node.part]
 
-    return call
-
-
-class Operands:
-    """Reads the operands of a node: values, constants, and numbers that depend on the batch."""
-
-    def __init__(self, arguments: tuple[Any, ...], module: nn.Module) -> None:
-        self._template = [_constant(argument, module) for argument in arguments]
-        self._values: list[tuple[int, int]] = []
-        self._others: list[tuple[int, Any]] = []
-        for position, argument in enumerate(arguments):
-            if isinstance(argument, Value):
-                self._values.append((position, argument.number))
-            elif _varies(argument):
-                self._others.append((position, self._template[position]))
-
-    def __call__(self, values: Values) -> list[Any]:
-        out = self._template.copy()
-        for position, number in self._values:
-            out[position] = values[number]
-        for position, argument in self._others:
-            out[position] = _read(argument, values)
-        return out
+    return run
 
 
 def _varies(argument: Any) -> bool:
@@ -306,23 +263,25 @@ def _varies(argument: Any) -> bool:
     return isinstance(argument, Value | Multiple)
 
 
-def _constant(argument: Any, module: nn.Module) -> Any:
-    """An operand with the tensors of a module in the place of those that all models share."""
+def _constant(argument: Any, module: nn.Module, places: Mapping[int, int]) -> Any:
+    """An operand with a module's tensors for those that all models share, and places of values."""
     if isinstance(argument, tuple):
-        return tuple(_constant(part, module) for part in argument)
+        return tuple(_constant(part, module, places) for part in argument)
+    if isinstance(argument, Value):
+        return Value(places[argument.number])
     return argument.of(module) if isinstance(argument, Shared) else argument
 
 
-def _read(argument: Any, values: Values) -> Any:
-    """An operand, given what the nodes before have made."""
+def _read(argument: Any, values: Sequence[Any], size: int) -> Any:
+    """An operand, given the values that its node reads and the size of the batch."""
     if isinstance(argument, Value):
         return values[argument.number]
     if isinstance(argument, Multiple):
-        return argument.factor * values[_SIZE]
+        return argument.factor * size
     if isinstance(argument, tuple):
-        return tuple(_read(part, values) for part in argument)
+        return tuple(_read(part, values, size) for part in argument)
     if isinstance(argument, slice):
-        return slice(*_read((argument.start, argument.stop, argument.step), values))
+        return slice(*_read((argument.start, argument.stop, argument.step), values, size))
     return argument
 
 
@@ -342,9 +301,19 @@ def _replaces(*names: str) -> Callable[[Callable[..., Tensor]], Callable[..., Te
     return registered
 
 
-def _function(node: Operation) -> Callable[..., Any]:
-    """The function of torch that a node names."""
+def _function(
+    node: Operation, graph: Graph, readers: Mapping[int, list[int]], module: nn.Module
+) -> Callable[..., Any]:
+    """The function of torch that a node names, or what replaces it."""
     name = node.operation
+    if name == "relu":
+        # In place where no one else reads its operand, not even autograd.
+        [operand] = node.values
+        unsaved = graph.nodes[operand.number].operation in _UNSAVED
+        return torch.relu_ if unsaved and len(readers[operand.number]) == 1 else torch.relu
+    if name == FILLED:
+        parameter = next(module.parameters())
+        return partial(torch.full, dtype=parameter.dtype)
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     for place in (F, torch, Tensor):
@@ -358,13 +327,8 @@ def _function(node: Operation) -> Callable[..., Any]:
 
 
 @_replaces(SITE)
-def _dropped(
-    masks: tuple[Tensor, ...],
-    x: Tensor,
-    site: int,
-    alpha_p: float | None,
-) -> Tensor:
-    return drop(x, masks[site], alpha_p) if masks else x
+def _dropped(pass_: Pass, x: Tensor, site: int, alpha_p: float | None) -> Tensor:
+    return drop(x, pass_.masks[site], alpha_p) if pass_.masks else x
 
 
 @_replaces(BATCH_NORM)
@@ -385,7 +349,7 @@ def _batch_norm(
 
 @_replaces(ATTENTION)
 def _attention(
-    masks: tuple[Tensor, ...],
+    pass_: Pass,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -395,12 +359,12 @@ def _attention(
     scale: float | None,
 ) -> Tensor:
     """Attention whose weights are dropped by a mask; torch's own where that will do."""
-    if site is None or not masks:
+    if site is None or not pass_.masks:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, is_causal=is_causal, scale=scale
         )
     weights = attention_weights(query, key, attn_mask, is_causal, scale)
-    return drop(weights, masks[site]) @ value
+    return drop(weights, pass_.masks[site]) @ value
 
 
 def _by_point(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -525,7 +489,6 @@ _UNSAVED = (
 )
 """Operations whose results autograd does not keep."""
 _FUNCTIONS |= {
-    FILLED: torch.full,
     "getitem": operator.getitem,
     "view": _keeps_layout(Tensor.reshape),
     "reshape": _keeps_layout(Tensor.reshape),
@@ -533,5 +496,4 @@ _FUNCTIONS |= {
     "view_as": Tensor.reshape_as,
     "conv2d": _by_point(F.conv2d),
     "conv_transpose2d": _by_point(F.conv_transpose2d),
-    "relu": torch.relu,
 }

@@ -139,7 +139,7 @@ def targets(task: Task) -> int:
     if classes is not None and width < classes:
         raise ModelError(_too_few(width, task.shards))
     try:
-        losses = task.losses(outputs, y[None])
+        losses = task.gradients.losses(outputs, y[None])
     except FAULTS as error:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"

@@ -13,42 +13,14 @@ from torch import Tensor
 
 from covey.engine.modules import rowwise
 from covey.engine.solvers import gpu_steps, in_place
-from covey.engine.solvers.objective import DataLoss, Objective
+from covey.engine.solvers.objective import MIN_STEPS, DataLoss, Objective
 from covey.engine.solvers.stack import LinearStack
 from covey.types import Rows
-
-MIN_STEPS = 3
-"""With fewer, the products with the anchor and with the batch itself cost more than they save."""
-
-
-def unfit(loss: DataLoss, terms: Objective) -> str | None:
-    """Why steps on this loss cannot be factored, whoever computes them; None if they can."""
-    task = loss.task
-    if isinstance(task.stack, str):
-        return task.stack
-    if task.augment:
-        return "the examples are augmented"
-    if loss.fixed is None:
-        return "not all steps have the same batch"
-    if terms.l1 is not None:
-        return "an l1 term is set"
-    if terms.linear is not None:
-        return "a linear term is set"
-    if terms.mask is not None:
-        return "a mask is set"
-    if terms.part is not None:
-        return "only a part of the columns moves"
-    first = task.stack.layers[0]
-    _, inputs = task.space.slots[first.weight].shape
-    _, examples = loss.fixed.examples.shape
-    if 2 * examples > inputs:
-        return "the batch has more than half as many examples as the model has inputs"
-    return None
 
 
 def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """Why these steps are not factored here; None if they can be and it is worth it."""
-    reason = unfit(loss, terms) or in_place.refusal(loss, start, terms)
+    reason = loss.unfactored(terms) or in_place.refusal(loss, start, terms)
     if reason is None and terms.longest < MIN_STEPS:
         return f"a batch has fewer than {MIN_STEPS} steps"
     return reason

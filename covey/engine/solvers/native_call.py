@@ -12,8 +12,7 @@ from torch import Tensor
 
 from covey import native
 from covey.engine.modules.layout import ParameterLayout
-from covey.engine.solvers import gram
-from covey.engine.solvers.objective import DataLoss, Gradient, Objective
+from covey.engine.solvers.objective import MIN_STEPS, DataLoss, Gradient, Objective
 from covey.engine.solvers.stack import Layer, LinearStack
 from covey.errors import ProgramError
 from covey.types import Rows
@@ -48,17 +47,17 @@ class NativeKernel:
             raise ProgramError(
                 f"{len(rows)} rows to score for {len(starts)} devices; give one each."
             )
-        rows = _rows(rows, rows)
         work = native.NativeWork(
             devices=len(rows),
-            width=rows.shape[1],
+            width=self.space.width,
             batch=_SCORED,
             batches=1,
-            start=rows.data_ptr(),
-            start_stride=rows.stride(0),
             examples=index.data_ptr(),
         )
         self.bind(work, rows)
+        rows = _rows(rows, rows)
+        work.start = rows.data_ptr()
+        work.start_stride = rows.stride(0)
         return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
 
     def bind(self, work: native.NativeWork, rows: Rows) -> None:
@@ -111,7 +110,7 @@ def data_refusal(
     loss: DataLoss, start: Rows, terms: Objective, *, factored: bool = False
 ) -> str | None:
     """As `refusal`, for steps on mini-batches, which may be `factored`."""
-    if factored and (reason := gram.unfit(loss, terms)):
+    if factored and (reason := loss.unfactored(terms)):
         return reason
     if loss.all_examples:
         return "each step takes the gradient of all examples"
@@ -130,7 +129,7 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective, *, factored: bool 
     work = make_work(start, terms, terms.decay + loss.task.l2, to=rows, kernel=kernel)
     if loss.fixed is not None:
         if factored:
-            work.factored = gram.MIN_STEPS
+            work.factored = MIN_STEPS
         give(work, [loss.fixed], start.dtype)
         native.descend(work, start.dtype)
         return rows

@@ -25,6 +25,11 @@ Coefficient = float | Tensor
 Method = Literal["gradient", "nesterov", "adam"]
 
 
+MIN_STEPS = 3
+"""With fewer on a batch, the products with the anchor and with the batch itself cost more than they
+save (gram.py)."""
+
+
 class NoData:
     """The gradient where there is no data loss, as at an edge: zeros."""
 
@@ -52,6 +57,30 @@ class DataLoss(ABC):
     """The batch of every step, where all steps have the same."""
     by_turn: bool = False
     """Whether every turn of `alternate` has one batch for all its steps."""
+
+    def unfactored(self, terms: Objective) -> str | None:
+        """Why steps cannot be factored (gram.py), whoever computes them; None if they can."""
+        task = self.task
+        if isinstance(task.stack, str):
+            return task.stack
+        if task.augment:
+            return "the examples are augmented"
+        if self.fixed is None:
+            return "not all steps have the same batch"
+        if terms.l1 is not None:
+            return "an l1 term is set"
+        if terms.linear is not None:
+            return "a linear term is set"
+        if terms.mask is not None:
+            return "a mask is set"
+        if terms.part is not None:
+            return "only a part of the columns moves"
+        first = task.stack.layers[0]
+        _, inputs = task.space.slots[first.weight].shape
+        _, examples = self.fixed.examples.shape
+        if 2 * examples > inputs:
+            return "the batch has more than half as many examples as the model has inputs"
+        return None
 
     @abstractmethod
     def __call__(self, x: Rows) -> Rows:

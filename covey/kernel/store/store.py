@@ -326,9 +326,7 @@ class Column:
         slots = self._take_like(rows)
         self.segments.write(slots, rows.to(self.template.device))
         for label, entry in entries.items():
-            version = self.present
-            if label != PRESENT:
-                version = self._label(label)
+            version = self._label(label)
             self._move(version, entry.ids + first, slots[entry.places], entry.rounds)
         self.commit()
         self.slots.free(slots[self.slots.references(slots) == 0])
@@ -350,9 +348,7 @@ class Column:
         self.slots.make_room(self.segments.capacity)
         shifts = torch.tensor(shift, dtype=torch.int64)
         for label, entry in saved.items():
-            version = self.present
-            if label != PRESENT:
-                version = self._label(label)
+            version = self._label(label)
             number = torch.searchsorted(starts, entry.slots, right=True) - 1
             slots = entry.slots + shifts[number]
             self._move(version, entry.ids + first, slots, entry.rounds)
@@ -406,7 +402,9 @@ class Column:
         self._transaction += 1
 
     def _label(self, label: str) -> Version:
-        """The held version of this label, which is made if there is none."""
+        """The version of this label; a held one is made if there is none."""
+        if label == PRESENT:
+            return self.present
         if label not in self.held:
             self.held[label] = Version(self.nodes)
             self._new_labels.append(label)
@@ -563,11 +561,6 @@ class Store:
         """Go back to the last commit."""
         for column in self.columns.values():
             column.rollback()
-
-    def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
-        """(tier, name, ids, rounds, rows) of what every column holds now."""
-        for (tier, name), column in sorted(self.columns.items()):
-            yield tier, name, *column.read(PRESENT, slice(0, None))
 
     def freeze(self, nodes: Mapping[str, slice]) -> Iterator[Frozen]:
         """Every column with its held versions, of these nodes of each tier.

@@ -100,7 +100,7 @@ class Checkpoints:
         runtime = self._runtime
         if runtime.disk is not None:
             self._write_rows(copy, path, state, stopped, runtime.disk)
-        elif runtime.world > 1:
+        elif runtime.ranks.world > 1:
             self._write_part(copy, path, state, stopped)
         else:
             run = Saved(state, list(runtime.freeze(copy)))
@@ -134,8 +134,8 @@ class Checkpoints:
         """Write the rows of this process; once all have, rank 0 writes the checkpoint."""
         runtime = self._runtime
         columns = saving.columns_alone(list(runtime.freeze(copy)), state.round)
-        part = rank_parts.write(path, columns, rank=runtime.rank, world=runtime.world)
-        parts = runtime.gather_json("write the parts of a checkpoint", part)
+        part = rank_parts.write(path, columns, rank=runtime.ranks.rank, world=runtime.ranks.world)
+        parts = runtime.ranks.gather_json("write the parts of a checkpoint", part)
         if runtime.leads:
             rank_parts.check_visible(path, parts)
             self._write(copy, path, Saved(state, [], parts=parts), stopped)

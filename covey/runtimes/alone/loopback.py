@@ -367,15 +367,8 @@ class Station(BaseRuntime):
     def _pack(self, crossing: Crossing) -> Packed:
         """The bytes of a message that this node sends."""
         key = crossing.key
-        check_carried(rows_of(crossing.message), key)
         link = self._link(key)
-        packed = link.pack(
-            crossing.message,
-            cut=self._cut(key.sender),
-            reference=crossing.reference,
-            keys=self._wire_keys(key, crossing.senders),
-            memory=self._memory(crossing),
-        )
+        packed = link.pack(self._sending(crossing))
         meter_key = (key.link, key.direction, self._play.lane)
         tree = torch.zeros_like(crossing.senders)
         ends = crossing.ends if self._play.trains else None

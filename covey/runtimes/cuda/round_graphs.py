@@ -21,7 +21,6 @@ from torch import Tensor
 from covey.kernel import moved
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import AskArguments, Call, Nodes
-from covey.links.link import Messages, by_kind
 from covey.links.meter import LowerEnds
 from covey.runtimes.cuda.cuda_graphs import (
     VARIANTS,
@@ -279,22 +278,6 @@ class _Variant:
         """Where its numbers are."""
         return _Layout.of(self.play, self.tape)
 
-    @cached_property
-    def groups(self) -> list[_Group]:
-        """Its messages by kind, each of which is counted at once."""
-        groups = []
-        for numbers in by_kind(self.play.ledger.entries):
-            entries = [self.play.ledger.entries[number] for number in numbers]
-            groups.append(
-                _Group(
-                    Messages.of(entries),
-                    torch.cat([entry.sent.cpu() for entry in entries]),
-                    torch.cat([self.layout.sent[number] for number in numbers]),
-                    torch.cat([self.layout.lengths[number] for number in numbers]),
-                )
-            )
-        return groups
-
     @property
     def changes(self) -> bool:
         """Whether those who answer differ from round to round."""
@@ -473,14 +456,7 @@ class Rounds:
             ):
                 sums = torch.where(own, 0.0, torch.nan)
                 play.suspects.noted.append(replace(suspect, sums=sums))
-        if questions is not None:
-            self._count_entries(variant, questions, numbers)
-        else:
-            for group in variant.groups:
-                kind = group.messages.entry
-                sent = group.same if kind.exact else numbers[group.sent]
-                lengths = None if kind.lengths is None else numbers[group.lengths]
-                play.ledger.count(group.messages, sent, lengths)
+        self._count_messages(variant, questions, numbers)
         for noted, place in zip(variant.tape.noted, layout.notes, strict=True):
             idle = None
             if questions is not None and noted.asked is not None:
@@ -491,18 +467,20 @@ class Rounds:
             play.facts.notes.add(noted.tier, noted.name, noted.ids, figures, idle)
         play.facts.gradients += variant.play.facts.gradients
 
-    def _count_entries(self, variant: _Variant, questions: list[Question], numbers: Tensor) -> None:
-        """Count messages one by one: other nodes answer than when the round was recorded."""
+    def _count_messages(
+        self, variant: _Variant, questions: list[Question] | None, numbers: Tensor
+    ) -> None:
+        """Count messages, perhaps of other nodes than when the round was recorded."""
         layout = variant.layout
         for position, entry in enumerate(variant.play.ledger.entries):
             number, part = variant.tape.sent[position]
-            if number is not None:  # answers, from those nodes that answer in this round
+            if questions is not None and number is not None:  # from those who answer in this round
                 question = questions[number]
                 senders = question.ids[part][answering_in(question, part)]
                 tree = self._runtime.tree.copy(question.tier, senders)
                 ends = LowerEnds(question.tier, senders, torch.arange(len(senders)))
                 entry = replace(entry, route=replace(entry.route, tree=tree, ends=ends))
-            if not entry.exact:
+            if not entry.exact:  # whose numbers of values are the same in all rounds
                 entry = replace(entry, sent=numbers[layout.sent[position]])
             if entry.lengths is not None:
                 entry = replace(entry, lengths=numbers[layout.lengths[position]])
@@ -578,13 +556,3 @@ class _Layout(NamedTuple):
             lengths.append(positions(0 if entry.lengths is None else len(entry.lengths)))
         notes = [positions(len(noted.ids)) for noted in tape.noted]
         return _Layout(suspects, sent, lengths, notes)
-
-
-class _Group(NamedTuple):
-    """Messages of one kind, and the positions of their numbers in `_counted`."""
-
-    messages: Messages
-    same: Tensor
-    """The numbers of values sent, where they are the same in all rounds."""
-    sent: Tensor
-    lengths: Tensor

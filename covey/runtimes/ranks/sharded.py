@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -73,25 +73,8 @@ class Sharded(Simulator):
             return super().exchange(me, question)
         down, each = self._all_sent(question)
         nodes = self.shares.nodes(question.tier, self.ranks.rank)
-        # Its ids rise.
-        bounds = torch.tensor([nodes.start, nodes.stop])
-        first, stop = torch.searchsorted(question.ids, bounds).tolist()
-        own = slice(first, stop)
-        own_each = [values[own] for values in each]
-        # The question to this rank's own children alone.
-        answers = question.answers
-        inside = (answers >= own.start) & (answers < own.stop)
-        idle = question.idle
-        if idle is not None:
-            idle = idle[own]
-        part = replace(
-            question,
-            ids=question.ids[own],
-            asker=question.asker[own],
-            answers=answers[inside] - own.start,
-            idle=idle,
-        )
-        return self._all_answers(me, part, down, own_each)
+        own = (question.ids >= nodes.start) & (question.ids < nodes.stop)
+        return self._all_answers(me, question.only(own), down, [values[own] for values in each])
 
     def _replies_of(
         self,
