@@ -86,7 +86,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
 
 
 def side_by_side(
-    seeds: list[int], experiments: Sequence[Experiment], runtime: str
+    seeds: Sequence[int], experiments: Sequence[Experiment], runtime: str
 ) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
@@ -99,7 +99,7 @@ def side_by_side(
     size = 1
     if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
         size = max(1, first.memory // (_ROWS * row * first.tree.devices))
-    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
+    return [list(seeds[start : start + size]) for start in range(0, len(seeds), size)]
 
 
 def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:

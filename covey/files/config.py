@@ -85,6 +85,11 @@ class Config(ExperimentSettings):
         known = rooms.sections()
         return {name: table for name, table in self.sections.items() if known[name].environment}
 
+    @property
+    def every_seed(self) -> range:
+        """The seeds of its runs."""
+        return range(self.seed, self.seed + self.seeds)
+
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
         return assemble.Experiments().of(self, seed)

@@ -94,7 +94,7 @@ def resume(
         _check_data(config, path)
         recover.check_seeds(config, folder)
         before = load(folder.config, []).rounds
-        recover.check_schedule(config, folder.of_seeds(config.seed, config.seeds).values(), before)
+        recover.check_schedule(config, folder.of_seeds(config.every_seed).values(), before)
         resumed = _Command(
             config, folder, console, command, experiments, makers or {}, show, True, anyway
         )
@@ -149,7 +149,7 @@ class _Command:
 
         However it ends, the user is told how to go on.
         """
-        folders = self.folder.of_seeds(self.config.seed, self.config.seeds)
+        folders = self.folder.of_seeds(self.config.every_seed)
         more = go_on(self.folder)
         try:
             with stoppable(self.console, self.experiments.ranks) as stop:
@@ -184,12 +184,12 @@ class _Command:
         if self.resumed:
             self._mend(config, folder)
         write_config(folder, config)
-        folders = folder.of_seeds(config.seed, config.seeds)
+        folders = folder.of_seeds(config.every_seed)
         return Seeds(config, folders, self.experiments, self.console, stop, makers=self.makers)
 
     def _mend(self, config: Config, folder: RunFolder) -> None:
         """Mend what a crash has damaged; refuse what cannot go on."""
-        targets = folder.of_seeds(config.seed, config.seeds)
+        targets = folder.of_seeds(config.every_seed)
         with self.experiments.ranks.together("mend the folder"):
             for seed, target in targets.items() if folder.writes else ():
                 recover.mend(target, self.console)

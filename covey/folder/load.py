@@ -32,7 +32,7 @@ from covey.folder.inputs import Array, inputs, with_units
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs.experiment import Experiment
-from covey.runs.run import Round, Which, private_part
+from covey.runs.run import Round, Which
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.devices import DeviceScore
@@ -81,7 +81,7 @@ class Loaded:
         self.config: Config = source.file.config
         """The resolved experiment file; no code that it names is run."""
         self.seed = source.seed
-        self.seeds = range(self.config.seed, self.config.seed + self.config.seeds)
+        self.seeds = self.config.every_seed
         """The seeds of the whole run, of which this is one."""
         self.folder = source.file.folder.path
         self.place = source.place.path
@@ -445,14 +445,13 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     for seed in seeds:
         seed.most_personal()  # or an error: no round was scored
     histories = [seed.history for seed in seeds]
-    private = private_part(first.source.place.checkpoint)
+    described = first.source.place.described_nodes()
     # Of an unfinished run they are in the checkpoint, which needs the model.
     devices = [
         seed.devices() if seed.finished or seed.source.file.refusal is None else []
         for seed in seeds
     ]
-    learner = first.source.file.learner
-    out = summarise(histories, first.config.protocol, devices, learner, private)
+    out = summarise(histories, first.config.protocol, devices, described)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
         file = seed.source.file

@@ -13,7 +13,6 @@ from covey.folder.folder import environment
 from covey.folder.seeds import Histories
 from covey.report.reported import beside
 from covey.report.summary import Gain, Summary, summarise
-from covey.runs.run import private_part
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.devices import DeviceScore, from_csv
 
@@ -50,10 +49,8 @@ def write_outcome(
     if not folder.writes:
         return summarise(histories, config.protocol)
     devices = device_scores(config, folder)
-    private = private_part(
-        next(iter(folder.of_seeds(config.seed, config.seeds).values())).checkpoint
-    )
-    summary = summarise(histories, config.protocol, devices, config.learner(), private)
+    first = folder.of_seeds(config.every_seed)[config.seed]
+    summary = summarise(histories, config.protocol, devices, first.described_nodes())
     compared = {}
     for name, other in config.yardsticks().items():
         if other.method() in others:
@@ -70,7 +67,7 @@ def write_outcome(
 
 def device_scores(config: Config, folder: RunFolder) -> list[list[DeviceScore]]:
     """The scores of every seed's devices, from its file."""
-    seeds = folder.of_seeds(config.seed, config.seeds).values()
+    seeds = folder.of_seeds(config.every_seed).values()
     return [from_csv(seed.devices.read_text(encoding="utf-8")) for seed in seeds]
 
 

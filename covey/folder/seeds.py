@@ -42,9 +42,8 @@ class Start:
     @staticmethod
     def of(config: Config, experiments: Experiments) -> Start:
         """The runs of the first seeds that go in one go."""
-        seeds = list(range(config.seed, config.seed + config.seeds))
-        each = [experiments.of(config, seed) for seed in seeds]
-        groups = side_by_side(seeds, each, experiments.runtime)
+        each = [experiments.of(config, seed) for seed in config.every_seed]
+        groups = side_by_side(config.every_seed, each, experiments.runtime)
         first = each[: len(groups[0])]
         runs = Runs(first, runtime=experiments.runtime, store=config.store)
         return Start(groups, [runs])

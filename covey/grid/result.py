@@ -19,7 +19,7 @@ from covey.report.summary import ModelFigures, drop_no_metrics, summarise
 from covey.runs.csv_text import csv_text
 from covey.runs.run import Round
 from covey.runs.scores import record
-from covey.runs.scores.devices import DeviceScore, from_csv
+from covey.runs.scores.devices import DeviceScore, from_csv, paired
 from covey.runs.scores.headline import Headline, for_devices, headline
 
 
@@ -211,7 +211,7 @@ def _row(
         return replace(row, error="not run yet")
     model, quality = best_model(histories, asked)
     compared = models(histories[0])
-    summary = summarise(histories, private=finals[0].get("private", ""))
+    summary = summarise(histories, described={"private": finals[0].get("private", "")})
     modelled = bool(grid.config.environments)
     return replace(
         row,
@@ -274,25 +274,26 @@ def _pairs(row: MethodRow, baseline: MethodRow, result: Result, devices: Devices
     metric = for_devices(result.metric, every)
     gains: dict[str, list[float]] = {}
     largest = 0.0
-    for own, other in zip(devices[row.title], devices[baseline.title], strict=False):
-        bases = _by_device(other, baseline.model, metric)
-        for device, value in _by_device(own, row.model, metric).items():
-            if device in bases:
-                gains.setdefault(device, []).append(metric.difference(value, bases[device]))
-                largest = max(largest, abs(value), abs(bases[device]))
+    for seeds in zip(devices[row.title], devices[baseline.title], strict=False):
+        for line, other in paired(*seeds, row.model, baseline.model):
+            value = metric.of_device(line)
+            base = metric.of_device(other)
+            if value is not None and base is not None:
+                gains.setdefault(line.device, []).append(metric.difference(value, base))
+                largest = max(largest, abs(value), abs(base))
     rounded = _rounded([mean(values) for values in gains.values()], metric.scaled(largest))
     figures = zip(_by_seed(row, result), _by_seed(baseline, result), strict=False)
     known = [(value, base) for value, base in figures if value is not None and base is not None]
     largest = max((abs(value) for pair in known for value in pair), default=0.0)
     differences = [result.metric.difference(value, base) for value, base in known]
-    seeds = _rounded(differences, result.metric.scaled(largest))
-    p_seeds = t_test(seeds)
+    of_seeds = _rounded(differences, result.metric.scaled(largest))
+    p_seeds = t_test(of_seeds)
     return PairedModels(
         method=row.title,
         baseline=baseline.title,
-        seeds=len(seeds),
-        mean=mean(seeds) if seeds else None,
-        interval=None if p_seeds is None else interval(seeds),
+        seeds=len(of_seeds),
+        mean=mean(of_seeds) if of_seeds else None,
+        interval=None if p_seeds is None else interval(of_seeds),
         p_seeds=p_seeds,
         p_seeds_holm=None,
         devices=len(rounded),
@@ -322,10 +323,3 @@ def _by_seed(row: MethodRow, result: Result) -> list[float | None]:
     histories = result.histories[row.title]
     records = [chosen(history, row.model).models[row.model] for history in histories]
     return [result.metric.of(record.scores["test"]) for record in records]
-
-
-def _by_device(scores: Sequence[DeviceScore], model: str, metric: Headline) -> dict[str, float]:
-    """The test figures of one model, by device."""
-    own = [score for score in scores if score.model == model and score.part == "test"]
-    values = {score.device: metric.of_device(score) for score in own}
-    return {device: value for device, value in values.items() if value is not None}

@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from covey import rooms
-from covey.kernel.algorithm import Algorithm
 from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
 from covey.report.paired import Vector, interval
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.devices import DeviceScore, paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.scores.scoring import Model, Score
 from covey.runs.selection import Protocol, Selection, select
@@ -259,18 +258,18 @@ def summarise(
     histories: Sequence[Sequence[Round]],
     protocol: Protocol = "honest",
     devices: Sequence[Sequence[DeviceScore]] = (),
-    algorithm: Algorithm | None = None,
-    private: str = "",
+    described: Mapping[str, Any] | None = None,
 ) -> Summary:
     """The summary of one history per seed and, where they are known, of every seed's devices.
 
-    `algorithm` says whether there is a global model to report, `private` what devices kept to
-    themselves.
+    `described` is what the run's folder says of its nodes: whether there is a global model to
+    report (`learns_global`), and what devices kept to themselves (`private`).
     """
+    about = described or {}
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored[0] else []
     gains = []
-    if algorithm is None or algorithm.learns_global:
+    if about.get("learns_global", True):
         gains = gains_over(devices, devices, headline(scored[0]), "personal", "global")
     else:
         names = [name for name in names if name not in ("global", "new_global")]
@@ -295,7 +294,7 @@ def summarise(
         spent=dict(sorted(spent.items(), key=itemgetter(1), reverse=True)),
         environment=_environment(histories),
         gains=gains,
-        labels=labels({model.model: model.tier for model in models}, private),
+        labels=labels({model.model: model.tier for model in models}, about.get("private", "")),
         sample=sample,
         uncounted=uncounted,
         select=by.removeprefix("-"),
@@ -356,11 +355,8 @@ def gains_over(
 
     `others` has the scores of the other model, which may be another algorithm's: `method`.
     """
-    seeds = []
-    for lines, bases in zip(devices, others, strict=False):
-        known = {line.device: line for line in bases if (line.part, line.model) == ("test", other)}
-        own = [line for line in lines if (line.part, line.model) == ("test", model)]
-        seeds.append([(line, known[line.device]) for line in own if line.device in known])
+    both = zip(devices, others, strict=False)
+    seeds = [paired(lines, bases, model, other) for lines, bases in both]
     pairs = list(chain(*seeds))
     metric = for_devices(wanted, [line for line, _ in pairs])
     gains = [metric.gain(metric.of_device(line), metric.of_device(base)) for line, base in pairs]
@@ -422,9 +418,11 @@ def _environment(histories: Sequence[Sequence[Round]]) -> EnvironmentFigures | N
     """What the environment of the runs makes of their rounds; None where there is none."""
     if not histories[0] or histories[0][0].environment is None:
         return None
+    where = rooms.added("summaries").get(histories[0][0].environment.name)
+    if where is None:  # the user's own, which no room knows
+        return None
     every = [[record.environment for record in history] for history in histories]
-    summarised = rooms.load(rooms.added("summaries")[histories[0][0].environment.name])(every)
-    return typing.cast(EnvironmentFigures, summarised)
+    return typing.cast(EnvironmentFigures, rooms.load(where)(every))
 
 
 @dataclass(frozen=True)

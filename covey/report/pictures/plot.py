@@ -7,7 +7,7 @@ A tier has the same colour in every picture; several models of one tier differ b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -23,13 +23,11 @@ from covey.report.reported import Histories as Histories
 from covey.report.reported import most_personal
 from covey.report.summary import gains_over
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.devices import DeviceScore, paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.selection import Protocol, select
 
 Values = npt.NDArray[np.float64]
-Figures = dict[tuple[int, str], float]
-"""By seed and device."""
 Used = Callable[[Round], float]
 """What a round adds to the horizontal axis."""
 
@@ -182,37 +180,30 @@ def compare(
 
     None where there are none.
     """
-    lines = []
-    for seed, scores in enumerate(devices):
-        lines += [(seed, line) for line in scores if line.part == "test"]
-    metric = for_devices(wanted or named("accuracy"), [line for _, line in lines])
-    figures: dict[str, Figures] = {}
-    for seed, line in lines:
-        value = metric.of_device(line)
-        if value is not None:
-            figures.setdefault(line.model, {})[seed, line.device] = metric.scaled(value)
-    model = most_personal(figures)
+    tested = [line for lines in devices for line in lines if line.part == "test"]
+    metric = for_devices(wanted or named("accuracy"), tested)
+    known = dict.fromkeys(line.model for line in tested if metric.of_device(line) is not None)
+    model = most_personal(known)
     if model is None:
         return None
-    own = figures[model]
-    base = None
-    if against_global and model != "global":
-        base = figures.get("global")
-
-    keys = [key for key in own if base is None or key in base]
-    keys.sort(key=lambda key: (own[key], (base or own)[key]), reverse=not metric.higher)
-    pairs = Pairs(
+    compares = against_global and model != "global" and "global" in known
+    figures = []
+    for lines in devices:
+        for line, other in paired(lines, lines, model, "global" if compares else model):
+            own = metric.of_device(line)
+            base = metric.of_device(other)
+            if own is not None and base is not None:
+                figures.append((metric.scaled(own), metric.scaled(base), line.device))
+    figures.sort(key=lambda figure: figure[:2], reverse=not metric.higher)
+    gains = gains_over(devices, devices, metric, model, "global") if compares else []
+    return Pairs(
         model=model,
-        own=np.array([own[key] for key in keys]),
-        base=None,
-        names=[name for _, name in keys],
+        own=np.array([own for own, _, _ in figures]),
+        base=np.array([base for _, base, _ in figures]) if compares else None,
+        names=[name for _, _, name in figures],
         metric=metric,
+        difference=gains[0].difference if gains else "",
     )
-    if base is None:
-        return pairs
-    gains = gains_over(devices, devices, metric, model, "global")
-    difference = gains[0].difference if gains else ""
-    return replace(pairs, base=np.array([base[key] for key in keys]), difference=difference)
 
 
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,14 +176,11 @@ class RunFolder(Folder):
         runs = [RunFolder(entry) for entry in sorted(path.glob("*"))]
         return [run for run in runs if run.config.exists()]
 
-    def of_seeds(self, first: int, count: int) -> dict[int, RunFolder]:
+    def of_seeds(self, seeds: Sequence[int]) -> dict[int, RunFolder]:
         """The folder of every seed: this one itself where there is one seed alone."""
-        if count == 1:
-            return {first: self}
-        return {
-            seed: RunFolder(self.path / f"seed-{seed}", writes=self.writes)
-            for seed in range(first, first + count)
-        }
+        if len(seeds) == 1:
+            return {seeds[0]: self}
+        return {seed: RunFolder(self.path / f"seed-{seed}", writes=self.writes) for seed in seeds}
 
     def seeds_there(self) -> dict[int, RunFolder]:
         """The folders of single seeds that there are."""
@@ -210,6 +207,10 @@ class RunFolder(Folder):
     def saved_facts(self) -> dict[str, Any]:
         """The facts of the last checkpoint; none where there is none yet."""
         return checkpoint.read_facts(self.checkpoint) if self.checkpoint.exists() else {}
+
+    def described_nodes(self) -> dict[str, Any]:
+        """What is known of the nodes since the run has begun; nothing where it has not."""
+        return self.read_json(self.described) or {}
 
     def newcomer(self, device: str) -> Path:
         """The personal model of a device that was not in training (`covey personalize`)."""
