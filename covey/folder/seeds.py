@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.errors import DivergedError
-from covey.files.assemble import Experiments, side_by_side
+from covey.files.assemble import Experiments, play_groups, side_by_side
 from covey.files.config import Config
 from covey.folder import recover
 from covey.folder.recording import Recorder
 from covey.folder.show import LINES, ProgressBar
 from covey.folder.stop import Stop
 from covey.folder.terminal import Console
-from covey.folder.tracked import Past, Tracked
-from covey.folder.trackers import Maker
+from covey.folder.trackers import Maker, Past, Tracked
 from covey.runs.run import Round, Runs
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.seed import Seed
@@ -66,7 +65,7 @@ class Seeds:
     def run(self) -> tuple[Histories, dict[str, Any]]:
         """The history of every seed, and how training was computed."""
         done: dict[int, list[Round]] = {}
-        engine: dict[str, Any] = {}
+        engines: list[dict[str, Any]] = [{}]
         diverged: dict[int, DivergedError] = {}
         for seeds in self._waiting(done).values():
             if self.start is not None:
@@ -74,20 +73,12 @@ class Seeds:
             else:
                 each = [self.experiments.of(self.config, seed) for seed in seeds]
                 groups = side_by_side(seeds, each, self.experiments.runtime)
-            while groups:
-                group, *groups = groups
-                try:
-                    engine = self._run(group, done)
-                except DivergedError as error:
-                    if len(group) == 1:
-                        diverged[group[0]] = error
-                    else:  # the others need not stop for the one that diverged
-                        groups = [[seed] for seed in group] + groups
+            diverged |= play_groups(groups, lambda group: engines.append(self._run(group, done)))
         for seed, reason in diverged.items():
             if self.config.seeds == 1:
                 raise reason
             raise DivergedError(f"seed {seed}: {reason}") from reason
-        return [done[seed] for seed in self.folders], engine
+        return [done[seed] for seed in self.folders], engines[-1]
 
     def _waiting(self, done: dict[int, list[Round]]) -> dict[int, list[int]]:
         """The seeds that have rounds left, by the round they stand at.

@@ -7,9 +7,10 @@ A tier has the same colour in every picture; several models of one tier differ b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -356,22 +357,15 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     drawn: list[str] = []
     for name, tier in tiers.items():
         line = model_line(name, histories, metric, protocol, used)
-        mean = line.values.mean(0)
-        spread = line.values.std(0)
-        ring(axes, line.rounds, mean, line.ring, colour[tier])
-        axes.plot(
-            line.rounds,
-            mean,
-            _STYLES[drawn.count(tier) % len(_STYLES)],
+        style = _STYLES[drawn.count(tier) % len(_STYLES)]
+        plot_line(
+            axes,
+            replace(line, colour=colour[tier], style=style),
             label=f"{name} {number.format(line.reported)}",
-            color=colour[tier],
             marker=_marker(shortest),
             markersize=4,
         )
         drawn.append(tier)
-        if len(line.values) > 1:
-            low, high = mean - spread, mean + spread
-            axes.fill_between(line.rounds, low, high, color=colour[tier], alpha=0.2, linewidth=0)
     axes.set(ylabel=f"test {metric.axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -444,12 +438,17 @@ def of_chosen(seeds: int) -> str:
     return one if seeds == 1 else "numbers: the chosen rounds, mean of seeds"
 
 
-def ring(
-    axes: Axes, places: Sequence[float] | Values, values: Values, at: int | None, colour: str
-) -> None:
-    """Mark the chosen round of a line."""
-    if at is not None:
-        axes.plot(places[at], values[at], "o", mfc="white", mec=colour, ms=6, mew=1.6, zorder=4)
+def plot_line(axes: Axes, line: Line, **looks: Any) -> None:
+    """A line, a ring where its chosen round is, and a band of one standard deviation over seeds."""
+    mean = line.values.mean(0)
+    axes.plot(line.rounds, mean, ls=line.style, color=line.colour, **looks)
+    if line.ring is not None:
+        ring: dict[str, Any] = {"mfc": "white", "mec": line.colour, "ms": 6, "mew": 1.6}
+        axes.plot(line.rounds[line.ring], mean[line.ring], "o", zorder=4, **ring)
+    if len(line.values) > 1:
+        spread = line.values.std(0, ddof=1)
+        low, high = mean - spread, mean + spread
+        axes.fill_between(line.rounds, low, high, color=line.colour, alpha=0.15, lw=0)
 
 
 def _finish(axes: Axes) -> None:
