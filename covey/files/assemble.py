@@ -26,11 +26,8 @@ from covey.tree import Tree
 if TYPE_CHECKING:
     from covey.files.config import Config
 
-_OF_A_RUN = (
-    *("idle", "codec", "protocol", "schedules", "holdout_devices", "stop", "parts", "capture"),
-    *("score_every", "score_train_every", "score_sample"),
-)
-"""Options that say nothing of how one device learns."""
+_OF_A_RUN = ("protocol", "schedules", "holdout_devices", "stop")
+"""Options that the data of a new device, or its one round, cannot be asked for."""
 _NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that

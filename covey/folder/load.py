@@ -438,7 +438,6 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
     from covey.files.config import as_file
     from covey.folder.models import RunModels
-    from covey.report.reported import beside
     from covey.report.summary import summarise
 
     first = seeds[0]
@@ -451,7 +450,6 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
         seed.devices() if seed.finished or seed.source.file.refusal is None else []
         for seed in seeds
     ]
-    out = summarise(histories, first.config.protocol, devices, described)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
         file = seed.source.file
@@ -464,4 +462,4 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
                 rounds, scores = others.setdefault(other.config.method(), ([], []))
                 rounds.append(other.history)
                 scores.append(other.devices() if other.finished else [])
-    return beside(out, devices, others)
+    return summarise(histories, first.config.protocol, devices, described, others)

@@ -21,7 +21,7 @@ from covey.files.assemble import Experiments, play_groups, side_by_side
 from covey.files.config import Config
 from covey.folder.recording import private_layers
 from covey.grid.axes import Settings
-from covey.report.reported import models
+from covey.report.summary import Histories, compared_models
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.scores.devices import to_csv
@@ -174,13 +174,13 @@ def validated(experiment: Experiment) -> Experiment:
     return replace(experiment, parts=("validation",), score_train_every=None)
 
 
-def best_model(histories: Sequence[Sequence[Round]], asked: str = "") -> tuple[str, float]:
+def best_model(histories: Histories, asked: str = "") -> tuple[str, float]:
     """The model that is best on validation data, by the mean over seeds, and that mean.
 
     It is the model that is `asked` for where there is one of that name.
     """
     scores = {}
-    names = models(histories[0])
+    names = compared_models(histories[0])
     for name in [asked] if asked in names else names:
         records = [chosen(history, name) for history in histories]
         scores[name] = mean(record.models[name].quality("validation") for record in records)

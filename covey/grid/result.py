@@ -14,8 +14,14 @@ from covey.grid.cells import best_model, chosen
 from covey.grid.grid import Grid
 from covey.grid.plan import BASELINES, Method, check_model
 from covey.report.paired import holm, interval, t_test, wilcoxon
-from covey.report.reported import models
-from covey.report.summary import ModelFigures, drop_no_metrics, summarise
+from covey.report.summary import (
+    Devices,
+    Histories,
+    ModelFigures,
+    compared_models,
+    drop_no_metrics,
+    summarise,
+)
 from covey.runs.csv_text import csv_text
 from covey.runs.run import Round
 from covey.runs.scores import record
@@ -210,7 +216,7 @@ def _row(
     if not histories:
         return replace(row, error="not run yet")
     model, quality = best_model(histories, asked)
-    compared = models(histories[0])
+    compared = compared_models(histories[0])
     summary = summarise(histories, described={"private": finals[0].get("private", "")})
     modelled = bool(grid.config.environments)
     return replace(
@@ -229,11 +235,7 @@ def _row(
     )
 
 
-Devices = Mapping[str, Sequence[Sequence[DeviceScore]]]
-"""The scores of every device by title, seed by seed."""
-
-
-def _all_pairs(result: Result, devices: Devices, own: str) -> list[PairedModels]:
+def _all_pairs(result: Result, devices: Mapping[str, Devices], own: str) -> list[PairedModels]:
     """The file's own method against the best other, and every method against the baselines.
 
     Where the file's own has no result, the first one named stands for it. The best is that on
@@ -263,13 +265,15 @@ def _all_pairs(result: Result, devices: Devices, own: str) -> list[PairedModels]
     ]
 
 
-def _per_seed(histories: Sequence[Sequence[Round]], used: Callable[[Round], float]) -> float:
+def _per_seed(histories: Histories, used: Callable[[Round], float]) -> float:
     """The mean over seeds of what all rounds used."""
     sums = [sum(used(each) for each in history) for history in histories]
     return sum(sums) / len(sums)
 
 
-def _pairs(row: MethodRow, baseline: MethodRow, result: Result, devices: Devices) -> PairedModels:
+def _pairs(
+    row: MethodRow, baseline: MethodRow, result: Result, devices: Mapping[str, Devices]
+) -> PairedModels:
     every = [line for seeds in devices.values() for lines in seeds for line in lines]
     metric = for_devices(result.metric, every)
     gains: dict[str, list[float]] = {}

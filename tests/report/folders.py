@@ -8,7 +8,7 @@ from pathlib import Path
 from covey.files.assemble import Experiments
 from covey.files.config import Config, load
 from covey.folder.seeds import Seeds
-from covey.folder.stop import stoppable
+from covey.folder.signals import stoppable
 from covey.folder.terminal import Console
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.status import StatusFile

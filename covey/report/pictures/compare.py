@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from covey.report.pictures.picture_file import save
 from covey.report.pictures.plot import Histories, Used, model_line, of_chosen, plot_line
 from covey.report.pictures.plot import Line as Line
-from covey.report.reported import models as models
-from covey.report.summary import Gain
+from covey.report.summary import Gain, compared_models
 from covey.runs.scores.headline import Headline, headline
 from covey.runs.selection import Protocol
 
+models = compared_models  # the name by which scripts import it
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
 _GAP = 0.048  # of the axis' height between two labels

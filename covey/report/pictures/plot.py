@@ -20,11 +20,10 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.links.meter import Meter, Traffic
 from covey.report.pictures.picture_file import save
-from covey.report.reported import Histories as Histories
-from covey.report.reported import most_personal
-from covey.report.summary import gains_over
+from covey.report.summary import Devices, gains_over, most_personal
+from covey.report.summary import Histories as Histories
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore, paired
+from covey.runs.scores.devices import paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.selection import Protocol, select
 
@@ -48,7 +47,7 @@ def draw(
     histories: Histories,
     path: Path,
     title: str = "",
-    devices: Sequence[Sequence[DeviceScore]] = (),
+    devices: Devices = (),
     protocol: Protocol = "honest",
 ) -> None:
     """Draw a PNG with one line per model, and links or devices.
@@ -59,9 +58,7 @@ def draw(
     save(run_figure(histories, title, devices, protocol), path)
 
 
-def draw_devices(
-    histories: Histories, path: Path, title: str, devices: Sequence[Sequence[DeviceScore]]
-) -> bool:
+def draw_devices(histories: Histories, path: Path, title: str, devices: Devices) -> bool:
     """Draw a PNG of every device's figure with its own model and with the global one.
 
     False where nothing was scored.
@@ -76,7 +73,7 @@ def draw_devices(
 def run_figure(
     histories: Histories,
     title: str = "",
-    devices: Sequence[Sequence[DeviceScore]] = (),
+    devices: Devices = (),
     protocol: Protocol = "honest",
 ) -> Figure:
     """Models by round; beside them the links or, where every message is dense, the devices."""
@@ -102,9 +99,7 @@ def run_figure(
     return figure
 
 
-def devices_figure(
-    histories: Histories, title: str, devices: Sequence[Sequence[DeviceScore]]
-) -> Figure | None:
+def devices_figure(histories: Histories, title: str, devices: Devices) -> Figure | None:
     """Devices sorted by their figures, and the gain of each by a model of its own.
 
     None where nothing was scored.
@@ -172,7 +167,7 @@ class Pairs:
 
 
 def compare(
-    devices: Sequence[Sequence[DeviceScore]],
+    devices: Devices,
     *,
     wanted: Headline | None = None,
     against_global: bool = True,

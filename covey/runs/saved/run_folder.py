@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -169,6 +170,36 @@ class RunFolder(Folder):
                 "give the folder that `covey run` named."
             )
         return folder
+
+    @staticmethod
+    def new(path: Path) -> RunFolder:
+        """A new run folder.
+
+        A folder that holds anything is refused, except what a run killed at its start leaves.
+        """
+        folder = RunFolder(path)
+        with refused(path):
+            path.mkdir(parents=True, exist_ok=True)
+            entries = [entry for entry in path.iterdir() if entry != folder.lock_file]
+            if not all(atomic.LEFT.fullmatch(entry.name) for entry in entries):
+                raise ConfigError(
+                    f"{path} is not empty; give another --out, or continue it with --resume {path}."
+                )
+        return folder
+
+    @staticmethod
+    def unused(name: str, algorithm: str) -> Path:
+        """runs/NAME-ALGORITHM-1, or the next number that is free.
+
+        The folder is runs/NAME-1 where the name says the algorithm.
+        """
+        word = re.sub(r"[^A-Za-z0-9_.-]", "-", algorithm)
+        says = not name or word.lower() in re.split(r"[-_.]", name.lower())
+        base = (name or word) if says else f"{name}-{word}"
+        number = 1
+        while (path := Path("runs") / f"{base}-{number}").exists():
+            number += 1
+        return path
 
     @staticmethod
     def inside(path: Path) -> list[RunFolder]:
