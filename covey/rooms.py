@@ -119,6 +119,14 @@ def load(where: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def environment_of(owner: Any, kind: str, name: str) -> Any:
+    """The environment of a record of this kind by its own name; None where it has another one."""
+    if name not in added(kind):
+        raise AttributeError(f"{type(owner).__name__!r} has no attribute {name!r}")
+    environment = owner.environment
+    return None if environment is None or environment.name != name else environment
+
+
 def call(kind: str, *arguments: Any) -> list[Any]:
     """What every function of a kind returns for these arguments, such as what follows a run."""
     return [load(where)(*arguments) for where in added(kind).values()]

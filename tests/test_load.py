@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import covey
 from covey.errors import CheckpointError, ConfigError, DataError
@@ -284,12 +286,30 @@ def test_files_of_a_shorter_run_are_not_taken_for_those_of_a_longer(tmp_path: Pa
 def test_a_run_without_a_scored_round(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     made(folder, OWN, *QUICK, "rounds=1")
-    (folder / "checkpoint.safetensors").unlink()
+    for name in ("checkpoint.safetensors", "status.json"):
+        (folder / name).unlink()
     run = covey.load(folder)
     assert (run.finished, run.history, run.models()) == (False, [], [])
     for ask in (run.table, run.plot, run.devices, run.module, lambda: run.predict(readings())):
         with pytest.raises(ConfigError, match="covey run --resume"):
             ask()
+
+
+def test_a_finished_run_is_shown_whatever_wrote_its_checkpoint(tmp_path: Path) -> None:
+    """Its records suffice; models of single devices need the checkpoint, which is then refused."""
+    folder = tmp_path / "run"
+    table = made(folder, OWN, *QUICK, "rounds=1").table()
+    path = folder / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata() | {"format": "covey-checkpoint-1"}
+    save_file({"w": torch.zeros(1)}, path, facts)
+    again = covey.load(folder)
+    assert again.finished
+    assert again.table() == table
+    with pytest.raises(CheckpointError, match="its format is covey-checkpoint-1"):
+        again.predict(readings(), device=0)
+    path.unlink()
+    assert covey.load(folder).table() == table
 
 
 def test_several_seeds(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.folder.folder import unused
+from covey.runs.saved.run_folder import RunFolder
 from tests import own_folder
 
 
@@ -20,7 +20,7 @@ def test_a_test_begins_in_an_empty_folder_outside_the_checkout() -> None:
     folder = Path.cwd()
     assert not list(folder.iterdir())
     assert own_folder.ROOT not in [folder, *folder.parents]
-    assert unused("demo", "sfedhp") == Path("runs/demo-sfedhp-1")
+    assert RunFolder.unused("demo", "sfedhp") == Path("runs/demo-sfedhp-1")
 
 
 @pytest.mark.parametrize("path", ["runs/demo-sfedhp-1", "compare.png", "tests/left.txt"])

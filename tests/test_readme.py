@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from covey.files.config import load
-from covey.folder.execute import start
+from covey.folder.execute import RunCommand
 from covey.folder.terminal import Console
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def test_the_table_and_the_file_of_the_readme_are_those_of_the_example(tmp_path:
     lines = (example / "compressors.csv").read_text().splitlines()
     assert "\n".join(["```", *lines[:4], "```"]) in text
     config = load(example / "compressors.toml", ["rounds=1"])
-    start(config, tmp_path / "out", Console(), [])
+    RunCommand(Console(), []).start(config, tmp_path / "out")
     assert (tmp_path / "out" / "plot.png").exists()
 
 

@@ -306,7 +306,7 @@ def test_without_validation_data_it_is_refused(changes: dict[str, Any], message:
 
 def test_a_rule_is_its_own_table() -> None:
     stop = EarlyStop(3, "f1", 0.5)
-    assert early_stop(stop) == early_stop(stop.as_dict()) == stop
+    assert early_stop(stop) == early_stop(vars(stop)) == stop
     assert early_stop(None) is None
 
 

@@ -22,7 +22,7 @@ for name in modules:
         __import__(name)
 from rich.console import Console
 from covey.cli.doctor import memory_free
-from covey.folder.stop import stoppable
+from covey.folder.signals import stoppable
 with stoppable(Console()) as stop:
     assert not stop.asked
 assert sys.modules["fcntl"] is None

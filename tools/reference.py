@@ -10,7 +10,8 @@ from covey.algorithms import ALGORITHMS
 from covey.codecs import CODECS
 from covey.fields import REQUIRED, Option, meanings, options, plain, spelled, words
 from covey.files import registry
-from covey.files.named import KINDS, meaning, schema
+from covey.files.named import meaning, schema
+from covey.files.registry import KINDS
 from covey.files.settings import SETTINGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"

@@ -11,7 +11,7 @@ from covey.cli.options import load_and_note, split
 from covey.errors import ConfigError
 from covey.files.assemble import Experiments
 from covey.folder import show, trackers
-from covey.folder.execute import resume, start
+from covey.folder.execute import RunCommand
 from covey.folder.terminal import Console
 from covey.report.summary import Summary
 from covey.runs.build import chosen
@@ -48,17 +48,17 @@ def begin(
     with ranks.together():
         makers = trackers.makers(log) if ranks.leads else {}
         experiments = Experiments(runtime, ranks)
-        how = (console, sys.argv, experiments, makers, show_table)
+        command = RunCommand(console, sys.argv, experiments, makers, show_table, anyway)
         if resume_from is not None:
             _check_resumed(resume_from, out, path)
-            folder, summary = resume(resume_from, changes, *how, anyway=anyway)
+            folder, summary = command.resume(resume_from, changes)
         elif anyway:
             raise ConfigError("--anyway is for a run that goes on; give --resume DIR too.")
         else:
             config = load_and_note(console, path, changes, demo=True)
             experiment = experiments.of(config, config.seed)
             forced = any(rooms.call("before_run", console, experiment, force))
-            folder, summary = start(config, out, *how)
+            folder, summary = command.start(config, out)
     if not ranks.leads:
         return
     rooms.call("after_run", folder.path, console)

@@ -16,7 +16,7 @@ from covey import native
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.data.published import inventory
 from covey.files.config import Config
-from covey.folder.folder import environment
+from covey.folder.outcome import environment
 from covey.folder.terminal import Console
 from covey.runs.run import Run
 

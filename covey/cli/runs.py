@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -23,6 +23,8 @@ from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.status import State
 from covey.runs.scores.headline import named
 
+_NUMBERS = ("rounds", "personal", "global", "MB", "seconds")
+"""The columns of numbers."""
 _FIGURES = ("accuracy", "rmse", "loss")
 """The figures of a model in summary.json by which a run without `select` is judged."""
 
@@ -55,6 +57,22 @@ class ListedRun:
         """As JSON can hold it."""
         out = asdict(self)
         return {key.rstrip("_"): value for key, value in out.items()}
+
+    def cells(self) -> dict[str, str]:
+        """What a table says of the run, by column."""
+        metric = named(self.metric)
+        return {
+            "run": self.name,
+            "algorithm": self.algorithm,
+            "data": self.data,
+            "state": self.state,
+            "rounds": f"{self.done}/{self.rounds}",
+            "personal": metric.with_unit(self.personal),
+            "global": metric.with_unit(self.global_),
+            "MB": f"{self.bytes / 1e6:.1f}",
+            "seconds": f"{self.seconds:.1f}",
+            "started": (self.started or "-").removesuffix("+00:00").replace("T", " "),
+        }
 
 
 def list_runs(
@@ -89,27 +107,12 @@ def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
         console.print(f"no {kind} in {folder}")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("run", "algorithm", "data", "state"):
-        table.add_column(head, no_wrap=True)
-    for head in ("rounds", "personal", "global", "MB", "seconds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    for run in listed:
-        test = (
-            "-" if figure is None else named(run.metric).with_unit(figure)
-            for figure in (run.personal, run.global_)
-        )
-        table.add_row(
-            run.name,
-            run.algorithm,
-            run.data,
-            run.state,
-            f"{run.done}/{run.rounds}",
-            *test,
-            f"{run.bytes / 1e6:.1f}",
-            f"{run.seconds:.1f}",
-            (run.started or "-").removesuffix("+00:00").replace("T", " "),
-        )
+    rows = [run.cells() for run in listed]
+    for head in rows[0]:
+        justify: Literal["left", "right"] = "right" if head in _NUMBERS else "left"
+        table.add_column(head, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
     print_wide(console, table)
 
 

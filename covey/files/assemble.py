@@ -6,7 +6,7 @@ The data, the model and the tree of a seed are made once, for all algorithms tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from covey import rooms
 from covey.data import Shards
-from covey.errors import ConfigError
+from covey.errors import ConfigError, DivergedError
 from covey.fields import options, spelled
 from covey.files import modules, named, pretrained
 from covey.runs.experiment import Experiment, difference
@@ -26,11 +26,8 @@ from covey.tree import Tree
 if TYPE_CHECKING:
     from covey.files.config import Config
 
-_OF_A_RUN = (
-    *("idle", "codec", "protocol", "schedules", "holdout_devices", "stop", "parts", "capture"),
-    *("score_every", "score_train_every", "score_sample"),
-)
-"""Options that say nothing of how one device learns."""
+_OF_A_RUN = ("protocol", "schedules", "holdout_devices", "stop")
+"""Options that the data of a new device, or its one round, cannot be asked for."""
 _NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that
@@ -86,7 +83,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
 
 
 def side_by_side(
-    seeds: list[int], experiments: Sequence[Experiment], runtime: str
+    seeds: Sequence[int], experiments: Sequence[Experiment], runtime: str
 ) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
@@ -99,7 +96,28 @@ def side_by_side(
     size = 1
     if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
         size = max(1, first.memory // (_ROWS * row * first.tree.devices))
-    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
+    return [list(seeds[start : start + size]) for start in range(0, len(seeds), size)]
+
+
+def play_groups(
+    groups: Sequence[list[int]], play: Callable[[list[int]], None]
+) -> dict[int, DivergedError]:
+    """Play groups of seeds; the errors of those that diverge.
+
+    Where one of several diverges, each runs again by itself: the others need not stop for it.
+    """
+    diverged = {}
+    waiting = list(groups)
+    while waiting:
+        group = waiting.pop(0)
+        try:
+            play(group)
+        except DivergedError as error:
+            if len(group) == 1:
+                diverged[group[0]] = error
+            else:
+                waiting = [[seed] for seed in group] + waiting
+    return diverged
 
 
 def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:

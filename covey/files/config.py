@@ -17,6 +17,7 @@ import typing
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,8 @@ from covey.engine.solvers.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.fields import Count, Match, Option, plain
 from covey.files import assemble, modules, named, tree_config
-from covey.files.named import SECTIONS, defaults, explain
+from covey.files.named import defaults, explain
+from covey.files.registry import KINDS, SECTIONS
 from covey.files.tree_config import TreeConfig
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.algorithm import Algorithm
@@ -84,6 +86,11 @@ class Config(ExperimentSettings):
         """The tables that describe the environment of the run."""
         known = rooms.sections()
         return {name: table for name, table in self.sections.items() if known[name].environment}
+
+    @property
+    def every_seed(self) -> range:
+        """The seeds of its runs."""
+        return range(self.seed, self.seed + self.seeds)
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
@@ -145,7 +152,7 @@ class Config(ExperimentSettings):
     def resolved(self) -> dict[str, Any]:
         """Every value that decides a run, defaults filled in, as TOML can hold it."""
         out = plain(self)
-        for section in named.KINDS:
+        for section in KINDS:
             out[section] = named.resolved(section, getattr(self, section))
         out["compare"] = [
             named.without_null(named.resolved("algorithm", table)) for table in self.compared()
@@ -185,10 +192,16 @@ def load(
 def read(table: dict[str, Any]) -> Config:
     """The experiment of a table such as a file holds, wholly checked; its paths are absolute."""
     config = _fields(table)
-    for section in named.KINDS:
+    for section in KINDS:
         named.checked(section, getattr(config, section))
     rates(config.schedules, config.learner(), config.rounds)
-    _check_compare(config)
+    for other in config.compared():
+        named.checked("algorithm", other, prefix="compare")
+    for name, times in Counter(other["name"] for other in config.compared()).items():
+        if times > 1:
+            raise ConfigError(
+                f"compare names {name!r} {times} times; keep one, or start a run for each."
+            )
     own = assemble.own_functions(config)
     augmentations(own["augment"])
     check_loss_name(own["loss"])
@@ -260,23 +273,9 @@ def _read(path: Path | None, fix: str) -> dict[str, Any]:
 
 def _apply(table: dict[str, Any], changes: Sequence[str], notes: list[str]) -> None:
     """Apply the changes, names before fields: another algorithm takes over what fields it can."""
-
-    def fields_of(section: str, old: dict[str, Any], name: Any) -> dict[str, Any]:
-        return named.taken_over(section, old, name, changes, notes)
-
+    fields_of = partial(named.taken_over, changes=changes, notes=notes)
     for change in sorted(changes, key=lambda change: ".name=" not in change.replace(" ", "")):
         apply(table, change, fields_of)
-
-
-def _check_compare(config: Config) -> None:
-    """An error unless every table of `compare` is an algorithm's, each by another name."""
-    for table in config.compared():
-        named.checked("algorithm", table, prefix="compare")
-    for name, times in Counter(table["name"] for table in config.compared()).items():
-        if times > 1:
-            raise ConfigError(
-                f"compare names {name!r} {times} times; keep one, or start a run for each."
-            )
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:

@@ -28,12 +28,7 @@ from covey.engine.modules.generator import Seeded
 from covey.errors import ConfigError
 from covey.fields import Option, nearest
 from covey.files import modules, pretrained, registry
-from covey.files.registry import FACTS
-
-KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
-"""The kind of thing that each table of a file names."""
-SECTIONS = {kind: section for section, kind in KINDS.items()}
-"""The table of a file in which something of this kind stands."""
+from covey.files.registry import FACTS, KINDS, SECTIONS
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLAIN = (types.NoneType, bool, int, float, str, list, tuple)

@@ -102,8 +102,10 @@ REGISTRY: dict[str, dict[str, Listed]] = {
 }
 """What covey itself has."""
 
-_TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}
-"""The tables of a file, by kind."""
+KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
+"""The kind of thing that each table of a file names."""
+SECTIONS = {kind: section for section, kind in KINDS.items()}
+"""The table of a file in which something of this kind stands."""
 
 
 def find(kind: str, name: str) -> Listed | None:
@@ -115,8 +117,8 @@ def find(kind: str, name: str) -> Listed | None:
         codec = type(codecs.declared_codec(declared))
         return Listed(name, codec, _first(codec.__doc__), declared.package)
     thing = declared.load()
-    if not modules.makes(thing, _TABLES[kind]):
-        wanted = modules.wanted(_TABLES[kind])
+    if not modules.makes(thing, SECTIONS[kind]):
+        wanted = modules.wanted(SECTIONS[kind])
         raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
     return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)
 

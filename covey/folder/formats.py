@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -44,14 +44,17 @@ class ExportedModel:
     facts: Facts
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(Protocol):
     """One kind of file: its suffix, how it is written from a model, how it is read again."""
 
     name: str
     suffix: str
-    write: Callable[[ExportedModel, Tensor, Path], None]
-    read: Callable[[ExportedModel, Path], Predict]
+
+    def write(self, model: ExportedModel, example: Tensor, path: Path) -> None:
+        """Write the model; `example` are inputs that it takes."""
+
+    def read(self, model: ExportedModel, path: Path) -> Predict:
+        """What the file computes; it is of this model."""
 
 
 def units(scaling: Scaling | None, target: Scaling | None) -> Facts:
@@ -65,93 +68,106 @@ def units(scaling: Scaling | None, target: Scaling | None) -> Facts:
     return facts
 
 
-def _write_safetensors(model: ExportedModel, example: Tensor, path: Path) -> None:
-    state = model.network.state_dict()
-    tensors = {name: value.detach().clone().contiguous() for name, value in state.items()}
-    checkpoint.write_tensors(path, tensors, {KEY: json.dumps(model.facts)})
+class Safetensors:
+    """The parameters alone."""
+
+    name = "safetensors"
+    suffix = ".safetensors"
+
+    def write(self, model: ExportedModel, example: Tensor, path: Path) -> None:
+        state = model.network.state_dict()
+        tensors = {name: value.detach().clone().contiguous() for name, value in state.items()}
+        checkpoint.write_tensors(path, tensors, {KEY: json.dumps(model.facts)})
+
+    def read(self, model: ExportedModel, path: Path) -> Predict:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()[KEY])
+            state = checkpoint.tensors_of(file)
+        network = copy.deepcopy(model.network)
+        for value in network.state_dict().values():
+            value.zero_()
+        network.load_state_dict(state)
+        scaling, target = (Scaling.read(facts[key]) for key in ("scaling", "target"))
+
+        def predict(x: Tensor) -> Tensor:
+            y: Tensor = network(x if scaling is None else scaling(x))
+            return y if target is None else target.undone(y)
+
+        return predict
 
 
-def _read_safetensors(model: ExportedModel, path: Path) -> Predict:
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads(file.metadata()[KEY])
-        state = checkpoint.tensors_of(file)
-    network = copy.deepcopy(model.network)
-    for value in network.state_dict().values():
-        value.zero_()
-    network.load_state_dict(state)
-    scaling, target = (Scaling.read(facts[key]) for key in ("scaling", "target"))
+class TorchScript:
+    """The computation as torch.jit traces it."""
 
-    def predict(x: Tensor) -> Tensor:
-        y: Tensor = network(x if scaling is None else scaling(x))
-        return y if target is None else target.undone(y)
+    name = "torchscript"
+    suffix = ".pt"
 
-    return predict
+    def write(self, model: ExportedModel, example: Tensor, path: Path) -> None:
+        with _quiet():
+            traced = torch.jit.trace(model.whole, example, check_trace=False)
+            torch.jit.save(traced, path, _extra_files={KEY: json.dumps(model.facts)})
 
-
-def _write_torchscript(model: ExportedModel, example: Tensor, path: Path) -> None:
-    with _quiet():
-        traced = torch.jit.trace(model.whole, example, check_trace=False)
-        torch.jit.save(traced, path, _extra_files={KEY: json.dumps(model.facts)})
+    def read(self, model: ExportedModel, path: Path) -> Predict:
+        with _quiet():
+            module: nn.Module = torch.jit.load(path)
+        return module
 
 
-def _read_torchscript(model: ExportedModel, path: Path) -> Predict:
-    with _quiet():
-        module: nn.Module = torch.jit.load(path)
-    return module
+class TorchExport:
+    """The computation as a program of torch.export."""
+
+    name = "torch.export"
+    suffix = ".pt2"
+
+    def write(self, model: ExportedModel, example: Tensor, path: Path) -> None:
+        with _quiet():
+            program = torch.export.export(model.whole, (example,), dynamic_shapes=_any_batch())
+            torch.export.save(program, path, extra_files={KEY: json.dumps(model.facts)})
+
+    def read(self, model: ExportedModel, path: Path) -> Predict:
+        with _quiet():
+            module: nn.Module = torch.export.load(path).module()
+        return module
 
 
-def _write_exported(model: ExportedModel, example: Tensor, path: Path) -> None:
-    with _quiet():
-        program = torch.export.export(model.whole, (example,), dynamic_shapes=_any_batch())
-        torch.export.save(program, path, extra_files={KEY: json.dumps(model.facts)})
+class Onnx:
+    """The computation as an ONNX graph."""
+
+    name = "onnx"
+    suffix = ".onnx"
+
+    def write(self, model: ExportedModel, example: Tensor, path: Path) -> None:
+        onnx = needed("onnx", extra="onnx", to="write an ONNX file")
+        needed("onnxscript", extra="onnx", to="write an ONNX file")
+        with _quiet():
+            program = torch.onnx.export(
+                model.whole,
+                (example,),
+                input_names=["x"],
+                output_names=["y"],
+                dynamic_shapes=_any_batch(),
+                dynamo=True,
+                verbose=False,
+            )
+        assert program is not None
+        proto = program.model_proto
+        onnx.helper.set_model_props(proto, {KEY: json.dumps(model.facts)})
+        onnx.checker.check_model(proto)
+        onnx.save(proto, path)
+
+    def read(self, model: ExportedModel, path: Path) -> Predict:
+        runtime = needed("onnxruntime", extra="onnx", to="compare an ONNX file with its model")
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+        def predict(x: Tensor) -> Tensor:
+            (y,) = session.run(["y"], {"x": x.numpy()})
+            return torch.from_numpy(np.asarray(y))
+
+        return predict
 
 
-def _read_exported(model: ExportedModel, path: Path) -> Predict:
-    with _quiet():
-        module: nn.Module = torch.export.load(path).module()
-    return module
-
-
-def _write_onnx(model: ExportedModel, example: Tensor, path: Path) -> None:
-    onnx = needed("onnx", extra="onnx", to="write an ONNX file")
-    needed("onnxscript", extra="onnx", to="write an ONNX file")
-    with _quiet():
-        program = torch.onnx.export(
-            model.whole,
-            (example,),
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_shapes=_any_batch(),
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None
-    proto = program.model_proto
-    onnx.helper.set_model_props(proto, {KEY: json.dumps(model.facts)})
-    onnx.checker.check_model(proto)
-    onnx.save(proto, path)
-
-
-def _read_onnx(model: ExportedModel, path: Path) -> Predict:
-    runtime = needed("onnxruntime", extra="onnx", to="compare an ONNX file with its model")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-    def predict(x: Tensor) -> Tensor:
-        (y,) = session.run(["y"], {"x": x.numpy()})
-        return torch.from_numpy(np.asarray(y))
-
-    return predict
-
-
-FORMATS = {
-    format.name: format
-    for format in (
-        Format("safetensors", ".safetensors", _write_safetensors, _read_safetensors),
-        Format("onnx", ".onnx", _write_onnx, _read_onnx),
-        Format("torchscript", ".pt", _write_torchscript, _read_torchscript),
-        Format("torch.export", ".pt2", _write_exported, _read_exported),
-    )
-}
+EVERY: tuple[Format, ...] = (Safetensors(), Onnx(), TorchScript(), TorchExport())
+FORMATS = {format.name: format for format in EVERY}
 
 
 def _any_batch() -> tuple[dict[int, Any]]:

@@ -32,7 +32,7 @@ from covey.folder.inputs import Array, inputs, with_units
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.runs.experiment import Experiment
-from covey.runs.run import Round, Which, private_part
+from covey.runs.run import Round, Which
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.devices import DeviceScore
@@ -81,7 +81,7 @@ class Loaded:
         self.config: Config = source.file.config
         """The resolved experiment file; no code that it names is run."""
         self.seed = source.seed
-        self.seeds = range(self.config.seed, self.config.seed + self.config.seeds)
+        self.seeds = self.config.every_seed
         """The seeds of the whole run, of which this is one."""
         self.folder = source.file.folder.path
         self.place = source.place.path
@@ -438,21 +438,18 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     """What the seeds of a run have come to, beside the algorithms that ran with them."""
     from covey.files.config import as_file
     from covey.folder.models import RunModels
-    from covey.report.reported import beside
     from covey.report.summary import summarise
 
     first = seeds[0]
     for seed in seeds:
         seed.most_personal()  # or an error: no round was scored
     histories = [seed.history for seed in seeds]
-    private = private_part(first.source.place.checkpoint)
+    described = first.source.place.described_nodes()
     # Of an unfinished run they are in the checkpoint, which needs the model.
     devices = [
         seed.devices() if seed.finished or seed.source.file.refusal is None else []
         for seed in seeds
     ]
-    learner = first.source.file.learner
-    out = summarise(histories, first.config.protocol, devices, learner, private)
     others: dict[str, tuple[list[list[Round]], list[list[DeviceScore]]]] = {}
     for seed in seeds:
         file = seed.source.file
@@ -465,4 +462,4 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
                 rounds, scores = others.setdefault(other.config.method(), ([], []))
                 rounds.append(other.history)
                 scores.append(other.devices() if other.finished else [])
-    return beside(out, devices, others)
+    return summarise(histories, first.config.protocol, devices, described, others)

@@ -14,10 +14,9 @@ from covey.fields import nearest
 from covey.files import config as files
 from covey.files.config import Config
 from covey.folder import own_code
-from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which, history
-from covey.runs.saved import checkpoint, snapshot
+from covey.runs.saved import checkpoint, snapshot, status
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 from covey.runs.scores.devices import DeviceScore, from_csv
@@ -101,26 +100,22 @@ class ExperimentFile:
             raise ConfigError(self.refusal)
         return files.load(self.folder.config, [])
 
-    @cached_property
-    def learner(self) -> Algorithm | None:
-        """The algorithm; None where it is code that may not run here."""
-        if ":" not in self.config.algorithm["name"]:
-            return self.config.learner()
-        return self.runnable.learner() if self.refusal is None else None
-
 
 class RunModels:
-    """The models in the folder of a run; those of an unfinished one are in its checkpoint."""
+    """The models in the folder of a run; those of an unfinished one are in its checkpoint.
+
+    The records of a run that has ended suffice for its figures, whatever code wrote its checkpoint.
+    """
 
     only_device: str | None = None
 
     def __init__(self, folder: RunFolder, seed: int | None, *, trust: bool) -> None:
         self.file = ExperimentFile(folder, trust=trust)
         config = self.file.config
-        places = folder.of_seeds(config.seed, config.seeds)
+        places = folder.of_seeds(config.every_seed)
         self.seed = config.seed if seed is None else seed
         if self.seed not in places:
-            last = config.seed + config.seeds - 1
+            last = config.every_seed[-1]
             raise ConfigError(f"seed = {seed}: this run has the seeds {config.seed} to {last}.")
         self.place = places[self.seed]
 
@@ -138,14 +133,23 @@ class RunModels:
         return self.place.saved_facts()
 
     @cached_property
+    def _ended(self) -> bool:
+        """Whether the last command had no round left."""
+        return status.written(self.file.folder.path).state == "finished"
+
+    @cached_property
     def history(self) -> list[Round]:
-        return history(self.place.checkpoint) if self._facts else []
+        records = self.place.growing_records().read() if self._ended else []
+        if not records and self._facts:
+            records = history(self.place.checkpoint)
+        return records
 
     @cached_property
     def finished(self) -> bool:
         config = self.file.config
-        stopped_early = config.stop is not None and "stopped" in self._facts
-        return len(self.history) >= config.rounds or stopped_early
+        if len(self.history) >= config.rounds:
+            return True
+        return config.stop is not None and (self._ended or "stopped" in self._facts)
 
     @cached_property
     def chosen(self) -> dict[str, int]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy
+import safetensors
+import torch
+
+import covey
 from covey.atomic import refused
 from covey.files.config import Config
 from covey.files.registry import method
-from covey.folder.folder import environment
 from covey.folder.seeds import Histories
-from covey.report.reported import beside
 from covey.report.summary import Gain, Summary, summarise
-from covey.runs.run import private_part
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.devices import DeviceScore, from_csv
 
@@ -33,6 +38,28 @@ def write_commands(config: Config, folder: RunFolder, command: list[str]) -> Non
     folder.write_json(folder.environment, environment(command))
 
 
+def environment(command: list[str]) -> dict[str, Any]:
+    """What a run ran on."""
+    cuda = None
+    if torch.cuda.is_available():
+        cuda = torch.cuda.get_device_name()
+    packages = (covey, torch, numpy, safetensors)
+    versions = {package.__name__: package.__version__ for package in packages}
+    versions["python"] = platform.python_version()
+    machine = {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": cuda,
+    }
+    return {
+        "versions": versions,
+        "machine": machine,
+        "command": command,
+        "executable": sys.executable,
+    }
+
+
 def write_outcome(
     config: Config,
     folder: RunFolder,
@@ -50,17 +77,14 @@ def write_outcome(
     if not folder.writes:
         return summarise(histories, config.protocol)
     devices = device_scores(config, folder)
-    private = private_part(
-        next(iter(folder.of_seeds(config.seed, config.seeds).values())).checkpoint
-    )
-    summary = summarise(histories, config.protocol, devices, config.learner(), private)
+    first = folder.of_seeds(config.every_seed)[config.seed]
     compared = {}
     for name, other in config.yardsticks().items():
         if other.method() in others:
             scores = device_scores(other, folder.beside(name))
             compared[other.method()] = (others[other.method()], scores)
-    if compared:
-        summary = beside(summary, devices, compared)
+    described = first.described_nodes()
+    summary = summarise(histories, config.protocol, devices, described, compared)
     folder.write_json(folder.environment, environment(command) | {"engine": dict(engine)})
     folder.write_json(folder.summary, summary.as_dict())
     show(summary)
@@ -70,7 +94,7 @@ def write_outcome(
 
 def device_scores(config: Config, folder: RunFolder) -> list[list[DeviceScore]]:
     """The scores of every seed's devices, from its file."""
-    seeds = folder.of_seeds(config.seed, config.seeds).values()
+    seeds = folder.of_seeds(config.every_seed).values()
     return [from_csv(seed.devices.read_text(encoding="utf-8")) for seed in seeds]
 
 

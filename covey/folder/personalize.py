@@ -19,7 +19,7 @@ from covey.errors import ConfigError
 from covey.files.config import Config, load
 from covey.files.data_form import DataForm
 from covey.folder.formats import KEY, units
-from covey.folder.own_code import refusal
+from covey.folder.models import RunModels
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers
 from covey.runs.saved import checkpoint, snapshot
@@ -167,7 +167,7 @@ def _run(
     run: Path, changes: list[str], seed: int | None, trust: bool
 ) -> tuple[Config, RunFolder, int]:
     """The run's file with changes, and the folder and number of one of its seeds."""
-    found = RunFolder.found(run)
+    models = RunModels(RunFolder.found(run), seed, trust=trust)
     if other := [
         change
         for change in changes
@@ -177,20 +177,13 @@ def _run(
             f"{other[0]!r}: of a finished run only the algorithm's fields may change, "
             "as in algorithm.steps=50."
         )
-    if not trust and (reason := refusal(run)) is not None:
-        raise ConfigError(reason)
-    config = load(found.config, changes)
-    first = config.seed
-    count = config.seeds
-    seed = first if seed is None else seed
-    if not first <= seed < first + count:
-        raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
-    folder = found.of_seeds(first, count)[seed]
-    if not folder.model("global").exists():
+    if models.file.refusal is not None:
+        raise ConfigError(models.file.refusal)
+    if not models.place.model("global").exists():
         raise ConfigError(
-            f"{folder.path} has no models yet; finish the run first: covey run --resume {run}"
+            f"{models.place.path} has no models yet; finish the run first: covey run --resume {run}"
         )
-    return config, folder, seed
+    return load(models.file.folder.config, changes), models.place, models.seed
 
 
 def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:

@@ -21,14 +21,16 @@ from covey.atomic import refused
 from covey.data import NO_TARGET, Shards
 from covey.errors import CheckpointError, CoveyError, RankError
 from covey.files.data_form import DataForm
+from covey.runs.csv_text import csv_text
 from covey.runs.models import Which
 from covey.runs.run import Round
 from covey.runs.saved import snapshot
 from covey.runs.saved.run_folder import RunFolder
-from covey.runs.scores import confusion, node_round
+from covey.runs.scores import node_round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.figures import PARTS
 from covey.runs.seed import Seed
+from covey.runs.selection import Protocol, select
 from covey.runs.tracker import RunTracker
 from covey.runs.tracker import to_csv as rounds_csv
 
@@ -131,7 +133,7 @@ class Recorder(RunTracker):
         if "confusion" in run.experiment.metrics:
             data = run.experiment.data
             classes = list(data.names.classes) or [str(k) for k in range(data.classes or 0)]
-            text = confusion.to_csv(run.history, classes, run.experiment.protocol)
+            text = confusion_csv(run.history, classes, run.experiment.protocol)
             if text is not None:
                 self.folder.write(self.folder.confusion, text)
 
@@ -199,6 +201,28 @@ def write_models(folder: RunFolder, run: Seed) -> list[str]:
             if folder.writes:
                 snapshot.write(folder.model(name, which), kept, space, algorithm)
     return left_out
+
+
+def confusion_csv(
+    history: Sequence[Round], classes: Sequence[str], protocol: Protocol = "honest"
+) -> str | None:
+    """The confusion matrices of every model, on test, in its reported round.
+
+    There is a row per model and class: the examples of the class by predicted class. None where the
+    run has no such matrices.
+    """
+    scored = [record for record in history if record.models]
+    rows: list[list[str | int]] = []
+    for name in scored[-1].models if scored else ():
+        chosen = select(history, name, protocol).chosen
+        score = chosen.models[name].scores.get("test")
+        if score is None or score.confusion is None:
+            continue
+        for label, counts in zip(classes, score.confusion, strict=True):
+            rows.append([name, chosen.round + 1, label, *counts])
+    if not rows:
+        return None
+    return csv_text(["model", "round", "class", *(f"predicted {label}" for label in classes)], rows)
 
 
 def _devices(run: Seed) -> int:

@@ -32,7 +32,7 @@ def check_seeds(config: Config, folder: RunFolder) -> None:
     """An error if the folder was made for other seeds than its file says."""
     wanted = set()
     if config.seeds > 1:
-        wanted = set(range(config.seed, config.seed + config.seeds))
+        wanted = set(config.every_seed)
     there = folder.seeds_there()
     present = set(there)
     begun = any(seed.checkpoint.exists() for seed in there.values())

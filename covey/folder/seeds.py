@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.errors import DivergedError
-from covey.files.assemble import Experiments, side_by_side
+from covey.files.assemble import Experiments, play_groups, side_by_side
 from covey.files.config import Config
 from covey.folder import recover
 from covey.folder.recording import Recorder
 from covey.folder.show import LINES, ProgressBar
-from covey.folder.stop import Stop
+from covey.folder.signals import StopSignal
 from covey.folder.terminal import Console
-from covey.folder.tracked import Past, Tracked
-from covey.folder.trackers import Maker
+from covey.folder.trackers import Maker, Past, Tracked
 from covey.runs.run import Round, Runs
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.seed import Seed
@@ -28,26 +27,19 @@ from covey.runs.tracker import RunTracker, play
 Histories = list[list[Round]]
 
 
-@dataclass(eq=False)
-class Start:
-    """The first runs of a command, built before its folder is made.
+Built = dict[tuple[int, ...], Runs]
+"""Runs by their seeds that are ready to go; each is taken out before its first round."""
 
-    Whatever is wrong with them is said by then. They are handed out once, so that nothing holds
-    them after their last round.
+
+def first_runs(config: Config, experiments: Experiments) -> Built:
+    """The runs of the first seeds that go in one go, built before the folder of a command is made.
+
+    Whatever is wrong with them is said by then.
     """
-
-    groups: list[list[int]]
-    runs: list[Runs]
-
-    @staticmethod
-    def of(config: Config, experiments: Experiments) -> Start:
-        """The runs of the first seeds that go in one go."""
-        seeds = list(range(config.seed, config.seed + config.seeds))
-        each = [experiments.of(config, seed) for seed in seeds]
-        groups = side_by_side(seeds, each, experiments.runtime)
-        first = each[: len(groups[0])]
-        runs = Runs(first, runtime=experiments.runtime, store=config.store)
-        return Start(groups, [runs])
+    each = [experiments.of(config, seed) for seed in config.every_seed]
+    group, *_ = side_by_side(config.every_seed, each, experiments.runtime)
+    runs = Runs(each[: len(group)], runtime=experiments.runtime, store=config.store)
+    return {tuple(group): runs}
 
 
 @dataclass(eq=False)
@@ -58,8 +50,8 @@ class Seeds:
     folders: dict[int, RunFolder]
     experiments: Experiments
     console: Console
-    stop: Stop
-    start: Start | None = None
+    stop: StopSignal
+    built: Built = field(default_factory=dict)
     printed: set[str] = field(default_factory=set)  # lines that need not be printed again
     lines: int = LINES  # of progress without a terminal
     makers: Mapping[str, Maker] = field(default_factory=dict)  # of trackers, by name
@@ -67,28 +59,17 @@ class Seeds:
     def run(self) -> tuple[Histories, dict[str, Any]]:
         """The history of every seed, and how training was computed."""
         done: dict[int, list[Round]] = {}
-        engine: dict[str, Any] = {}
+        engines: list[dict[str, Any]] = [{}]
         diverged: dict[int, DivergedError] = {}
         for seeds in self._waiting(done).values():
-            if self.start is not None:
-                groups = self.start.groups
-            else:
-                each = [self.experiments.of(self.config, seed) for seed in seeds]
-                groups = side_by_side(seeds, each, self.experiments.runtime)
-            while groups:
-                group, *groups = groups
-                try:
-                    engine = self._run(group, done)
-                except DivergedError as error:
-                    if len(group) == 1:
-                        diverged[group[0]] = error
-                    else:  # the others need not stop for the one that diverged
-                        groups = [[seed] for seed in group] + groups
+            each = [self.experiments.of(self.config, seed) for seed in seeds]
+            groups = side_by_side(seeds, each, self.experiments.runtime)
+            diverged |= play_groups(groups, lambda group: engines.append(self._run(group, done)))
         for seed, reason in diverged.items():
             if self.config.seeds == 1:
                 raise reason
             raise DivergedError(f"seed {seed}: {reason}") from reason
-        return [done[seed] for seed in self.folders], engine
+        return [done[seed] for seed in self.folders], engines[-1]
 
     def _waiting(self, done: dict[int, list[Round]]) -> dict[int, list[int]]:
         """The seeds that have rounds left, by the round they stand at.
@@ -98,9 +79,6 @@ class Seeds:
         waiting: dict[int, list[int]] = {}
         for seed, folder in self.folders.items():
             folder.make()
-            if self.start is not None:
-                waiting.setdefault(0, []).append(seed)
-                continue
             experiment = self.experiments.of(self.config, seed)
             if not recover.finished(folder, experiment):
                 waiting.setdefault(recover.rounds_run(folder), []).append(seed)
@@ -144,8 +122,8 @@ class Seeds:
 
     def _runs(self, seeds: list[int]) -> Runs:
         """The runs of some seeds: those that were built before the folder, or from checkpoints."""
-        if self.start is not None and self.start.runs and seeds == self.start.groups[0]:
-            return self.start.runs.pop()
+        if tuple(seeds) in self.built:
+            return self.built.pop(tuple(seeds))
         each = [self.experiments.of(self.config, seed) for seed in seeds]
         saved = [self.folders[seed].checkpoint for seed in seeds]
         resume = [path if path.exists() else None for path in saved]

@@ -14,18 +14,19 @@ from statistics import mean
 from typing import Any, Literal
 
 import covey
-from covey.errors import ConfigError, DivergedError
+from covey.errors import ConfigError
 from covey.files import config as files
 from covey.files import modules
-from covey.files.assemble import Experiments, side_by_side
+from covey.files.assemble import Experiments, play_groups, side_by_side
 from covey.files.config import Config
 from covey.folder.recording import private_layers
 from covey.grid.axes import Settings
-from covey.report.reported import models
+from covey.report.summary import Histories, compared_models
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.headline import selected
+from covey.runs.seed import Seed
 from covey.runs.tracker import RunTracker
 from covey.runs.tracker import play as play_rounds
 
@@ -104,14 +105,19 @@ def _experiments(config: Config) -> Experiments:
     return _prepared[1]
 
 
+def _run(cell: Cell, config: Config, experiments: Sequence[Experiment]) -> Sequence[Seed]:
+    """Experiments side by side after their last round within the budget."""
+    runs = covey.runs(experiments, store=config.store)
+    play_rounds(runs, [Spending(cell.budget, runs.experiment)])
+    return runs.seeds
+
+
 def _trial(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) -> dict[str, Any]:
     """The score on validation data: the mean over seeds of the model that is best by it."""
     each = {seed: validated(experiment) for seed, experiment in experiments.items()}
     histories: list[Sequence[Round]] = []
     for group in side_by_side(cell.seeds, list(each.values()), "simulator"):
-        runs = covey.runs([each[seed] for seed in group], store=config.store)
-        play_rounds(runs, [Spending(cell.budget, runs.experiment)])
-        histories += [seed.history for seed in runs.seeds]
+        histories += [run.history for run in _run(cell, config, [each[seed] for seed in group])]
     model, score = best_model(histories, cell.model)
     records = [chosen(history, model) for history in histories]
     metric = selected(records[0].models[model])
@@ -126,28 +132,21 @@ def _trial(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) ->
 
 
 def _final(cell: Cell, config: Config, experiments: Mapping[int, Experiment]) -> dict[str, Any]:
-    """The records and the devices of every seed; of one that diverged, the error.
-
-    Where one of several seeds side by side diverges, each runs again by itself.
-    """
-    groups = side_by_side(cell.seeds, list(experiments.values()), "simulator")
+    """The records and the devices of every seed; of one that diverged, the error."""
     out: dict[str, Any] = {}
-    while groups:
-        group = groups.pop(0)
-        try:
-            runs = covey.runs([experiments[seed] for seed in group], store=config.store)
-            play_rounds(runs, [Spending(cell.budget, runs.experiment)])
-        except DivergedError as error:
-            if len(group) == 1:
-                out[str(group[0])] = {"error": str(error), "diverged": True}
-            groups = [[seed] for seed in group if len(group) > 1] + groups
-            continue
-        for seed, run in zip(group, runs.seeds, strict=True):
+
+    def play_group(group: list[int]) -> None:
+        runs = _run(cell, config, [experiments[seed] for seed in group])
+        for seed, run in zip(group, runs, strict=True):
             out[str(seed)] = {
                 "history": [record.as_dict() for record in run.history],
                 "devices": to_csv(run.devices()),
                 "private": private_layers(run),
             }
+
+    groups = side_by_side(cell.seeds, list(experiments.values()), "simulator")
+    for seed, error in play_groups(groups, play_group).items():
+        out[str(seed)] = {"error": str(error), "diverged": True}
     return out
 
 
@@ -175,13 +174,13 @@ def validated(experiment: Experiment) -> Experiment:
     return replace(experiment, parts=("validation",), score_train_every=None)
 
 
-def best_model(histories: Sequence[Sequence[Round]], asked: str = "") -> tuple[str, float]:
+def best_model(histories: Histories, asked: str = "") -> tuple[str, float]:
     """The model that is best on validation data, by the mean over seeds, and that mean.
 
     It is the model that is `asked` for where there is one of that name.
     """
     scores = {}
-    names = models(histories[0])
+    names = compared_models(histories[0])
     for name in [asked] if asked in names else names:
         records = [chosen(history, name) for history in histories]
         scores[name] = mean(record.models[name].quality("validation") for record in records)

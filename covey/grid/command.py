@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
 from covey.folder.show import print_wide
-from covey.folder.stop import Interrupted, stoppable
+from covey.folder.signals import Interrupted, stoppable
 from covey.folder.terminal import Console
 from covey.grid import grid, plan, result, store, tables
 from covey.grid import sweep as sweeps

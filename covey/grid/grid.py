@@ -84,7 +84,7 @@ class Grid:
         self.config = files.read(plan["config"])
         self._tunes = not self.compares or plan["trials"] > 1
         self.axes = [Axis(**values) for values in plan["axes"]]
-        self.seeds = list(range(self.config.seed, self.config.seed + self.config.seeds))
+        self.seeds = list(self.config.every_seed)
         self._processes = processes
         self.methods = [Method.read(values) for values in plan.get("methods", ())]
         if not self.compares:

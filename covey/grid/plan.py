@@ -29,7 +29,7 @@ from covey.files.config import Config
 from covey.grid import search
 from covey.grid.axes import Axis, axis, refuse_repeats
 from covey.grid.cells import Budget, Unit, cost, validated
-from covey.report.reported import models
+from covey.report.summary import compared_models
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round
 
@@ -165,7 +165,7 @@ def comparison(
         experiment = experiments.of(config, config.seed)
         records = _probed(experiment)
         costs[title] = [cost(record, unit, experiment) for record in records]
-        known |= set(models(records)) if title in methods else set()
+        known |= set(compared_models(records)) if title in methods else set()
     check_model(model, known)
     if amount is None:
         amount = base.rounds * _mean(costs[base.method()])

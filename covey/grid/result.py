@@ -14,12 +14,18 @@ from covey.grid.cells import best_model, chosen
 from covey.grid.grid import Grid
 from covey.grid.plan import BASELINES, Method, check_model
 from covey.report.paired import holm, interval, t_test, wilcoxon
-from covey.report.reported import models
-from covey.report.summary import ModelFigures, drop_no_metrics, summarise
+from covey.report.summary import (
+    Devices,
+    Histories,
+    ModelFigures,
+    compared_models,
+    drop_no_metrics,
+    summarise,
+)
 from covey.runs.csv_text import csv_text
 from covey.runs.run import Round
 from covey.runs.scores import record
-from covey.runs.scores.devices import DeviceScore, from_csv
+from covey.runs.scores.devices import DeviceScore, from_csv, paired
 from covey.runs.scores.headline import Headline, for_devices, headline
 
 
@@ -210,8 +216,8 @@ def _row(
     if not histories:
         return replace(row, error="not run yet")
     model, quality = best_model(histories, asked)
-    compared = models(histories[0])
-    summary = summarise(histories, private=finals[0].get("private", ""))
+    compared = compared_models(histories[0])
+    summary = summarise(histories, described={"private": finals[0].get("private", "")})
     modelled = bool(grid.config.environments)
     return replace(
         row,
@@ -229,11 +235,7 @@ def _row(
     )
 
 
-Devices = Mapping[str, Sequence[Sequence[DeviceScore]]]
-"""The scores of every device by title, seed by seed."""
-
-
-def _all_pairs(result: Result, devices: Devices, own: str) -> list[PairedModels]:
+def _all_pairs(result: Result, devices: Mapping[str, Devices], own: str) -> list[PairedModels]:
     """The file's own method against the best other, and every method against the baselines.
 
     Where the file's own has no result, the first one named stands for it. The best is that on
@@ -263,36 +265,39 @@ def _all_pairs(result: Result, devices: Devices, own: str) -> list[PairedModels]
     ]
 
 
-def _per_seed(histories: Sequence[Sequence[Round]], used: Callable[[Round], float]) -> float:
+def _per_seed(histories: Histories, used: Callable[[Round], float]) -> float:
     """The mean over seeds of what all rounds used."""
     sums = [sum(used(each) for each in history) for history in histories]
     return sum(sums) / len(sums)
 
 
-def _pairs(row: MethodRow, baseline: MethodRow, result: Result, devices: Devices) -> PairedModels:
+def _pairs(
+    row: MethodRow, baseline: MethodRow, result: Result, devices: Mapping[str, Devices]
+) -> PairedModels:
     every = [line for seeds in devices.values() for lines in seeds for line in lines]
     metric = for_devices(result.metric, every)
     gains: dict[str, list[float]] = {}
     largest = 0.0
-    for own, other in zip(devices[row.title], devices[baseline.title], strict=False):
-        bases = _by_device(other, baseline.model, metric)
-        for device, value in _by_device(own, row.model, metric).items():
-            if device in bases:
-                gains.setdefault(device, []).append(metric.difference(value, bases[device]))
-                largest = max(largest, abs(value), abs(bases[device]))
+    for seeds in zip(devices[row.title], devices[baseline.title], strict=False):
+        for line, other in paired(*seeds, row.model, baseline.model):
+            value = metric.of_device(line)
+            base = metric.of_device(other)
+            if value is not None and base is not None:
+                gains.setdefault(line.device, []).append(metric.difference(value, base))
+                largest = max(largest, abs(value), abs(base))
     rounded = _rounded([mean(values) for values in gains.values()], metric.scaled(largest))
     figures = zip(_by_seed(row, result), _by_seed(baseline, result), strict=False)
     known = [(value, base) for value, base in figures if value is not None and base is not None]
     largest = max((abs(value) for pair in known for value in pair), default=0.0)
     differences = [result.metric.difference(value, base) for value, base in known]
-    seeds = _rounded(differences, result.metric.scaled(largest))
-    p_seeds = t_test(seeds)
+    of_seeds = _rounded(differences, result.metric.scaled(largest))
+    p_seeds = t_test(of_seeds)
     return PairedModels(
         method=row.title,
         baseline=baseline.title,
-        seeds=len(seeds),
-        mean=mean(seeds) if seeds else None,
-        interval=None if p_seeds is None else interval(seeds),
+        seeds=len(of_seeds),
+        mean=mean(of_seeds) if of_seeds else None,
+        interval=None if p_seeds is None else interval(of_seeds),
         p_seeds=p_seeds,
         p_seeds_holm=None,
         devices=len(rounded),
@@ -322,10 +327,3 @@ def _by_seed(row: MethodRow, result: Result) -> list[float | None]:
     histories = result.histories[row.title]
     records = [chosen(history, row.model).models[row.model] for history in histories]
     return [result.metric.of(record.scores["test"]) for record in records]
-
-
-def _by_device(scores: Sequence[DeviceScore], model: str, metric: Headline) -> dict[str, float]:
-    """The test figures of one model, by device."""
-    own = [score for score in scores if score.model == model and score.part == "test"]
-    values = {score.device: metric.of_device(score) for score in own}
-    return {device: value for device, value in values.items() if value is not None}

@@ -14,9 +14,8 @@ from typing import Any
 
 from covey.atomic import refused
 from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.folder.folder import create, unused
 from covey.grid.pool import Answer
-from covey.runs.saved.run_folder import Folder
+from covey.runs.saved.run_folder import Folder, RunFolder
 
 PLAN = "grid.json"
 _VERSION = 1
@@ -59,7 +58,8 @@ class GridStore:
 
 def new(plan: dict[str, Any], out: Path | None) -> GridStore:
     """A new folder that holds the plan: `out`, or the first unused runs/NAME-KIND-N."""
-    folder = create(out or unused(str(plan["config"].get("name", "")), str(plan["kind"])))
+    path = out or RunFolder.unused(str(plan["config"].get("name", "")), str(plan["kind"]))
+    folder = RunFolder.new(path)
     folder.write_json(PLAN, {"version": _VERSION, **plan})
     return GridStore(folder, plan)
 

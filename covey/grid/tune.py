@@ -81,10 +81,14 @@ class Tuner:
 
         The range of a field follows from the groups before its own.
         """
+        fields = [tie.field for tie in self._ties()] or ["lam"]  # of penalties, the main one first
+        values = {field: getattr(self.algorithm, field, None) for field in fields}
+        numbers = [field for field, value in values.items() if is_number(value) and value > 0]
+        penalties = [field for field in numbers[:1] if field not in self._own]
         steps = [step.field for step in levers.steps(self.algorithm)]
         curvature = self.curvature or Curvature(1.0, 1.0)
         uppers = [upper.field for upper in levers.uppers(self.algorithm, curvature)]
-        return [list(self._own), self._penalties(), steps, uppers]
+        return [list(self._own), penalties, steps, uppers]
 
     def _fields(self) -> list[str]:
         return list(dict.fromkeys(itertools.chain(*self._groups())))
@@ -188,13 +192,6 @@ class Tuner:
         L = 1.0 if self.curvature is None else self.curvature.typical
         stated = levers.stated(self.algorithm, L).penalties
         return [tie for tie in stated if isinstance(tie, Tie)]
-
-    def _penalties(self) -> list[str]:
-        """The main penalty: the first that the algorithm states, else its field `lam`."""
-        fields = [tie.field for tie in self._ties()] or ["lam"]
-        values = {field: getattr(self.algorithm, field, None) for field in fields}
-        numbers = [field for field, value in values.items() if is_number(value) and value > 0]
-        return [field for field in numbers[:1] if field not in self._own]
 
 
 def explored(count: int) -> int:

@@ -16,7 +16,7 @@ from covey.cli.options import AsJson
 from covey.engine.solvers.precision import Compute
 from covey.errors import ConfigError
 from covey.folder.show import print_wide
-from covey.folder.stop import Interrupted, stoppable
+from covey.folder.signals import Interrupted, stoppable
 from covey.folder.terminal import Console
 from covey.papers import report, tables, verdicts
 from covey.papers import reproduce as papers

@@ -126,4 +126,15 @@ function radioTile(run) {
   return tile(null, "Modelled time", value, unit, `${amount(joules, JOULES)} of all devices`);
 }
 
-ROOMS.push({ tile: radioTile, columns: radioColumns });
+/** The modelled time of a run among runs side by side. */
+function modelledCell(run) {
+  const seconds = run.total((seed) => seed.facts.radio && sum(seed.facts.radio.seconds)).mean;
+  return isKnown(seconds) ? duration(seconds) : EMPTY;
+}
+
+AXES.seconds = {
+  text: "By modelled time", units: SECONDS, of: (seed) => seed.facts.radio?.seconds,
+};
+ROOMS.push({
+  tile: radioTile, columns: radioColumns, ofRuns: { head: "Modelled", cell: modelledCell },
+});

@@ -97,14 +97,12 @@ class RunFiles:
             raise ConfigError(f"cannot read {path}: {error}.") from error
         try:
             first = int(self.settings["seed"])
-            count = int(self.settings["seeds"])
+            seeds = range(first, first + int(self.settings["seeds"]))
             self.rounds = int(self.settings["rounds"])
             self.protocol: Protocol = self.settings["protocol"]
         except DAMAGE as error:
             raise ConfigError(f"{path} is not that of a run: {error!r}.") from error
-        self.seeds = [
-            SeedFiles(place, seed, run) for seed, place in run.of_seeds(first, count).items()
-        ]
+        self.seeds = [SeedFiles(place, seed, run) for seed, place in run.of_seeds(seeds).items()]
 
     def read(self) -> list[SeedRecord]:
         """The seeds that have begun."""

@@ -140,7 +140,8 @@ class SeedFacts:
                 out |= self._of_nodes()
             if history and history[0].environment is not None:
                 name = history[0].environment.name
-                out[name] = rooms.load(rooms.added("facts")[name])(self.record)
+                if name in rooms.added("facts"):
+                    out[name] = rooms.load(rooms.added("facts")[name])(self.record)
             newcomers = self._newcomers()
             if newcomers:
                 out["newcomers"] = newcomers

@@ -17,14 +17,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from covey import rooms
-from covey.kernel.algorithm import Algorithm
 from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
 from covey.report.paired import Vector, interval
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.devices import DeviceScore, paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.scores.scoring import Model, Score
 from covey.runs.selection import Protocol, Selection, select
+
+Histories = Sequence[Sequence[Round]]
+"""The rounds of every seed."""
+Devices = Sequence[Sequence[DeviceScore]]
+"""The scores of every seed's devices."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +219,7 @@ class Summary:
 
     def __getattr__(self, name: str) -> Any:
         """The figures of an environment by its own name; None in a run of another one."""
-        if name not in rooms.added("summaries"):
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        if self.environment is None or self.environment.name != name:
-            return None
-        return self.environment
+        return rooms.environment_of(self, "summaries", name)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it; it has a `sample` if devices were drawn.
@@ -248,6 +248,29 @@ class Summary:
         return out
 
 
+def compared_models(history: Sequence[Round]) -> list[str]:
+    """The models to compare: not new devices', and no global one where nothing was ever sent.
+
+    The one that is best on validation data stands for the algorithm, whichever tier keeps it.
+    """
+    scored = [record for record in history if record.models]
+    if not scored:
+        return []
+    names = [name for name in scored[-1].models if not name.startswith("new_")]
+    if any(record.bytes() for record in history):
+        return names
+    return [name for name in names if name != "global"]
+
+
+def most_personal(names: Iterable[str]) -> str | None:
+    """The model nearest to the devices."""
+    listed = list(names)
+    for name in ("personal", "edge", "global", *listed):
+        if name in listed:
+            return name
+    return None
+
+
 def drop_no_metrics(model: dict[str, Any]) -> None:
     """Take the metrics out of a model's figures where there are none."""
     if not model["metrics"]:
@@ -256,21 +279,23 @@ def drop_no_metrics(model: dict[str, Any]) -> None:
 
 
 def summarise(
-    histories: Sequence[Sequence[Round]],
+    histories: Histories,
     protocol: Protocol = "honest",
-    devices: Sequence[Sequence[DeviceScore]] = (),
-    algorithm: Algorithm | None = None,
-    private: str = "",
+    devices: Devices = (),
+    described: Mapping[str, Any] | None = None,
+    beside: Mapping[str, tuple[Histories, Devices]] | None = None,
 ) -> Summary:
     """The summary of one history per seed and, where they are known, of every seed's devices.
 
-    `algorithm` says whether there is a global model to report, `private` what devices kept to
-    themselves.
+    `described` is what the run's folder says of its nodes: whether there is a global model to
+    report (`learns_global`), and what devices kept to themselves (`private`). `beside` has other
+    algorithms by method, over which the gains are.
     """
+    about = described or {}
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored[0] else []
     gains = []
-    if algorithm is None or algorithm.learns_global:
+    if about.get("learns_global", True):
         gains = gains_over(devices, devices, headline(scored[0]), "personal", "global")
     else:
         names = [name for name in names if name not in ("global", "new_global")]
@@ -278,6 +303,14 @@ def summarise(
     for name in names:
         selections[name] = [select(history, name, protocol) for history in scored]
     models = [_model(name, chosen) for name, chosen in selections.items()]
+    yardsticks = []
+    own = most_personal(line.model for line in chain(*devices))
+    for method, (others, scores) in (beside or {}).items():
+        compared = compared_models(others[0])
+        every = summarise(others, protocol).models
+        yardsticks.append(Yardstick(method, [each for each in every if each.model in compared]))
+        wanted = headline(others[0])
+        gains += gains_over(devices, scores, wanted, own, most_personal(compared), method)
     sample, uncounted = _scored_devices(selections, headline(scored[0]))
     lengths = [len(history) for history in histories]
     spent: dict[str, float] = {}
@@ -295,7 +328,8 @@ def summarise(
         spent=dict(sorted(spent.items(), key=itemgetter(1), reverse=True)),
         environment=_environment(histories),
         gains=gains,
-        labels=labels({model.model: model.tier for model in models}, private),
+        yardsticks=yardsticks,
+        labels=labels({model.model: model.tier for model in models}, about.get("private", "")),
         sample=sample,
         uncounted=uncounted,
         select=by.removeprefix("-"),
@@ -345,8 +379,8 @@ def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
 
 
 def gains_over(
-    devices: Sequence[Sequence[DeviceScore]],
-    others: Sequence[Sequence[DeviceScore]],
+    devices: Devices,
+    others: Devices,
     wanted: Headline,
     model: str | None,
     other: str | None,
@@ -356,11 +390,8 @@ def gains_over(
 
     `others` has the scores of the other model, which may be another algorithm's: `method`.
     """
-    seeds = []
-    for lines, bases in zip(devices, others, strict=False):
-        known = {line.device: line for line in bases if (line.part, line.model) == ("test", other)}
-        own = [line for line in lines if (line.part, line.model) == ("test", model)]
-        seeds.append([(line, known[line.device]) for line in own if line.device in known])
+    both = zip(devices, others, strict=False)
+    seeds = [paired(lines, bases, model, other) for lines, bases in both]
     pairs = list(chain(*seeds))
     metric = for_devices(wanted, [line for line, _ in pairs])
     gains = [metric.gain(metric.of_device(line), metric.of_device(base)) for line, base in pairs]
@@ -418,13 +449,15 @@ def _shares(pairs: Sequence[tuple[DeviceScore, DeviceScore]], metric: Headline) 
     return out
 
 
-def _environment(histories: Sequence[Sequence[Round]]) -> EnvironmentFigures | None:
+def _environment(histories: Histories) -> EnvironmentFigures | None:
     """What the environment of the runs makes of their rounds; None where there is none."""
     if not histories[0] or histories[0][0].environment is None:
         return None
+    where = rooms.added("summaries").get(histories[0][0].environment.name)
+    if where is None:  # the user's own, which no room knows
+        return None
     every = [[record.environment for record in history] for history in histories]
-    summarised = rooms.load(rooms.added("summaries")[histories[0][0].environment.name])(every)
-    return typing.cast(EnvironmentFigures, summarised)
+    return typing.cast(EnvironmentFigures, rooms.load(where)(every))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,6 @@ __all__ = [
     "State",
     "Which",
     "history",
-    "private_part",
     "run",
     "runs",
 ]
@@ -615,10 +614,3 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
         raise CheckpointError(
             f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}."
         ) from error
-
-
-def private_part(path: str | os.PathLike[str]) -> str:
-    """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
-    facts = checkpoint.read_facts(path)
-    patterns = facts["experiment"].get("private", "[]")
-    return {"[]": "", "[head]": "head"}.get(patterns, "private layers")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covey.errors import ConfigError, shown
@@ -34,14 +34,10 @@ class EarlyStop:
     min_rounds: Count = 1  # rounds before which no run ends
     model: str = ""  # the one model that counts; "", or one that there is not: all that are trained
 
-    def as_dict(self) -> dict[str, Any]:
-        """Every setting, as a file has them."""
-        return asdict(self)
-
     @property
     def text(self) -> str:
         """The rule in one line, by which a checkpoint says what ended its run."""
-        return ", ".join(f"{name} = {value!r}" for name, value in self.as_dict().items())
+        return ", ".join(f"{name} = {value!r}" for name, value in vars(self).items())
 
 
 Stop = EarlyStop | Mapping[str, Any] | None
@@ -93,7 +89,12 @@ class StopCount:
         """Count one more record; rounds that are scored only for being the last do not count."""
         if not record.models or not self._experiment.regular(record.round):
             return
-        for name in self._models(record):
+        names = [name for name in record.models if not name.startswith("new_")]
+        if self.stop.model in record.models:
+            names = [self.stop.model]
+        elif not self._experiment.algorithm.learns_global:
+            names.remove("global")
+        for name in names:
             model = record.models[name]
             figure = -math.inf  # higher for better
             if VALIDATION in model.scores:
@@ -105,15 +106,6 @@ class StopCount:
                 self._waited[name] = 0
             else:
                 self._waited[name] += 1
-
-    def _models(self, record: Round) -> list[str]:
-        """The models whose scores count."""
-        if self.stop.model in record.models:
-            return [self.stop.model]
-        names = [name for name in record.models if not name.startswith("new_")]
-        if self._experiment.algorithm.learns_global:
-            return names
-        return [name for name in names if name != "global"]
 
     def reason(self, rounds: int) -> str:
         """Why a run ended after so many rounds."""

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from covey.folder.folder import unused
 from covey.runs.saved import checkpoint
+from covey.runs.saved.run_folder import RunFolder
 from experiments.kills.run import difference
 from tests.cli.command import SMALL, contents, covey, exits, spawn
 
@@ -76,7 +76,7 @@ def test_without_a_folder_the_next_free_number_is_taken(
 def test_the_default_folder_names_run_and_algorithm_once(
     name: str, algorithm: str, folder: str
 ) -> None:
-    assert unused(name, algorithm) == Path("runs") / folder
+    assert RunFolder.unused(name, algorithm) == Path("runs") / folder
 
 
 @pytest.mark.parametrize("resumed", [False, True])

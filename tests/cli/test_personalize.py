@@ -118,7 +118,7 @@ def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
     ("words", "parts"),
     [
         (["--edge", "nowhere"], ["--edge nowhere", "harbour, mill, quarry, works"]),
-        (["--seed", "3"], ["--seed 3", "the seeds 0 to 0"]),
+        (["--seed", "3"], ["seed = 3", "the seeds 0 to 0"]),
         (["rounds=3"], ["'rounds=3'", "only the algorithm's fields may change"]),
         (["algorithm.stps=3"], ["unknown key algorithm.stps", "algorithm.steps"]),
     ],

@@ -16,8 +16,7 @@ from covey.algorithms import FedAvg
 from covey.errors import ConfigError
 from covey.folder import trackers
 from covey.folder.terminal import Console
-from covey.folder.tracked import Past, Tracked
-from covey.folder.trackers import Maker
+from covey.folder.trackers import Maker, Past, Tracked
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.record import Round
 from covey.runs.tracker import to_csv

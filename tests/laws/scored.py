@@ -25,7 +25,7 @@ from covey.folder import recording, show
 from covey.report.run_files import SeedRecord
 from covey.report.seed_facts import ROUNDS, SeedFacts
 from covey.report.summary import summarise
-from covey.runs.scores import confusion, node_round, record
+from covey.runs.scores import node_round, record
 from covey.runs.scores.devices import from_csv, to_csv
 from covey.runs.scores.headline import headline, names_of_devices, selected
 from tests.laws import test_least as least
@@ -129,7 +129,7 @@ def facts(run: Run) -> dict[str, Any]:
         "devices": to_csv(lines),
         "devices again": from_csv(to_csv(lines)) == lines,
         "metrics of devices": names_of_devices(lines),
-        "confusion": confusion.to_csv(rounds, labels),
+        "confusion": recording.confusion_csv(rounds, labels),
         "summary": summary.as_dict(),
         "table": show.text(summary),
         "judged by": [judged.name, judged.higher],

@@ -8,7 +8,7 @@ from pathlib import Path
 from covey.files.assemble import Experiments
 from covey.files.config import Config, load
 from covey.folder.seeds import Seeds
-from covey.folder.stop import stoppable
+from covey.folder.signals import stoppable
 from covey.folder.terminal import Console
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.status import StatusFile
@@ -35,7 +35,7 @@ def _play(config: Config, folder: RunFolder, runtime: str) -> None:
     folder.write("config.toml", config.text())
     console = Console(file=io.StringIO())
     with stoppable(console) as stop, StatusFile(folder):
-        places = folder.of_seeds(config.seed, config.seeds)
+        places = folder.of_seeds(config.every_seed)
         Seeds(config, places, Experiments(runtime), console, stop).run()
         for name, other in config.yardsticks().items():
             _play(other, folder.beside(name), runtime)

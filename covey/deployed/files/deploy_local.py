@@ -22,11 +22,11 @@ from covey.errors import ConfigError
 from covey.files.config import load as load_config
 from covey.files.data_form import is_census
 from covey.folder import show
-from covey.folder.execute import resume
+from covey.folder.execute import RunCommand
 from covey.folder.load import load as load_run
 from covey.folder.load import summary
 from covey.folder.own_code import write_config, write_modules
-from covey.folder.stop import Interrupted, stoppable
+from covey.folder.signals import Interrupted, stoppable
 from covey.folder.terminal import Console
 from covey.folder.trackers import flat
 from covey.runs.saved import checkpoint, status
@@ -71,7 +71,7 @@ class LocalDeployment:
             folder = RunFolder(self.folder)
             ran_on = folder.environment.read_text(encoding="utf-8")
             write_config(folder, compared)
-            resume(self.folder, [], self.console, sys.argv)
+            RunCommand(self.console, sys.argv).resume(self.folder, [])
             folder.write(folder.environment, ran_on)
             rooms.call("after_run", self.folder, Console(quiet=True))
         return self.folder

@@ -16,7 +16,7 @@ from covey.files.config import Config
 from covey.folder.outcome import write_commands, write_outcome
 from covey.folder.own_code import own_modules, write_config
 from covey.folder.recording import Recorder
-from covey.folder.stop import Interrupted
+from covey.folder.signals import Interrupted
 from covey.folder.terminal import Console
 from covey.runs.run import Run
 from covey.runs.saved.run_folder import RunFolder

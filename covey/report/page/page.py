@@ -31,7 +31,9 @@ def build(facts: Mapping[str, Any], live: bool = False) -> str:
     """
     names = ["main", "live"] if live else ["main"]
     scripts = [_file(f"{name}.js") for name in ("base", *parts_of_script())]
-    scripts += [_panel(where) for where in rooms.added("panels").values()]
+    for where in rooms.added("panels").values():
+        package, _, name = where.partition(":")
+        scripts.append(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
     joined = "\n".join([*scripts, *(_file(f"{name}.js") for name in names)])
     css = _file("report.css")
     js = f'"use strict";\n(() => {{\n{joined}}})();\n'
@@ -67,12 +69,6 @@ def parts_of_script() -> list[str]:
 
 def _file(name: str) -> str:
     return _ASSETS.joinpath(name).read_text(encoding="utf-8")
-
-
-def _panel(where: str) -> str:
-    """The script of a room, as package:file."""
-    package, _, name = where.partition(":")
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -15,13 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covey.report.pictures.picture_file import save
-from covey.report.pictures.plot import Histories, Used, model_line, of_chosen, ring
+from covey.report.pictures.plot import Histories, Used, model_line, of_chosen, plot_line
 from covey.report.pictures.plot import Line as Line
-from covey.report.reported import models as models
-from covey.report.summary import Gain
+from covey.report.summary import Gain, compared_models
 from covey.runs.scores.headline import Headline, headline
 from covey.runs.selection import Protocol
 
+models = compared_models  # the name by which scripts import it
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
 _GAP = 0.048  # of the axis' height between two labels
@@ -101,14 +101,7 @@ def plot(
     A ring marks the round. Of percentages, the axis shows the part in which lines are reported.
     """
     for line in drawn:
-        mean = line.values.mean(0)
-        axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
-        ring(axes, line.rounds, mean, line.ring, line.colour)
-        if len(line.values) > 1:
-            spread = line.values.std(0, ddof=1)
-            axes.fill_between(
-                line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0
-            )
+        plot_line(axes, line, lw=2.0)
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
         return

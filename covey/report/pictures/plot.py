@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +20,14 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.links.meter import Meter, Traffic
 from covey.report.pictures.picture_file import save
-from covey.report.reported import Histories as Histories
-from covey.report.reported import most_personal
-from covey.report.summary import gains_over
+from covey.report.summary import Devices, gains_over, most_personal
+from covey.report.summary import Histories as Histories
 from covey.runs.run import Round
-from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.devices import paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
 from covey.runs.selection import Protocol, select
 
 Values = npt.NDArray[np.float64]
-Figures = dict[tuple[int, str], float]
-"""By seed and device."""
 Used = Callable[[Round], float]
 """What a round adds to the horizontal axis."""
 
@@ -49,7 +47,7 @@ def draw(
     histories: Histories,
     path: Path,
     title: str = "",
-    devices: Sequence[Sequence[DeviceScore]] = (),
+    devices: Devices = (),
     protocol: Protocol = "honest",
 ) -> None:
     """Draw a PNG with one line per model, and links or devices.
@@ -60,9 +58,7 @@ def draw(
     save(run_figure(histories, title, devices, protocol), path)
 
 
-def draw_devices(
-    histories: Histories, path: Path, title: str, devices: Sequence[Sequence[DeviceScore]]
-) -> bool:
+def draw_devices(histories: Histories, path: Path, title: str, devices: Devices) -> bool:
     """Draw a PNG of every device's figure with its own model and with the global one.
 
     False where nothing was scored.
@@ -77,7 +73,7 @@ def draw_devices(
 def run_figure(
     histories: Histories,
     title: str = "",
-    devices: Sequence[Sequence[DeviceScore]] = (),
+    devices: Devices = (),
     protocol: Protocol = "honest",
 ) -> Figure:
     """Models by round; beside them the links or, where every message is dense, the devices."""
@@ -103,9 +99,7 @@ def run_figure(
     return figure
 
 
-def devices_figure(
-    histories: Histories, title: str, devices: Sequence[Sequence[DeviceScore]]
-) -> Figure | None:
+def devices_figure(histories: Histories, title: str, devices: Devices) -> Figure | None:
     """Devices sorted by their figures, and the gain of each by a model of its own.
 
     None where nothing was scored.
@@ -173,7 +167,7 @@ class Pairs:
 
 
 def compare(
-    devices: Sequence[Sequence[DeviceScore]],
+    devices: Devices,
     *,
     wanted: Headline | None = None,
     against_global: bool = True,
@@ -182,37 +176,30 @@ def compare(
 
     None where there are none.
     """
-    lines = []
-    for seed, scores in enumerate(devices):
-        lines += [(seed, line) for line in scores if line.part == "test"]
-    metric = for_devices(wanted or named("accuracy"), [line for _, line in lines])
-    figures: dict[str, Figures] = {}
-    for seed, line in lines:
-        value = metric.of_device(line)
-        if value is not None:
-            figures.setdefault(line.model, {})[seed, line.device] = metric.scaled(value)
-    model = most_personal(figures)
+    tested = [line for lines in devices for line in lines if line.part == "test"]
+    metric = for_devices(wanted or named("accuracy"), tested)
+    known = dict.fromkeys(line.model for line in tested if metric.of_device(line) is not None)
+    model = most_personal(known)
     if model is None:
         return None
-    own = figures[model]
-    base = None
-    if against_global and model != "global":
-        base = figures.get("global")
-
-    keys = [key for key in own if base is None or key in base]
-    keys.sort(key=lambda key: (own[key], (base or own)[key]), reverse=not metric.higher)
-    pairs = Pairs(
+    compares = against_global and model != "global" and "global" in known
+    figures = []
+    for lines in devices:
+        for line, other in paired(lines, lines, model, "global" if compares else model):
+            own = metric.of_device(line)
+            base = metric.of_device(other)
+            if own is not None and base is not None:
+                figures.append((metric.scaled(own), metric.scaled(base), line.device))
+    figures.sort(key=lambda figure: figure[:2], reverse=not metric.higher)
+    gains = gains_over(devices, devices, metric, model, "global") if compares else []
+    return Pairs(
         model=model,
-        own=np.array([own[key] for key in keys]),
-        base=None,
-        names=[name for _, name in keys],
+        own=np.array([own for own, _, _ in figures]),
+        base=np.array([base for _, base, _ in figures]) if compares else None,
+        names=[name for _, _, name in figures],
         metric=metric,
+        difference=gains[0].difference if gains else "",
     )
-    if base is None:
-        return pairs
-    gains = gains_over(devices, devices, metric, model, "global")
-    difference = gains[0].difference if gains else ""
-    return replace(pairs, base=np.array([base[key] for key in keys]), difference=difference)
 
 
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
@@ -365,22 +352,15 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     drawn: list[str] = []
     for name, tier in tiers.items():
         line = model_line(name, histories, metric, protocol, used)
-        mean = line.values.mean(0)
-        spread = line.values.std(0)
-        ring(axes, line.rounds, mean, line.ring, colour[tier])
-        axes.plot(
-            line.rounds,
-            mean,
-            _STYLES[drawn.count(tier) % len(_STYLES)],
+        style = _STYLES[drawn.count(tier) % len(_STYLES)]
+        plot_line(
+            axes,
+            replace(line, colour=colour[tier], style=style),
             label=f"{name} {number.format(line.reported)}",
-            color=colour[tier],
             marker=_marker(shortest),
             markersize=4,
         )
         drawn.append(tier)
-        if len(line.values) > 1:
-            low, high = mean - spread, mean + spread
-            axes.fill_between(line.rounds, low, high, color=colour[tier], alpha=0.2, linewidth=0)
     axes.set(ylabel=f"test {metric.axis}")
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -453,12 +433,17 @@ def of_chosen(seeds: int) -> str:
     return one if seeds == 1 else "numbers: the chosen rounds, mean of seeds"
 
 
-def ring(
-    axes: Axes, places: Sequence[float] | Values, values: Values, at: int | None, colour: str
-) -> None:
-    """Mark the chosen round of a line."""
-    if at is not None:
-        axes.plot(places[at], values[at], "o", mfc="white", mec=colour, ms=6, mew=1.6, zorder=4)
+def plot_line(axes: Axes, line: Line, **looks: Any) -> None:
+    """A line, a ring where its chosen round is, and a band of one standard deviation over seeds."""
+    mean = line.values.mean(0)
+    axes.plot(line.rounds, mean, ls=line.style, color=line.colour, **looks)
+    if line.ring is not None:
+        ring: dict[str, Any] = {"mfc": "white", "mec": line.colour, "ms": 6, "mew": 1.6}
+        axes.plot(line.rounds[line.ring], mean[line.ring], "o", zorder=4, **ring)
+    if len(line.values) > 1:
+        spread = line.values.std(0, ddof=1)
+        low, high = mean - spread, mean + spread
+        axes.fill_between(line.rounds, low, high, color=line.colour, alpha=0.15, lw=0)
 
 
 def _finish(axes: Axes) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,19 +172,46 @@ class RunFolder(Folder):
         return folder
 
     @staticmethod
+    def new(path: Path) -> RunFolder:
+        """A new run folder.
+
+        A folder that holds anything is refused, except what a run killed at its start leaves.
+        """
+        folder = RunFolder(path)
+        with refused(path):
+            path.mkdir(parents=True, exist_ok=True)
+            entries = [entry for entry in path.iterdir() if entry != folder.lock_file]
+            if not all(atomic.LEFT.fullmatch(entry.name) for entry in entries):
+                raise ConfigError(
+                    f"{path} is not empty; give another --out, or continue it with --resume {path}."
+                )
+        return folder
+
+    @staticmethod
+    def unused(name: str, algorithm: str) -> Path:
+        """runs/NAME-ALGORITHM-1, or the next number that is free.
+
+        The folder is runs/NAME-1 where the name says the algorithm.
+        """
+        word = re.sub(r"[^A-Za-z0-9_.-]", "-", algorithm)
+        says = not name or word.lower() in re.split(r"[-_.]", name.lower())
+        base = (name or word) if says else f"{name}-{word}"
+        number = 1
+        while (path := Path("runs") / f"{base}-{number}").exists():
+            number += 1
+        return path
+
+    @staticmethod
     def inside(path: Path) -> list[RunFolder]:
         """The run folders right in a folder, by name."""
         runs = [RunFolder(entry) for entry in sorted(path.glob("*"))]
         return [run for run in runs if run.config.exists()]
 
-    def of_seeds(self, first: int, count: int) -> dict[int, RunFolder]:
+    def of_seeds(self, seeds: Sequence[int]) -> dict[int, RunFolder]:
         """The folder of every seed: this one itself where there is one seed alone."""
-        if count == 1:
-            return {first: self}
-        return {
-            seed: RunFolder(self.path / f"seed-{seed}", writes=self.writes)
-            for seed in range(first, first + count)
-        }
+        if len(seeds) == 1:
+            return {seeds[0]: self}
+        return {seed: RunFolder(self.path / f"seed-{seed}", writes=self.writes) for seed in seeds}
 
     def seeds_there(self) -> dict[int, RunFolder]:
         """The folders of single seeds that there are."""
@@ -210,6 +238,10 @@ class RunFolder(Folder):
     def saved_facts(self) -> dict[str, Any]:
         """The facts of the last checkpoint; none where there is none yet."""
         return checkpoint.read_facts(self.checkpoint) if self.checkpoint.exists() else {}
+
+    def described_nodes(self) -> dict[str, Any]:
+        """What is known of the nodes since the run has begun; nothing where it has not."""
+        return self.read_json(self.described) or {}
 
     def newcomer(self, device: str) -> Path:
         """The personal model of a device that was not in training (`covey personalize`)."""

@@ -119,6 +119,18 @@ def table(
     return out
 
 
+def paired(
+    lines: Sequence[DeviceScore],
+    others: Sequence[DeviceScore],
+    model: str | None,
+    other: str | None,
+) -> list[tuple[DeviceScore, DeviceScore]]:
+    """Every device's test score with a model, and that with the other model among the others."""
+    bases = {line.device: line for line in others if (line.part, line.model) == ("test", other)}
+    own = [line for line in lines if (line.part, line.model) == ("test", model)]
+    return [(line, bases[line.device]) for line in own if line.device in bases]
+
+
 def fits(sums: Tensor, devices: int) -> bool:
     """Whether sums from a file have the form of a run's."""
     if sums.dtype != torch.float64 or sums.ndim != 2:

@@ -60,11 +60,7 @@ class Round:
 
     def __getattr__(self, name: str) -> Any:
         """The record of an environment by its own name; None in a round of another one."""
-        if name not in rooms.added("records"):
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        if self.environment is None or self.environment.name != name:
-            return None
-        return self.environment
+        return rooms.environment_of(self, "records", name)
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -130,7 +126,15 @@ class Round:
 
     def scores(self) -> str:
         """The figure of every model, on test where that was scored; empty in an unscored round."""
-        return "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
+        words = []
+        for name, model in self.models.items():
+            score = model.scores.get("test") or next(iter(model.scores.values()))
+            known = [each for each in score.asked if score.of(each).held is not None]
+            words.append(f"{name} {_first_figure(score)}")
+            if known:
+                listed = ", ".join(f"{each} {_with_error(score.of(each))}" for each in known)
+                words[-1] += f" [{listed}]"
+        return "  ".join(words)
 
     def _repr_html_(self) -> str:
         """The models of the round, in a notebook."""
@@ -152,14 +156,6 @@ def _numbers(prefix: str, values: Mapping[str, Any], ending: str = "") -> dict[s
         if isinstance(value, int | float):
             out[f"{prefix}/{name}{ending}"] = value
     return out
-
-
-def _figure(model: Model) -> str:
-    """The figures of a model that one line has room for, on test where that was scored."""
-    score = model.scores.get("test") or next(iter(model.scores.values()))
-    known = [name for name in score.asked if score.of(name).held is not None]
-    listed = ", ".join(f"{name} {_with_error(score.of(name))}" for name in known)
-    return f"{_first_figure(score)} [{listed}]" if known else _first_figure(score)
 
 
 def _with_error(figure: Figure, form: str = ".4g", errors: str = ".2g") -> str:

@@ -30,7 +30,8 @@ function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** What rooms add beside parts: a tile of a run, and figures of every device of a seed. */
+/** What rooms add beside parts: a tile of a run, figures of every device of a seed, and a column of
+    runs side by side. */
 const ROOMS = [];
 
 const EMPTY = "–";

@@ -1,9 +1,9 @@
-/* The curves of every tier's model, by rounds, by bytes or by modelled seconds. */
+/* The curves of every tier's model, by rounds, by bytes or by what a room counts. */
 
+/** What rounds use up, `of` a seed; of a room, there may be none. */
 const AXES = {
-  rounds: { text: "By round", unit: "rounds" },
-  bytes: { text: "By bytes sent", units: BYTES },
-  seconds: { text: "By modelled time", units: SECONDS },
+  rounds: { text: "By round", unit: "rounds", of: (seed) => seed.rounds },
+  bytes: { text: "By bytes sent", units: BYTES, of: (seed) => seed.bytesByRound() },
 };
 
 PARTS[30] = function curvesPart() {
@@ -11,7 +11,7 @@ PARTS[30] = function curvesPart() {
   if (!run.scored.length) return null;
   if (axisReason(state.axis)) state.axis = "rounds";
   const axes = Object.entries(AXES)
-    .filter(([axis]) => axis !== "seconds" || seed.facts.radio)
+    .filter(([, { of }]) => of(seed))
     .map(([axis, { text }]) => [axis, text, axisReason(axis)]);
   const set = (name) => (value) => {
     state[name] = value;
@@ -35,8 +35,7 @@ PARTS[30] = function curvesPart() {
 
 function axisReason(axis) {
   if (axis === "bytes" && !state.seed.traffic.sent) return "this run sends nothing";
-  if (axis === "seconds" && !state.seed.facts.radio) return "this run has no radio";
-  return null;
+  return AXES[axis].of(state.seed) ? null : "this run has no such figures";
 }
 
 function hasWorst(seed) {
@@ -145,7 +144,7 @@ function rivalSeries({ run, model, name, dash, kind }, axis, scale, end) {
   const base = {
     name, dash, kind, tail: run.metric.bare(value), colour: "--other", width: 1.8, strong: false,
   };
-  if (axis === "seconds" && !run.first.facts.radio) return { ...base, xs: [], ys: [] };
+  if (!AXES[axis].of(run.first)) return { ...base, xs: [], ys: [] };
   let { xs, ys } = run.curve(model, axis);
   if (axis !== "rounds" && !xs.at(-1)) {
     xs = [0, end * scale];

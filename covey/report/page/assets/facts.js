@@ -278,11 +278,10 @@ class Seed {
     return { sent, dense };
   }
 
-  /** The position of every scored round on an axis: rounds, bytes sent or modelled seconds. */
+  /** The position of every scored round on an axis: rounds, or what they used up until then. */
   positions(axis) {
     if (axis === "rounds") return this.rounds;
-    const perRound = axis === "bytes" ? this.bytesByRound() : this.facts.radio.seconds;
-    const totals = running(perRound);
+    const totals = running(AXES[axis].of(this));
     return this.rounds.map((round) => totals[Math.min(round, totals.length) - 1] ?? 0);
   }
 

@@ -202,13 +202,14 @@ PARTS[10] = function runsPart() {
   const runs = state.facts.runs;
   if (runs.length < 2) return null;
   const names = modelColumns(runs);
-  const hasRadio = runs.some((run) => run.first?.facts.radio);
+  const others = ROOMS.map((room) => room.ofRuns)
+    .filter(({ cell }) => runs.some((run) => cell(run) !== EMPTY));
   const metric = state.run.metric;
   const head = ["Run", "By round", ...names.map(capital),
     ...(metric.isCount ? ["Worst tenth"] : []),
-    "Sent", "Of dense", "Non-zero", "Gradients", "Computing", ...(hasRadio ? ["Modelled"] : [])];
+    "Sent", "Of dense", "Non-zero", "Gradients", "Computing", ...others.map(({ head }) => head)];
   const best = Object.fromEntries(names.map((name) => [name, bestOf(runs, name)]));
-  const rows = runs.map((run) => runRow(run, names, best, hasRadio));
+  const rows = runs.map((run) => runRow(run, names, best, others));
   const less = metric.better > 0 ? "" : " (less is better)";
   const other = `${capital(metric.name)} on test data${less}`;
   const what = metric.isCount ? "Test accuracy in %" : other;
@@ -239,7 +240,7 @@ function bestOf(runs, name) {
   return metric.better > 0 ? Math.max(...values) : Math.min(...values);
 }
 
-function runRow(run, names, best, hasRadio) {
+function runRow(run, names, best, others) {
   const isShown = run === state.run;
   const title = isShown
     ? [run.title, h("span", { class: "dim" }, "  shown")]
@@ -257,10 +258,7 @@ function runRow(run, names, best, hasRadio) {
   cells.push(`${percent(run.figure(main, "nonzeros").mean, 0)} %`);
   cells.push(whole(run.total((seed) => seed.facts.gradients).mean));
   cells.push(duration(run.total((seed) => seed.facts.seconds).mean));
-  if (hasRadio) {
-    const modelled = run.total((seed) => seed.facts.radio && sum(seed.facts.radio.seconds)).mean;
-    cells.push(isKnown(modelled) ? duration(modelled) : EMPTY);
-  }
+  cells.push(...others.map(({ cell }) => cell(run)));
   const row = cells.map((cell) => h("td", { class: cell === EMPTY ? "dim" : "" }, cell));
   return h("tr", { class: isShown ? "on" : "" }, row);
 }

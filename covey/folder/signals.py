@@ -22,7 +22,7 @@ class Interrupted(CoveyError):
 
 
 @dataclass(eq=False)
-class Stop(RunTracker):
+class StopSignal(RunTracker):
     """Ctrl-C, SIGTERM and SIGHUP end a run once; those that follow leave it the time to save.
 
     Several ranks stop after the same round, as soon as one of them was asked to.
@@ -56,12 +56,12 @@ class Stop(RunTracker):
 
 
 @contextmanager
-def stoppable(console: Console, ranks: Ranks = ALONE) -> Iterator[Stop]:
+def stoppable(console: Console, ranks: Ranks = ALONE) -> Iterator[StopSignal]:
     """SIGTERM and SIGHUP stop a run as Ctrl-C does.
 
     No second one comes between the first and the saving.
     """
-    stop = Stop(console, ranks)
+    stop = StopSignal(console, ranks)
     numbers = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     # Under nohup a hangup is to change nothing.
