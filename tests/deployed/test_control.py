@@ -606,3 +606,16 @@ def connection_ended(connection: socket.socket) -> bool:
     with suppress(TimeoutError):
         return connection.recv(1) == b""
     return False
+
+
+def test_an_error_of_a_device_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a control port answers, and as a device may have said."""
+    said = "device1: \x1b[2J\x1b]8;;http://evil\x07[/red] \x9b31m"
+    monkeypatch.setattr(ctl, "call", lambda *_: said)
+    assert exits(0, "ctl", "pause").out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
+
+    def fails(*_: object) -> str:
+        raise ConfigError(said)
+
+    monkeypatch.setattr(ctl, "call", fails)
+    assert covey("ctl", "pause").err == "error: device1: [2J]8;;http://evil[/red] 31m\n"

@@ -245,14 +245,13 @@ def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
 
 def moving(case: Case) -> Case:
     """The case with its steps doubled until one round moves a model by a tenth of its norm."""
-    from covey.advice import levers
-
     for _ in range(DOUBLINGS):
         if moved_in_one_round(case) > 0.1:
             break
+        fields = [step.field for step in case.algorithm.levers(0.0).steps]
+        values = {field: getattr(case.algorithm, field) for field in fields}
         steps = {
-            step.field: 2 * getattr(case.algorithm, step.field)
-            for step in levers.steps(case.algorithm)
+            field: 2 * value for field, value in values.items() if isinstance(value, int | float)
         }
         longer = replace(case, algorithm=with_fields(case.algorithm, **steps))
         if not steps or moved_in_one_round(longer) == math.inf:
