@@ -28,22 +28,11 @@ from covey.models import linear
 
 HOSTILE: list[Any] = [
     *(
-        0,
-        -1,
-        10**23,
-        1e308,
-        -1e308,
-        1e-308,
-        math.inf,
-        -math.inf,
-        math.nan,
-        "",
-        [],
-        True,
+        0, -1, 10**23, 1e308, -1e308, 1e-308, math.inf, -math.inf, math.nan, "", [], True,
         "x" * 10_000,
     ),
     *(None, [math.nan], [[]], {}, 2**63, -(2**63) - 1, 10**5000, 1e30, 1e-300),
-]
+]  # fmt: skip
 NOT_FINITE = [math.inf, -math.inf, math.nan, 1e308, -1e308, 10**5000]
 DATA = synthetic(devices=4, sizes=[8] * 4)
 MODEL = linear(60, 10)

@@ -298,13 +298,10 @@ def test_changes_are_toml_or_else_text() -> None:
     config = load(
         None,
         [
-            "model.hidden=[8, 9]",
-            "codec=dense",
-            'idle="train"',
-            "algorithm.batch=none",
+            "model.hidden=[8, 9]", "codec=dense", 'idle="train"', "algorithm.batch=none",
             " rounds = 7 ",
         ],
-    )
+    )  # fmt: skip
     assert config.model["hidden"] == [8, 9]
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
     algorithm: Any = config.experiment(0).algorithm

@@ -15,14 +15,9 @@ from tests.cli.command import SMALL, Result, covey, exits
 
 ESCAPE = "\x1b[31mred"
 NAMES = [
-    '=HYPERLINK("http://evil","x")',
-    "+cmd|' /C calc'!A0",
-    "@SUM(1)",
-    "-2+3+cmd",
-    ESCAPE,
-    "[/red]",
+    '=HYPERLINK("http://evil","x")', "+cmd|' /C calc'!A0", "@SUM(1)", "-2+3+cmd", ESCAPE, "[/red]",
     "$\\frac$",
-]
+]  # fmt: skip
 MARKUP = ["[/red]", "[bold]x\x1b[31m:heart:"]
 
 

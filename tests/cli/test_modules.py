@@ -295,11 +295,8 @@ def test_list_mentions_them_and_shows_the_table_of_one() -> None:
         "rates": [0.5],
     }
     assert defaults("algorithms", "mine:Mean") == {
-        "name": "mine:Mean",
-        "steps": 3,
-        "lr": 0.1,
-        "batch": 20,
-    }
+        "name": "mine:Mean", "steps": 3, "lr": 0.1, "batch": 20,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

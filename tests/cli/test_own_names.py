@@ -209,12 +209,9 @@ def test_modules_may_lie_beside_the_file_or_in_pythonpath(
 @pytest.mark.usefixtures("folder")
 def test_data_of_ones_own() -> None:
     changes = [
-        "data.name=sets:blobs",
-        "data.size=32",
-        "tree.edges=none",
-        "model.name=linear",
+        "data.name=sets:blobs", "data.size=32", "tree.edges=none", "model.name=linear",
         "algorithm.name=fedavg",
-    ]
+    ]  # fmt: skip
     config = load(None, changes)
     assert config.resolved()["data"] == {"name": "sets:blobs", "devices": 3, "size": 32}
     one, other = config.experiment(1), config.experiment(2)

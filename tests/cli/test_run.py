@@ -556,12 +556,8 @@ def test_a_run_in_loopback_is_the_simulators(tmp_path: Path) -> None:
     simulator.
     """
     small = [
-        "rounds=3",
-        "score_every=1",
-        "data.devices=6",
-        "tree.edges=2",
-        "algorithm.edge_rounds=2",
-    ]
+        "rounds=3", "score_every=1", "data.devices=6", "tree.edges=2", "algorithm.edge_rounds=2",
+    ]  # fmt: skip
     for runtime in ("simulator", "loopback"):
         exits(0, "run", BASE, *small, "--runtime", runtime, "--out", tmp_path / runtime)
     for name in ("global", "edge", "personal"):

@@ -52,34 +52,23 @@ def test_overlaps_are_those_of_sets(devices: list[tuple[list[int], list[int], li
 def test_a_device_does_not_leak_to_itself_but_reuses() -> None:
     found = overlaps(shards([[0], [1]], [[], []], [[0], [2]]))
     assert (found.held, found.shared, found.tested, found.leaks, found.pairs, found.reused) == (
-        3,
-        0,
-        2,
-        0,
-        0,
-        1,
-    )
+        3, 0, 2, 0, 0, 1,
+    )  # fmt: skip
 
 
 def test_a_test_example_leaks_into_validation_too() -> None:
     found = overlaps(shards([[0], [1]], [[], [2]], [[2], []]))
     assert (found.held, found.shared, found.tested, found.leaks, found.pairs) == (3, 1, 1, 1, 1)
     assert (found.validated, found.validation_leaks, found.validation_pairs, found.reused) == (
-        1,
-        0,
-        0,
-        0,
-    )
+        1, 0, 0, 0,
+    )  # fmt: skip
 
 
 def test_a_validation_example_leaks_into_training() -> None:
     found = overlaps(shards([[0], [1], [1, 2]], [[1], [3], []], [[], [], []]))
     assert (found.leaks, found.validated, found.validation_leaks, found.validation_pairs) == (
-        0,
-        2,
-        1,
-        2,
-    )
+        0, 2, 1, 2,
+    )  # fmt: skip
 
 
 def test_many_entries_take_no_time() -> None:

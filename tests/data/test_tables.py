@@ -25,13 +25,9 @@ from tests.given import refused
 
 HEADER = "device,edge,heat,flow,label"
 ROWS = [
-    "a,north,1,10,ok",
-    "a,north,2,20,hot",
-    "b,south,3,30,ok",
-    "c,north,4,40,hot",
-    "b,south,5,50,ok",
+    "a,north,1,10,ok", "a,north,2,20,hot", "b,south,3,30,ok", "c,north,4,40,hot", "b,south,5,50,ok",
     "c,north,6,60,ok",
-]
+]  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_data" / "pumps.csv"
 ALL = (1.0, 0.0, 0.0)  # every row trains
 
@@ -307,18 +303,9 @@ def test_a_table_gives_back_what_was_written_in_any_order(
 
 def test_names_the_first_five_bad_rows(tmp_path: Path) -> None:
     rows = [
-        "a,n,1,2,ok",
-        "a,n,,2,ok",
-        "a,n,warm,2,ok",
-        "",
-        '"a","n",1,"2\n",ok',
-        " ,n,1,nan,ok",
-        "a,n,1,2, ",
-        "a,n,1,2",
-        "a,n,1,-inf,ok",
-        "a,n,1e39,1,ok",
-        "a,,1_000,1,ok",
-    ]
+        "a,n,1,2,ok", "a,n,,2,ok", "a,n,warm,2,ok", "", '"a","n",1,"2\n",ok', " ,n,1,nan,ok",
+        "a,n,1,2, ", "a,n,1,2", "a,n,1,-inf,ok", "a,n,1e39,1,ok", "a,,1_000,1,ok",
+    ]  # fmt: skip
     with refused(
         "8 rows cannot be used; correct or remove them",
         "pumps.csv, line 3: column 'heat' is empty",

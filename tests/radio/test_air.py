@@ -95,11 +95,8 @@ def test_the_slowest_is_waited_for() -> None:
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
     assert radio.upload_bytes == BITS // 4
     assert (radio.formula_seconds, radio.left_out, radio.late, radio.certificate) == (
-        None,
-        [],
-        [],
-        None,
-    )
+        None, [], [], None,
+    )  # fmt: skip
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:

@@ -32,11 +32,8 @@ def test_the_virtual_clock_of_two_seeds() -> None:
     radio = summarise([first, second]).radio
     assert radio is not None
     assert (
-        radio.seconds.mean,
-        radio.joules.mean,
-        radio.upload_joules.mean,
-        radio.upload_bytes.mean,
-    ) == (3.0, 10.0, 8.0, 400.0)
+        radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean,
+    ) == (3.0, 10.0, 8.0, 400.0)  # fmt: skip
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
     assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
