@@ -26,9 +26,10 @@ from covey.deployed.operate.certificates import KEY, Identity
 from covey.deployed.operate.control import AnotherProcess, Control, NotListening, call, drained
 from covey.deployed.operate.events import HIDDEN, EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
-from covey.deployed.transport.transport import Answer, AskKey, Blob, Check, Patience
+from covey.deployed.transport.transport import Answer, AskKey
 from covey.errors import ConfigError, TransportError
 from tests.cli.command import covey, exits
+from tests.deployed.tree import Silent
 
 NAMES = {0: "device0", 1: "device1"}
 
@@ -37,28 +38,14 @@ def key(round: int, lane: str = "train") -> AskKey:
     return AskKey.from_dict(AskKey("r", round, "train", 0, "algorithm.device", "").as_dict() | {"lane": lane})  # fmt: skip
 
 
-class Children:
+class Children(Silent):
     """A transport whose first seat answers and whose second is empty."""
 
-    def ask(
-        self,
-        key: AskKey,
-        common: Blob,
-        own: Mapping[int, bytes],
-        patience: Patience | None = None,
-        check: Check | None = None,
-        most: int | None = None,
-    ) -> Mapping[int, Answer]:
+    def ask(self, *_: Any) -> Mapping[int, Answer]:
         return {0: Answer("answered", b"four"), 1: Answer("absent")}
-
-    def owe(self, key: AskKey, own: Mapping[int, bytes]) -> None:
-        pass
 
     def members(self) -> frozenset[int]:
         return frozenset({0})
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
