@@ -70,6 +70,7 @@ from tests import peek
 from tests import test_no_examples as no_examples
 from tests.algorithms import quadratics
 from tests.algorithms.gaussians import divergence_gradients
+from tests.given import drained
 from tests.laws.cases import with_fields
 from tests.test_hostile_values import extremes
 
@@ -101,9 +102,7 @@ def play(algorithm: Algorithm, *curvatures: float, optimum: float = 0.0, rounds:
     """From w = 1."""
     run = covey.run(experiment(algorithm, curvatures, optimum=optimum, rounds=rounds))
     run.w = torch.ones_like(run.w)
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def about(found: list[Advice], topic: str) -> Advice:
@@ -301,8 +300,7 @@ def grown(algorithm: Algorithm, curvature: float, rounds: int = 1) -> float:
         run.w = torch.ones_like(run.w)
     start = float(run.w)
     try:
-        for _ in run:
-            pass
+        drained(run)
     except DivergedError:
         return math.inf
     return abs(float(run.w) / start)

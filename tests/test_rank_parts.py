@@ -24,6 +24,7 @@ from covey.runs.saved.saving import Saved
 from covey.runtimes.base import part_of
 from covey.runtimes.ranks.shares import Shares
 from tests import peek
+from tests.given import drained
 from tests.laws.cases import CASES, differences, experiment, state
 
 CASE = CASES["PerMFL"]
@@ -69,9 +70,7 @@ def parts_of(path: Path) -> set[str]:
 def ended(path: Path, runtime: str = "simulator") -> dict[str, Any]:
     """The state of a run that goes on from a checkpoint to its end."""
     run = covey.run(experiment(CASE, rounds=5, score_every=1), resume=path, runtime=runtime)
-    for _ in run:
-        pass
-    return state(run)
+    return state(drained(run))
 
 
 @pytest.fixture(scope="module")

@@ -219,10 +219,6 @@ def test_numbers_as_one_writes_them_on_a_command_line(text: str, value: object) 
     assert type(changed) is type(value)
 
 
-def test_a_change_with_a_bare_point_is_a_number() -> None:
-    assert load(None, ["algorithm.lr1=.03"]).algorithm["lr1"] == 0.03
-
-
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
     words = explain("algorithms", name)

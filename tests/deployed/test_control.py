@@ -145,8 +145,7 @@ def test_orders_of_the_command_are_obeyed(control: Control) -> None:
     exits(0, "ctl", "resume", *node)
     assert control.progress.as_dict()["state"] == "waiting"
     assert "evicted device1" in covey("ctl", "evict", "device1", *node).out
-    refused = covey("ctl", "evict", "device7", *node)
-    assert (refused.code, "device0, device1" in refused.err) == (2, True)
+    assert "device0, device1" in exits(2, "ctl", "evict", "device7", *node).err
     exits(0, "ctl", "stop", *node)
     assert control.progress.draining
 
@@ -404,8 +403,7 @@ def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Pat
     )
     exits(0, "ctl", "pause", "--plan", plan)
     file.write_text("[node]\n", encoding="utf-8")
-    broken = covey("ctl", "status", "--plan", plan)
-    assert (broken.code, f"{file}: node." in broken.err) == (2, True)
+    assert f"{file}: node." in exits(2, "ctl", "status", "--plan", plan).err
 
 
 def test_a_control_port_with_a_revoked_certificate_is_refused(

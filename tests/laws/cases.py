@@ -27,6 +27,7 @@ from covey.kernel.environment import Ideal
 from covey.laws import differences as differences
 from covey.runs.seed import Seed
 from tests import peek
+from tests.given import drained
 
 INPUTS, CLASSES = 13, 5
 SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
@@ -336,8 +337,7 @@ def experiment(case: Case, **changes: Any) -> Experiment:
 def finished(case: Case, **changes: Any) -> Run:
     """The run after its last round; the model must have moved."""
     run = covey.run(experiment(case, **changes))
-    for _ in run:
-        pass
+    drained(run)
     assert_moved(run)
     return run
 
