@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.operate.authority import Authority
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def local(folder: Path) -> Iterator[LocalTree]:
     tree = LocalTree(folder)
     yield tree
     tree.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    pytest.importorskip("cryptography")
+    return Authority.create(tmp_path / "certs")

@@ -29,7 +29,7 @@ from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.transport.wire import Reply, Welcome, key_sent
 from covey.runtimes.alone.envelope import Pieces
-from tests.deployed.tree import Family, Silent, check_replay, echo, family, key, until
+from tests.deployed.tree import Family, Gated, Silent, check_replay, echo, family, key, until
 from tests.laws.cases import CASES, experiment
 from tests.laws.test_deployed import slow
 
@@ -356,19 +356,13 @@ def test_an_order_that_failed_late_is_owed_still(
     plain: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a full disk; it comes again when the seat is taken again."""
-    gate = threading.Event()
-    full = seal_order({"error": ["CheckpointError", "the disk is full"]})
-
-    def fails(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return full
-
+    fails = Gated(seal_order({"error": ["CheckpointError", "the disk is full"]}))
     first = plain.dial(0, handler=fails)
     plain.dial(1)
     plain.wait(0, 1)
     own = {0: b"", 1: b""}
     assert plain.parent.ask(order(1, "hold"), b"", own, PATIENCE)[0].status == "late"
-    gate.set()
+    fails.gate.set()
     until(lambda: "order_failed: device0 has not followed" in caplog.text)
     first.end()
     handled: list[str] = []
@@ -541,22 +535,17 @@ def test_a_round_that_is_run_again_knows_who_was_missing(local: LocalTree, betwe
     one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
     run = server_run(one, local)
     next(run)
-    gate = threading.Event()
-
-    def lost(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return b""  # to nobody: the tree is made anew by then
-
+    lost = Gated()  # it answers nobody: the tree is made anew by then
     local.transport_above("device", 2).take(2, lost)
     next(run)
     if between:
         run.runtime.commit()
         run = server_run(one, local)
-        gate.set()
+        lost.gate.set()
         next(run)
     run.runtime.rollback()
     again = server_run(one, local)
-    gate.set()
+    lost.gate.set()
     next(again)
     again.runtime.commit()
     check_replay(again, local, one)

@@ -25,11 +25,6 @@ pytest.importorskip("cryptography")
 NOW = datetime.now(UTC)
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority.create(tmp_path / "certs")
-
-
 def test_the_name_is_the_seat(authority: Authority) -> None:
     certificate = Identity(authority.issue("device17")).check()
     assert certificate.seats == ("device17",)

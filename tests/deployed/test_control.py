@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +170,17 @@ def test_pages_of_a_browser_are_refused(control: Control) -> None:
     assert not control.progress.draining
 
 
-def test_beyond_loopback_only_the_operator_is_heard(progress: Progress, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
+def test_beyond_loopback_only_the_operator_is_heard(
+    progress: Progress, tmp_path: Path, authority: Authority
+) -> None:
     with pytest.raises(ConfigError, match="needs a certificate"):
         Control(progress, host="0.0.0.0")
-    authority = Authority.create(tmp_path / "certs")
     other = Authority.create(tmp_path / "other")
     identity = Identity(authority.issue("edge0"))
     operator = authority.issue("operator")
     device = authority.issue("device0")
-    control = Control(progress, host="0.0.0.0", identity=identity)
-    place = ("127.0.0.1", control.port)
-    try:
+    with closing(Control(progress, host="0.0.0.0", identity=identity)) as control:
+        place = ("127.0.0.1", control.port)
         assert json.loads(call("GET", place, "/status", operator))["process"] == "edge0"
         with pytest.raises(ConfigError, match="certificate of operator, not of device0"):
             call("GET", place, "/status", device)
@@ -193,8 +192,6 @@ def test_beyond_loopback_only_the_operator_is_heard(progress: Progress, tmp_path
         with pytest.raises(ConfigError):
             call("POST", place, "/stop", operator)
         assert not progress.draining
-    finally:
-        control.close()
 
 
 def test_a_signal_drains_and_a_second_one_ends(progress: Progress) -> None:
@@ -260,12 +257,9 @@ def test_a_log_that_cannot_be_written_ends_nothing() -> None:
 def test_the_status_of_many_children_is_whole(progress: Progress) -> None:
     for number in range(6000):
         progress.seats[f"device{number}"] = SeatProgress(own=False)
-    control = Control(progress)
-    try:
+    with closing(Control(progress)) as control:
         shown = covey("ctl", "status", "--node", f"127.0.0.1:{control.port}", "--json")
         assert len(json.loads(shown.out)[0]["seats"]) > 6000
-    finally:
-        control.close()
 
 
 def test_an_order_to_a_strange_seat_is_refused(control: Control) -> None:
@@ -407,35 +401,29 @@ def test_a_plan_says_where_its_control_ports_are(control: Control, tmp_path: Pat
 
 
 def test_a_control_port_with_a_revoked_certificate_is_refused(
-    progress: Progress, tmp_path: Path
+    progress: Progress, tmp_path: Path, authority: Authority
 ) -> None:
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
     identity = Identity(authority.issue("edge0"))
     operator = authority.issue("operator")
     stolen = shutil.copytree(identity.folder, tmp_path / "stolen")
-    control = Control(progress, host="0.0.0.0", identity=Identity(stolen))
-    authority.revoke("edge0")
-    try:
+    with closing(Control(progress, host="0.0.0.0", identity=Identity(stolen))) as control:
+        authority.revoke("edge0")
         with pytest.raises(ConfigError, match="is revoked"):
             call("POST", ("127.0.0.1", control.port), "/stop", operator)
         assert not progress.draining
-    finally:
-        control.close()
 
 
 def test_a_control_port_must_show_the_seat_that_is_meant(
-    progress: Progress, tmp_path: Path
+    progress: Progress, tmp_path: Path, authority: Authority
 ) -> None:
     """A device has a certificate of the same authority, and may not answer for its edge."""
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
     operator = authority.issue("operator")
-    control = Control(progress, host="0.0.0.0", identity=Identity(authority.issue("device7")))
-    place = f"127.0.0.1:{control.port}"
-    certs = ("--certs", operator)
-    plan = planned(tmp_path / "fleet", edge0=control.port)
-    try:
+    with closing(
+        Control(progress, host="0.0.0.0", identity=Identity(authority.issue("device7")))
+    ) as control:
+        place = f"127.0.0.1:{control.port}"
+        certs = ("--certs", operator)
+        plan = planned(tmp_path / "fleet", edge0=control.port)
         with pytest.raises(AnotherProcess, match="shows the certificate of device7, not of edge0"):
             call("POST", ("127.0.0.1", control.port), "/stop", operator, "edge0", ("edge0",))
         meant = covey("ctl", "stop", "--node", f"edge0@{place}", *certs)
@@ -445,8 +433,6 @@ def test_a_control_port_must_show_the_seat_that_is_meant(
         )
         assert not progress.draining
         exits(0, "ctl", "status", "--node", f"device7@{place}", *certs)
-    finally:
-        control.close()
     anybody = covey("ctl", "stop", "--node", "edge0.example:9443", *certs)
     assert "give --node SEAT@edge0.example:9443" in anybody.err
     unchecked = covey("ctl", "stop", "--node", f"edge0@{place}")
@@ -478,8 +464,9 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_cut(
     assert call("GET", ("127.0.0.1", control.port), "/status")
 
 
-def test_the_screen_says_that_a_certificate_ends_soon(progress: Progress, tmp_path: Path) -> None:
-    authority = Authority.create(tmp_path / "certs")
+def test_the_screen_says_that_a_certificate_ends_soon(
+    progress: Progress, authority: Authority
+) -> None:
     identity = Identity(authority.issue("edge0", days=3))
     progress.certificate_left = identity.seconds_left
     assert waiting([progress.as_dict()]) == [

@@ -182,9 +182,9 @@ def test_strangers_are_counted_and_fill_no_log(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_strangers_at_the_control_port_fill_no_log(progress: Progress, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
+def test_strangers_at_the_control_port_fill_no_log(
+    progress: Progress, authority: Authority
+) -> None:
     identity = Identity(authority.issue("edge0"))
     stream = io.StringIO()
     with closing(
@@ -279,9 +279,7 @@ def test_another_user_of_the_machine_orders_nothing(progress: Progress) -> None:
     assert progress.state == "starting"
 
 
-def test_an_observer_looks_and_orders_nothing(progress: Progress, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
+def test_an_observer_looks_and_orders_nothing(progress: Progress, authority: Authority) -> None:
     observer = authority.issue("observer")
     identity = Identity(authority.issue("edge0"))
     with closing(Control(progress, host="0.0.0.0", identity=identity)) as control:

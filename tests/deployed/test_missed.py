@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.missed import ENDED, MissedAsks, Missing, remembered
 from covey.deployed.node.server_run import finish, missing_of, server_run
-from covey.deployed.transport.transport import AskKey, Handler, Patience, Status
-from tests.deployed.tree import check_replay, key
+from covey.deployed.transport.transport import AskKey, Patience, Status
+from tests.deployed.tree import Gated, check_replay, key
 from tests.laws.cases import CASES, experiment
 
 FEEDBACK = {"name": "int8", "update": True, "feedback": True}
@@ -81,16 +80,6 @@ def test_who_was_missing_below_is_told_however_long_a_child_is_late() -> None:
     assert told == [(round, "absent") for round in range(LONG)]
 
 
-def lost(gate: threading.Event) -> Handler:
-    """A node that gets a request, and loses it."""
-
-    def answer(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return b""
-
-    return answer
-
-
 def test_a_lost_training_is_known_after_a_long_absence(local: LocalTree) -> None:
     """A device loses a training, is away for many rounds, and comes back."""
     described = experiment(CASES["PFedMe"], rounds=LONG + 5, score_every=99, codec=FEEDBACK)
@@ -98,11 +87,11 @@ def test_a_lost_training_is_known_after_a_long_absence(local: LocalTree) -> None
     run = server_run(described, local)
     next(run)
     above = local.transport_above("device", 2)
-    gate = threading.Event()
-    above.take(2, lost(gate))
+    lost = Gated()
+    above.take(2, lost)
     next(run)
     above.leave(2)
-    gate.set()
+    lost.gate.set()
     local.nodes["server", 0].asks.patience = Patience(0.002, 7)
     for _ in range(LONG):
         next(run)
@@ -121,11 +110,11 @@ def test_a_correction_is_told_again_where_an_order_comes_again(local: LocalTree)
     edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
     device = edge.asks.seats[0]
     above = local.transport_above("device", device)
-    gate = threading.Event()
-    above.take(device, lost(gate))
+    lost = Gated()
+    above.take(device, lost)
     edge.asks.patience = Patience(0.05, 1)
     next(run)
-    gate.set()
+    lost.gate.set()
     above.take(device, local.nodes["device", device].answer)
     edge.asks.patience = Patience(9.0, 1)
     orders = []

@@ -44,6 +44,22 @@ def echo(asked: AskKey, common: bytes, own: bytes) -> bytes:
     return b"%d:" % asked.round + common + b"+" + own
 
 
+class Gated:
+    """A handler that notes what it is asked, and answers once its gate is open."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self.answer = answer
+        self.asked: list[AskKey] = []
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self, asked: AskKey, common: bytes, own: bytes) -> bytes:
+        self.asked.append(asked)
+        self.begun.set()
+        self.gate.wait(30)
+        return self.answer
+
+
 @dataclass
 class Served:
     """A port that serves in a thread of its own."""
