@@ -83,9 +83,9 @@ class Same:
 
 
 plain, prox, local = partial(FedAvg, lr=LR), partial(FedProx, mu=LAM, lr=LR), partial(Local, lr=LR)
-SOME = {"lr": LR, "sample": 7}
+SOME: dict[str, Any] = {"lr": LR, "sample": 7}
 DITTO = partial(Ditto, lam=0.7, personal_steps=3, personal_lr=LR, **SOME)
-JUMPS = {"lr1": (LAM + LAM2) / (LAM * LAM2), "lr2": LR, "lam1": LAM, "lam2": LAM2}
+JUMPS: dict[str, Any] = {"lr1": (LAM + LAM2) / (LAM * LAM2), "lr2": LR, "lam1": LAM, "lam2": LAM2}
 SAME = {
     "FedProx without its term is FedAvg": Same(partial(FedProx, mu=0, lr=LR), plain, to_the_bit=True),
     "FedProx without its term, sampled": Same(partial(FedProx, mu=0, **SOME), partial(FedAvg, **SOME), to_the_bit=True),
