@@ -1,6 +1,8 @@
 """What many tests begin with: a run to its end, an expected error, a loss of given batches."""
 
+import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +30,20 @@ def drained(run: Rounds) -> Rounds:
 def played(experiment: covey.Experiment, **options: Any) -> covey.Run:
     """The run of an experiment after its last round."""
     return drained(covey.run(experiment, **options))
+
+
+def signal_of(work: Callable[[], Any]) -> int:
+    """Do this in a process of its own; the signal that ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status)
 
 
 def refused(*words: str) -> pytest.RaisesExc[DataError]:

@@ -18,13 +18,8 @@ def kind(figure: Figure) -> Hashable:
 
 def _panel(axes: Axes) -> Hashable:
     parts: list[Any] = [
-        axes.lines,
-        axes.collections,
-        axes.patches,
-        axes.texts,
-        axes.containers,
-        axes.images,
-    ]
+        axes.lines, axes.collections, axes.patches, axes.texts, axes.containers, axes.images,
+    ]  # fmt: skip
     labels = tuple(bool(text) for text in (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()))
     scales = (axes.get_xscale(), axes.get_yscale())
     return (*(len(part) for part in parts), labels, scales, axes.get_legend() is not None)

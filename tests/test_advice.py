@@ -7,6 +7,7 @@ import math
 import os
 import pkgutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -63,11 +64,15 @@ from covey.algorithms import (
     SFedHP,
 )
 from covey.data import Part
-from covey.errors import ConfigError, DivergedError
+from covey.errors import ConfigError, CoveyError, DivergedError
 from covey.runs.experiment import describe
 from tests import peek
+from tests import test_no_examples as no_examples
+from tests.algorithms import quadratics
 from tests.algorithms.gaussians import divergence_gradients
+from tests.given import drained
 from tests.laws.cases import with_fields
+from tests.test_hostile_values import extremes
 
 PAPERS = sorted(info.name for info in pkgutil.iter_modules(theory.__path__))
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
@@ -97,9 +102,7 @@ def play(algorithm: Algorithm, *curvatures: float, optimum: float = 0.0, rounds:
     """From w = 1."""
     run = covey.run(experiment(algorithm, curvatures, optimum=optimum, rounds=rounds))
     run.w = torch.ones_like(run.w)
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def about(found: list[Advice], topic: str) -> Advice:
@@ -297,8 +300,7 @@ def grown(algorithm: Algorithm, curvature: float, rounds: int = 1) -> float:
         run.w = torch.ones_like(run.w)
     start = float(run.w)
     try:
-        for _ in run:
-            pass
+        drained(run)
     except DivergedError:
         return math.inf
     return abs(float(run.w) / start)
@@ -1128,3 +1130,33 @@ def test_every_algorithm_can_be_advised(kind: type[Algorithm]) -> None:
     for change in findings.changes:
         assert getattr(findings.advised.algorithm, change.field) == change.new != change.old
         assert change.reason
+
+
+@pytest.mark.parametrize("n", [5, 20, 1100])
+def test_a_round_of_fedamp_contracts_by_the_stated_factor_for_any_number_of_devices(n: int) -> None:
+    algorithm = FedAMP(batch=None)
+    rng = np.random.default_rng(1)
+    fs = [quadratics.quadratic(np.eye(1), 0.3 * rng.normal(size=1)) for _ in range(n)]
+    run = quadratics.start(algorithm, fs, w=np.ones(1), rounds=4)
+    ws = [float(run.w) for _ in run]
+    measured = (ws[3] - ws[2]) / (ws[2] - ws[1])
+    said = told("one round", algorithm, smoothness=1.0, exact=True, devices=n)
+    assert said.numbers["factor at L"] == pytest.approx(measured, abs=1e-3)
+    assert measured < 1
+
+
+def test_curvature_is_measured_on_devices_that_train() -> None:
+    measured = Probe(no_examples.experiment(FedAvg()), no_examples.shards())
+    assert measured._ids.tolist() == [0, 2, 3]
+
+
+def test_advice_of_extreme_values_is_an_answer_or_an_error_of_covey() -> None:
+    count = 0
+    for what, algorithm in extremes():
+        try:
+            with suppress(CoveyError):
+                advise(algorithm, smoothness=1.0, strong=0.1)
+            count += 1
+        except Exception as error:
+            raise AssertionError(what) from error
+    assert count > 80

@@ -23,6 +23,7 @@ from covey.engine.batches import Draw
 from covey.errors import ConfigError
 from covey.files import modules
 from covey.files.config import load
+from tests.given import drained
 from tests.laws.networks import CLASSES, FLAT, examples
 
 IDS = torch.arange(3)
@@ -104,9 +105,7 @@ def experiment(augment: Any = (), **changes: Any) -> covey.Experiment:
 
 def ended(augment: Any = (), **changes: Any) -> covey.Run:
     run = covey.run(experiment(augment, **changes))
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def nothing(x: Tensor, u: Callable[[int], Tensor]) -> Tensor:
@@ -128,8 +127,7 @@ def test_training_sees_augmented_examples_and_scores_see_the_real_ones() -> None
     plain = covey.run(experiment())
     same = plain.runtime.task.evaluate(plain.w.expand(5, -1), "test", torch.arange(5)).loss
     torch.testing.assert_close(real, same, rtol=1e-5, atol=1e-6)
-    for _ in run:
-        pass
+    drained(run)
     assert torch.equal(run.w[:, weights], start)
     assert not torch.equal(ended().w[:, weights], start)
 

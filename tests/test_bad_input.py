@@ -3,7 +3,6 @@
 """What cannot run is refused before the first round, with the value and the advice in the message."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 import covey
 from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
-from covey.algorithms import ALGORITHMS, FedAlt, FedAvg, HierFAVG, PerMFL, Pruned, SFedHP
+from covey.algorithms import FedAlt, FedAvg, HierFAVG, PerMFL, Pruned, SFedHP
 from covey.data import own, synthetic
 from covey.engine.batches import Examples
 from covey.errors import (
@@ -105,37 +104,16 @@ CASES: dict[str, Case] = {
     "a sample of 0": (lambda: start(algorithm=FedAvg(sample=0)), TreeError, ["sample = 0", "fraction in (0, 1]"]),
     "a sample of -2": (lambda: start(algorithm=FedAvg(sample=-2)), TreeError, ["sample = -2", "None for all"]),
     "a sample of 1.5": (lambda: start(algorithm=FedAvg(sample=1.5)), TreeError, ["sample = 1.5", "fraction in (0, 1]"]),
-    "a sample of True": (lambda: start(algorithm=FedAvg(sample=True)), ConfigError, ["sample = True must be a number"]),
     # the experiment
-    "zero rounds": (lambda: start(rounds=0), ConfigError, ["rounds = 0", "whole number between 1"]),
-    "negative rounds": (lambda: start(rounds=-3), ConfigError, ["rounds = -3", "whole number between 1"]),
-    "half a round": (lambda: start(rounds=1.5), ConfigError, ["rounds = 1.5", "whole number"]),
-    "no workers": (lambda: start(workers=0), ConfigError, ["workers = 0"]),
-    "score_every 0": (lambda: start(score_every=0), ConfigError, ["score_every = 0"]),
-    "an unknown codec": (lambda: start(codec="bitmpa"), ConfigError, ["'bitmpa'", "did you mean 'bitmap'", "dense"]),
-    "an unknown codec on a link": (lambda: start(codec={"server-device": "zip"}), ConfigError, ["'zip'", "dense", "bitmap"]),
-    "an unknown link": (lambda: start(codec={"server-edge": "bitmap"}), ConfigError, ["'server-edge'", "server-device"]),
-    "an unknown loss": (lambda: start(loss="hinge"), ConfigError, ["'hinge'", "cross_entropy, squared_error", "function"]),
-    "an unknown idle": (lambda: start(idle="sleep"), ConfigError, ["idle = 'sleep'", '"skip" or "train"']),
     "an unknown protocol": (lambda: start(protocol="lenient"), ConfigError, ["protocol = 'lenient'", '"honest" or "paper"']),
     "unknown batches": (lambda: start(batches="random"), ConfigError, ["batches = 'random'", '"uniform" or "cyclic"']),
-    "an unknown dtype": (lambda: start(dtype=torch.float16), ConfigError, ["torch.float16", "float32"]),
-    "an unknown part": (lambda: start(parts=("test", "dev")), ConfigError, ["'dev'", "validation"]),
-    "a negative l2": (lambda: start(l2=-0.1), ConfigError, ["l2 = -0.1", "0 or more"]),
-    "an l2 that is no number": (lambda: start(l2=float("nan")), ConfigError, ["l2 = nan"]),
     "cuda without CUDA": (lambda: start(device="cuda"), ConfigError, ["device = 'cuda'", "no CUDA", "'cpu'"]),
     "a device nobody knows": (lambda: start(device="gpu"), ConfigError, ["'gpu'"]),
-    "a seed that is no whole number": (lambda: start(seed=0.5), ConfigError, ["seed = 0.5"]),
-    "an l2 as text": (lambda: start(l2="0.1"), ConfigError, ["l2 = '0.1'"]),
     "no parts": (lambda: start(parts=()), ConfigError, ["parts = ()"]),
     "a module's class": (lambda: start(model=nn.Linear), ConfigError, ["model"]),
     "a tree that is a number": (lambda: start(tree=6), ConfigError, ["tree = 6", "Tree.flat"]),
     "data that is an array": (lambda: start(data=np.zeros((6, 3))), ConfigError, ["data"]),
     # the model and the loss
-    "SyncBatchNorm": (
-        lambda: start(model=nn.Sequential(nn.Linear(60, 4), nn.SyncBatchNorm(4), nn.Linear(4, 10))),
-        ModelError, ["'1' is SyncBatchNorm", "nn.BatchNorm2d"],
-    ),
     "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(1.0))), ModelError, ["p = 1.0", "below 1"]),
     "a wrong input width": (lambda: start(model=mlp(61, 10)), ModelError, ["(60,)", "does not take"]),
     "too few outputs": (lambda: start(model=linear(60, 7)), ModelError, ["7 outputs", "need 10"]),
@@ -155,37 +133,14 @@ CASES: dict[str, Case] = {
     "a server that returns nothing": (lambda: start(algorithm=Nothing()), ConfigError, ["610", "NoneType"]),
     "a keep of too many rows": (lambda: start(algorithm=TooManyRows()), ProgramError, ["'personal'", "1 rows for 0 nodes"]),
     "a mean of nothing": (lambda: start(algorithm=Mean()), ProgramError, ["answers None"]),
-    "a list with one wrong entry": (lambda: PerMFL(lr=[0.1, -0.2]), ConfigError, ["PerMFL: lr.1 = -0.2", "above 0"]),
-    "no steps": (lambda: FedAvg(steps=0), ConfigError, ["FedAvg: steps = 0", "between 1"]),
-    "a batch of 0": (lambda: FedAvg(batch=0), ConfigError, ["FedAvg: batch = 0"]),
-    "a ratio above 1": (lambda: Pruned(ratio=[0.5, 1.5]), ConfigError, ["Pruned: ratio.1 = 1.5", "between 0 and 1"]),
     "too few ratios": (lambda: start(algorithm=Pruned(ratio=[0.5, 0.5])), ConfigError, ["a list of 2 values for 6 nodes"]),
     "nothing left to prune": (lambda: start(algorithm=Pruned(), private="*"), ConfigError, ["Pruned", "all are private"]),
     "an order nobody knows": (lambda: Pruned(order="both"), ConfigError, ["'both'", '"alternate" or "together"']),
     "private layers that are not there": (
         lambda: start(algorithm=FedAlt(), private="conv*"), ModelError, ["'conv*' matches no parameter", "'head', the last"],
     ),
-    "a floor above 1": (lambda: SFedHP(floor=1.5), ConfigError, ["SFedHP: floor = 1.5", "between 0 and 1"]),
-    "half a step": (lambda: start(algorithm=FedAvg(steps=2.5)), ConfigError, ["FedAvg: steps = 2.5 must be a whole number"]),
-    "half a batch": (lambda: start(algorithm=FedAvg(batch=2.5)), ConfigError, ["FedAvg: batch = 2.5 must be a whole number"]),
-    "steps of True": (lambda: start(algorithm=FedAvg(steps=True)), ConfigError, ["FedAvg: steps = True must be a whole number"]),
-    "lr as text": (lambda: start(algorithm=FedAvg(lr="0.1")), ConfigError, ["FedAvg: lr = '0.1' must be"]),
-    "a weight nobody knows": (lambda: start(algorithm=FedAvg(weight="sample")), ConfigError, ["'sample'", '"samples"']),
-    "an l1 nobody knows": (lambda: start(algorithm=SFedHP(l1="proximal"), tree=GROUPS), ConfigError, ["'proximal'", '"prox"']),
-    "a stale nobody knows": (lambda: start(algorithm=PerMFL(stale="no"), tree=GROUPS), ConfigError, ["'no'", '"include"']),
     "a sample as text": (lambda: start(algorithm=FedAvg(sample="half")), ConfigError, ["'half'"]),
-    "an lr that is no number": (lambda: FedAvg(lr=float("nan")), ConfigError, ["FedAvg: lr = nan"]),
 }  # fmt: skip
-for algorithm in (
-    algorithm
-    for algorithm in ALGORITHMS.values()
-    if "lr" in {field.name for field in fields(algorithm)}
-):
-    CASES[f"{algorithm.__name__} with a negative lr"] = (
-        lambda algorithm=algorithm: algorithm(lr=-0.1),
-        ConfigError,
-        [f"{algorithm.__name__}: lr = -0.1 must be above 0"],
-    )
 
 
 @pytest.mark.parametrize("what", CASES)

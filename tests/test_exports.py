@@ -85,18 +85,9 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
     )
     assert {"covey", "torch", "numpy", "safetensors"} <= loaded
     assert not loaded & {
-        "matplotlib",
-        "rich",
-        "typer",
-        "scipy",
-        "pyarrow",
-        "tomli_w",
-        "grpc",
-        "pandas",
-        "sklearn",
-        "torchvision",
-        "hypothesis",
-    }
+        "matplotlib", "rich", "typer", "scipy", "pyarrow", "tomli_w", "grpc", "pandas", "sklearn",
+        "torchvision", "hypothesis",
+    }  # fmt: skip
 
 
 def imports(path: Path) -> set[str]:
@@ -165,11 +156,6 @@ def test_no_pickle_and_no_global_seed() -> None:
             if isinstance(node, ast.Call)
         }
         assert not called & {
-            "torch.load",
-            "torch.save",
-            "pickle.load",
-            "pickle.loads",
-            "torch.manual_seed",
-            "eval",
+            "torch.load", "torch.save", "pickle.load", "pickle.loads", "torch.manual_seed", "eval",
             "exec",
-        }, path
+        }, path  # fmt: skip

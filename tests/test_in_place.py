@@ -55,17 +55,9 @@ def terms(names: str, width: int) -> dict[str, Any]:
 
 
 ALL = [
-    "prox",
-    "decay",
-    "linear",
-    "smooth",
-    "smooth-by-row",
-    "soft",
-    "soft-by-row",
-    "prox decay",
-    "prox decay linear smooth",
-    "prox decay linear soft-by-row",
-]
+    "prox", "decay", "linear", "smooth", "smooth-by-row", "soft", "soft-by-row", "prox decay",
+    "prox decay linear smooth", "prox decay linear soft-by-row",
+]  # fmt: skip
 
 
 def close(got: Tensor, want: Tensor) -> None:

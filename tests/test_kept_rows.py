@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ from covey.kernel.store.store import Store
 from covey.runs.run import Runs
 from covey.runs.saved import checkpoint, kept_rows
 from tests import peek
+from tests.given import signal_of
 
 DEVICES = 40
 WIDTH = 6 * 3 + 3
@@ -258,24 +258,19 @@ MOMENTS = {
 
 def killed(folder: Path, moment: str, **changes: Any) -> int:
     """Run seven rounds in a process that dies; the signal that ended it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
-        child = os.fork()
-    if not child:
-        try:
-            run = covey.run(experiment(**changes), store=folder / "live")
-            ran(run, 4).save(folder / "run.safetensors")
-            ran(run, 5).save(folder / "run.safetensors")
-            place, name = MOMENTS[moment]
-            if moment != "round":
-                ran(run, 7)
-            assert hasattr(place, name)
-            setattr(place, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-            ran(run, 7).save(folder / "run.safetensors")
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    return os.WTERMSIG(status)
+
+    def work() -> None:
+        run = covey.run(experiment(**changes), store=folder / "live")
+        ran(run, 4).save(folder / "run.safetensors")
+        ran(run, 5).save(folder / "run.safetensors")
+        place, name = MOMENTS[moment]
+        if moment != "round":
+            ran(run, 7)
+        assert hasattr(place, name)
+        setattr(place, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        ran(run, 7).save(folder / "run.safetensors")
+
+    return signal_of(work)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")

@@ -90,19 +90,9 @@ def test_the_root_holds_what_everything_stands_on() -> None:
     names = {path.stem for path in ROOT.glob("*.py")}
     of_rooms = [Path(path) for room in rooms() for path in room.own["code"]]
     assert names == {
-        "__init__",
-        "__main__",
-        "atomic",
-        "draws",
-        "errors",
-        "fields",
-        "installed",
-        "markup",
-        "origin",
-        "rooms",
-        "tree",
-        "types",
-    } | {path.stem for path in of_rooms if path.parent == Path("covey") and path.suffix}
+        "__init__", "__main__", "atomic", "draws", "errors", "fields", "installed", "markup",
+        "origin", "rooms", "tree", "types",
+    } | {path.stem for path in of_rooms if path.parent == Path("covey") and path.suffix}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

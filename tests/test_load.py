@@ -21,12 +21,8 @@ from tests.cli.command import ROOT, exits
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 FEATURES = ["temperature", "vibration", "pressure", "flow", "current", "noise"]
 DIGITS = (
-    "data.name=digits",
-    "data.devices=5",
-    "model.name=mlp",
-    "model.hidden=[6]",
-    "tree.edges=none",
-)
+    "data.name=digits", "data.devices=5", "model.name=mlp", "model.hidden=[6]", "tree.edges=none",
+)  # fmt: skip
 QUICK = ("rounds=3", "score_every=1", "checkpoint_every=1")
 
 

@@ -13,7 +13,6 @@ from covey.engine.descend import descend
 from covey.errors import CoveyError
 from covey.files.config import load
 from covey.models import permfl_cnn
-from covey.papers import tables
 from tests.cli.command import BASE
 from tests.laws.cases import PLAIN, experiment
 
@@ -54,7 +53,6 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a split": (lambda: experiment(PLAIN["PFedMe"]).data.part("tset"), "test"),
     "a normalisation": (lambda: scaling(wrong("unti"), torch.zeros(1, 1), torch.zeros(1)), "unit"),
     "a network": (lambda: permfl_cnn((1, 28, 28), net=wrong("mnits")), "mnist"),
-    "a table": (lambda: tables.select(["pfedme/tabel1"]), "pfedme/table1"),
     "a type in a file": (lambda: load(BASE, ["dtype=float23"]), "float32"),
     "a part in a file": (lambda: load(BASE, ['parts=["tets", "validation"]']), "test"),
     "a solver in a file": (lambda: load(BASE, ["solver=adma"]), "adam"),

@@ -553,12 +553,8 @@ def test_scores_of_large_outputs_and_of_nobody(instructions: str) -> None:
     broken = rows(task, 3)
     broken[2] = torch.nan
     assert task.evaluate(broken, "train", IDS).loss.isnan().tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+        False, False, True, False, False,
+    ]  # fmt: skip
 
 
 WIDTHS = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 130, 191, 300, 1025]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import covey
 from covey import Tree
-from covey.advice.curvature import Probe
 from covey.algorithms import FedAvg, FedPer, HierFAVG, PFedGP
 from covey.data import Part, Shards, own_parts
 from covey.engine.task import Task
@@ -164,11 +163,6 @@ def test_nobody_draws_the_examples_of_a_neighbour() -> None:
     gradient = task.full_gradient(torch.ones(2, task.space.width), torch.tensor([0, 1]))
     assert bool(gradient[0].any())
     assert not bool(gradient[1].any())
-
-
-def test_curvature_is_measured_on_devices_that_train() -> None:
-    measured = Probe(experiment(FedAvg()), shards())
-    assert measured._ids.tolist() == [0, 2, 3]
 
 
 def trains() -> TrainingTree:

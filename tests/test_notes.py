@@ -143,11 +143,8 @@ def test_they_are_json_and_records_without_any_are_read() -> None:
     record = next(start())
     facts = json.loads(json.dumps(record.as_dict()))
     assert facts["notes"]["device"]["number"] == {
-        "mean": 2.0,
-        "least": 0.0,
-        "most": 4.0,
-        "count": 10,
-    }
+        "mean": 2.0, "least": 0.0, "most": 4.0, "count": 10,
+    }  # fmt: skip
     assert read(facts) == record
     del facts["notes"]
     assert read(facts).notes == {}

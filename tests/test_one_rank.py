@@ -12,7 +12,7 @@ from covey.algorithms import FedAvg
 from covey.runtimes.ranks import ranks
 from covey.runtimes.ranks.launch import Launch
 from covey.runtimes.ranks.ranks import Ranks
-from tests.given import played
+from tests.given import drained, played
 from tests.laws.cases import PLAIN, differences, experiment, state, whole
 from tests.test_units import PUMPS
 
@@ -31,8 +31,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 @pytest.mark.parametrize("name", ["SFedHP", "FedAMP"])
 def test_rows_of_one_rank_travel_and_come_back(name: str, rank: Ranks) -> None:
     run = covey.run(experiment(PLAIN[name]), runtime="sharded")
-    for _ in run:
-        pass
+    drained(run)
     assert rank.messages > 3 * 3, "a round meets, gathers and exchanges facts"
     assert not differences(state(whole(name)), state(run))
 

@@ -6,7 +6,6 @@ One process plays the ranks here; tests/laws/sharded.py has processes.
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from covey.runs.saved.saving import Saved
 from covey.runtimes.base import part_of
 from covey.runtimes.ranks.shares import Shares
 from tests import peek
+from tests.given import drained, signal_of
 from tests.laws.cases import CASES, differences, experiment, state
 
 CASE = CASES["PerMFL"]
@@ -69,9 +69,7 @@ def parts_of(path: Path) -> set[str]:
 def ended(path: Path, runtime: str = "simulator") -> dict[str, Any]:
     """The state of a run that goes on from a checkpoint to its end."""
     run = covey.run(experiment(CASE, rounds=5, score_every=1), resume=path, runtime=runtime)
-    for _ in run:
-        pass
-    return state(run)
+    return state(drained(run))
 
 
 @pytest.fixture(scope="module")
@@ -217,26 +215,20 @@ def test_a_part_that_cannot_be_written(tmp_path: Path) -> None:
 
 def killed(run: Run, path: Path, place: Any, name: str, calls: int) -> int:
     """Save in a process that dies in a function, after so many calls of it; the signal."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
-        child = os.fork()
-    if not child:
-        try:
-            inner = getattr(place, name)
-            left = [calls]
+    inner = getattr(place, name)
+    left = [calls]
 
-            def dies(*args: Any, **options: Any) -> Any:
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-                return inner(*args, **options)
+    def dies(*args: Any, **options: Any) -> Any:
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        return inner(*args, **options)
 
-            setattr(place, name, dies)
-            save_as_ranks(run, path, 2)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    return os.WTERMSIG(status)
+    def work() -> None:
+        setattr(place, name, dies)
+        save_as_ranks(run, path, 2)
+
+    return signal_of(work)
 
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {

@@ -54,12 +54,6 @@ def test_the_table_of_the_example_is_what_its_script_draws(monkeypatch: pytest.M
 def test_the_pages_have_programs() -> None:
     pages = {name.partition("-")[0] for name in BLOCKS}
     assert pages >= {
-        "README.md",
-        "data.md",
-        "idea.md",
-        "index.md",
-        "measure.md",
-        "model.md",
-        "trees.md",
+        "README.md", "data.md", "idea.md", "index.md", "measure.md", "model.md", "trees.md",
         "use.md",
-    }
+    }  # fmt: skip

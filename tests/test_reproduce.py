@@ -874,15 +874,10 @@ def test_a_row_is_an_experiment_file() -> None:
     )
     file = config.read(
         {
-            "algorithm": row.algorithm,
-            "data": row.data,
-            "model": row.model,
-            "tree": row.tree,
-            "protocol": "paper",
-            "rounds": 4,
-            "idle": "train",
+            "algorithm": row.algorithm, "data": row.data, "model": row.model, "tree": row.tree,
+            "protocol": "paper", "rounds": 4, "idle": "train",
         }
-    )
+    )  # fmt: skip
     made = make_experiment(row, "paper", QUICK, seed=3)
     assert made.fingerprint() == file.experiment(3).fingerprint()
     flat = make_experiment(replace(row, tree={}), "paper", QUICK, seed=3)

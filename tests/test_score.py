@@ -223,12 +223,8 @@ def test_an_empty_part_has_no_scores() -> None:
     record = next(started(protocol="paper"))
     empty = record.models["global"].scores["validation"]
     assert (
-        empty.accuracy,
-        empty.accuracy_uniform,
-        empty.worst_decile,
-        empty.loss,
-        empty.devices,
-    ) == (None, None, None, None, 0)
+        empty.accuracy, empty.accuracy_uniform, empty.worst_decile, empty.loss, empty.devices,
+    ) == (None, None, None, None, 0)  # fmt: skip
     assert record.accuracy("global", "validation") is None
     assert record.accuracy("nobody") is None
 

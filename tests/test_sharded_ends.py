@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import covey
+from tests.given import drained
 from tests.laws.cases import CASES, differences, experiment, state, whole
 
 ROOT = Path(__file__).parents[1]
@@ -128,8 +129,7 @@ def test_a_kill_inside_a_save_leaves_the_checkpoint_before(rank: int, tmp_path: 
     assert len(list(tmp_path.glob("run.part-*"))) == 4 - rank
     run = covey.run(experiment(CASES["PerMFL"]), resume=path)
     assert run.round == 1
-    for _ in run:
-        pass
+    drained(run)
     assert differences(state(whole("PerMFL")), state(run)) == []
 
 

@@ -75,15 +75,12 @@ FILES = {
     "nets.py": NETS,
     "base.py": "from torch import nn\n\n\nclass Base(nn.Module):\n    def before(self, x):\n        return x + 1\n",
     "helpers.py": "from kit import parts\n\n\ndef half(x):\n    return x / parts.TWO\n",
-    "kit/__init__.py": "",
-    "kit/parts.py": "from .numbers import TWO\n",
+    "kit/__init__.py": "", "kit/parts.py": "from .numbers import TWO\n",
     "kit/numbers.py": "TWO = 2\n",
     "kit/later.py": "from importlib import import_module\n\nscale = import_module('.last', 'kit').scale\n",
-    "kit/last.py": "scale = 1.0\n",
-    "late.py": "scale = 1.0\n",
-    "lazy.py": "scale = 1.0\n",
+    "kit/last.py": "scale = 1.0\n", "late.py": "scale = 1.0\n", "lazy.py": "scale = 1.0\n",
     "alone.py": "value = 1\n",
-}
+}  # fmt: skip
 MINE = {name.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for name in FILES}
 
 

@@ -68,13 +68,8 @@ def test_private_parameters_come_last() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
     space = ParameterLayout(module, private=["0.*", "2.bias"])
     assert [slot.name for slot in space.slots] == [
-        "1.weight",
-        "1.bias",
-        "2.weight",
-        "0.weight",
-        "0.bias",
-        "2.bias",
-    ]
+        "1.weight", "1.bias", "2.weight", "0.weight", "0.bias", "2.bias",
+    ]  # fmt: skip
     assert (space.shared, space.width) == (8, 17)
     assert torch.equal(space.row(space.fill(torch.arange(17.0))), torch.arange(17.0))
     assert ParameterLayout(module).shared == 17

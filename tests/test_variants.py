@@ -11,6 +11,7 @@ from covey import Tree, data
 from covey.algorithms import Local, PerMFL, PFedBayes
 from covey.models import linear
 from experiments.papers.variants import PulledPerMFL, QuietPFedBayes, ShrinkingAL2GD
+from tests.given import drained
 
 FIELDS: dict[str, Any] = {"lr": 0.1, "edge_lr": 0.1, "edge_rounds": 2, "steps": 3, "batch": 8}
 
@@ -24,8 +25,7 @@ def personal(algorithm: covey.Algorithm, rounds: int = 2) -> Tensor:
     run = covey.run(
         covey.Experiment(algorithm, shards, model, tree, rounds, seed=0, protocol="paper")
     )
-    for _ in run:
-        pass
+    drained(run)
     modules = [run.module("personal", device) for device in range(4)]
     return torch.stack([parameters_to_vector(module.parameters()) for module in modules])
 

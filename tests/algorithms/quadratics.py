@@ -15,6 +15,7 @@ from torch import nn
 import covey
 from covey import Algorithm, Run, Tree
 from tests import peek
+from tests.given import drained
 
 Vector = npt.NDArray[Any]
 EXACT = 1e-12  # a few dozen float64 operations on numbers of size one
@@ -185,9 +186,7 @@ def play(
 ) -> Run:
     """The same after its last round."""
     run = start(algorithm, devices, tree, w=w, rounds=rounds, l2=l2)
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def over_time(

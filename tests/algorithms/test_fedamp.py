@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from covey.advice import advise
 from covey.algorithms import FedAMP
 from covey.codecs import header
 from covey.maths import attention
@@ -140,20 +139,3 @@ def test_the_tie_is_sent_as_one_number_to_every_device() -> None:
         assert down.messages == 3 * 2
         assert down.bytes == 3 * ((header.SIZE + 8 * len(W)) + (header.SIZE + 8))
         assert record.traffic["server-device", "up", "train"].messages == 3
-
-
-@pytest.mark.parametrize("n", [5, 20, 1100])
-def test_its_round_contracts_by_the_stated_factor_for_any_number_of_devices(n: int) -> None:
-    algorithm = FedAMP(batch=None)
-    rng = np.random.default_rng(1)
-    fs = [quadratic(np.eye(1), 0.3 * rng.normal(size=1)) for _ in range(n)]
-    run = start(algorithm, fs, w=np.ones(1), rounds=4)
-    ws = [float(run.w) for _ in run]
-    measured = (ws[3] - ws[2]) / (ws[2] - ws[1])
-    (said,) = [
-        item
-        for item in advise(algorithm, smoothness=1.0, exact=True, devices=n)
-        if item.about == "one round"
-    ]
-    assert said.numbers["factor at L"] == pytest.approx(measured, abs=1e-3)
-    assert measured < 1

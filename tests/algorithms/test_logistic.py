@@ -19,6 +19,7 @@ import covey
 from covey import Algorithm, Run, Tree
 from covey.algorithms import FedMac, PerMFL, PFedMe, SFedHP
 from tests.algorithms.quadratics import Vector, deviation
+from tests.given import drained
 
 L2, CLASSES, WIDTH = 0.5, 4, 65 * 4
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
@@ -83,9 +84,7 @@ def train(algorithm: Algorithm, rounds: int, tree: Tree) -> Run:
             workers=1,
         )
     )
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def test_pfedme() -> None:

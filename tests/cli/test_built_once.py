@@ -3,13 +3,10 @@ memory once.
 """
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from covey.files import modules
 from tests.cli.command import exits
 
 SETS = '''
@@ -76,20 +73,11 @@ name = "linear"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a file and its own data; what is imported from there is forgotten afterwards."""
-    (tmp_path / "sets.py").write_text(SETS)
-    (tmp_path / "own.toml").write_text(FILE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
-    )
-    monkeypatch.setattr(modules, "_FILES", [], raising=False)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
-            del sys.modules[name]
+def folder(project: Path) -> Path:
+    """A folder with a file and its own data."""
+    (project / "sets.py").write_text(SETS)
+    (project / "own.toml").write_text(FILE)
+    return project
 
 
 def counted(folder: Path, name: str) -> list[int]:

@@ -219,10 +219,6 @@ def test_numbers_as_one_writes_them_on_a_command_line(text: str, value: object) 
     assert type(changed) is type(value)
 
 
-def test_a_change_with_a_bare_point_is_a_number() -> None:
-    assert load(None, ["algorithm.lr1=.03"]).algorithm["lr1"] == 0.03
-
-
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
     words = explain("algorithms", name)
@@ -298,13 +294,10 @@ def test_changes_are_toml_or_else_text() -> None:
     config = load(
         None,
         [
-            "model.hidden=[8, 9]",
-            "codec=dense",
-            'idle="train"',
-            "algorithm.batch=none",
+            "model.hidden=[8, 9]", "codec=dense", 'idle="train"', "algorithm.batch=none",
             " rounds = 7 ",
         ],
-    )
+    )  # fmt: skip
     assert config.model["hidden"] == [8, 9]
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
     algorithm: Any = config.experiment(0).algorithm

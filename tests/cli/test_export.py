@@ -261,5 +261,4 @@ def test_an_out_of_the_wrong_kind(pumps: Loaded, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = command("export", pumps.folder, "--node", "all", "--out", tmp_path / "file")
     assert (ended.code, "is a file; with --node all, name a folder" in ended.err) == (2, True)
-    ended = command("export", tmp_path, "--node", "d0")
-    assert (ended.code, "is not a run folder" in ended.err) == (2, True)
+    assert "is not a run folder" in exits(2, "export", tmp_path, "--node", "d0").err

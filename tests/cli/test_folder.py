@@ -247,12 +247,9 @@ def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds
 
 
 PUMPS = [
-    "data.name=files",
-    "data.split=[0.5, 0.25, 0.25]",
-    "algorithm.name=fedavg",
-    "model.name=linear",
+    "data.name=files", "data.split=[0.5, 0.25, 0.25]", "algorithm.name=fedavg", "model.name=linear",
     "rounds=2",
-]
+]  # fmt: skip
 
 
 def pumps(path: Path, *, heat: float = 0.0, columns: int = 2) -> str:

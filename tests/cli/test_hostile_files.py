@@ -78,22 +78,11 @@ def test_what_is_plain_passes() -> None:
 
 HOSTILE = [
     *(
-        "0",
-        "-1",
-        "1" + "0" * 23,
-        "1e308",
-        "-1e308",
-        "1e-308",
-        "inf",
-        "-inf",
-        "nan",
-        '""',
-        "[]",
-        "true",
-        "{}",
+        "0", "-1", "1" + "0" * 23, "1e308", "-1e308", "1e-308", "inf", "-inf", "nan", '""', "[]",
+        "true", "{}",
     ),
     *(f'"{"x" * 10_000}"', "9223372036854775807", "[1e308]", "2020-01-01"),
-]
+]  # fmt: skip
 SMALL = (
     "algorithm.name=fedavg", "tree.edges=none", "data.name=digits", "data.devices=3", "rounds=1",
     "model.name=linear",

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import app, main
-from covey.deployed.commands import ctl
-from covey.errors import ConfigError
 from covey.folder.terminal import Console
 from covey.runs.csv_text import csv_text
 from covey.runs.scores import devices
@@ -17,14 +15,9 @@ from tests.cli.command import SMALL, Result, covey, exits
 
 ESCAPE = "\x1b[31mred"
 NAMES = [
-    '=HYPERLINK("http://evil","x")',
-    "+cmd|' /C calc'!A0",
-    "@SUM(1)",
-    "-2+3+cmd",
-    ESCAPE,
-    "[/red]",
+    '=HYPERLINK("http://evil","x")', "+cmd|' /C calc'!A0", "@SUM(1)", "-2+3+cmd", ESCAPE, "[/red]",
     "$\\frac$",
-]
+]  # fmt: skip
 MARKUP = ["[/red]", "[bold]x\x1b[31m:heart:"]
 
 
@@ -110,19 +103,6 @@ def test_a_folder_may_be_called_as_a_style_is(
     ):
         assert Path(shown).name in exits(0, *words).out
     assert f"folder: {shown}" in exits(0, "run", "--resume", name, "rounds=2").out
-
-
-def test_an_error_of_a_device_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a control port answers, and as a device may have said."""
-    said = "device1: \x1b[2J\x1b]8;;http://evil\x07[/red] \x9b31m"
-    monkeypatch.setattr(ctl, "call", lambda *_: said)
-    assert exits(0, "ctl", "pause").out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
-
-    def fails(*_: object) -> str:
-        raise ConfigError(said)
-
-    monkeypatch.setattr(ctl, "call", fails)
-    assert covey("ctl", "pause").err == "error: device1: [2J]8;;http://evil[/red] 31m\n"
 
 
 def test_a_terminal_keeps_its_own_colours() -> None:

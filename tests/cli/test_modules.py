@@ -2,15 +2,13 @@
 resumed; mistakes are named.
 """
 
-import importlib
 import json
-import linecache
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ import torch
 from torch import nn
 
 from covey.errors import ConfigError
-from covey.files import modules
 from covey.files.config import defaults, load
 from experiments.kills.run import difference
 from tests.cli.command import ROOT, SMALL, covey, exits
+from tests.cli.conftest import forget
 
 NETS = '''
 import torch
@@ -102,35 +100,13 @@ OWN = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An own folder to work in, with nets.py, a package and an algorithm; what is imported from
-    there is forgotten after.
-    """
-    (tmp_path / "kit").mkdir()
-    for name, text in (
-        ("nets.py", NETS),
-        ("kit/__init__.py", ""),
-        ("kit/deep.py", NETS),
-        ("mine.py", ALGORITHM),
-    ):
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
-    )
-    monkeypatch.setattr(modules, "_FILES", [])
-    yield tmp_path
-    forget(tmp_path)
-
-
-def forget(folder: Path) -> None:
-    """Leave of a folder's modules what a new process has: nothing."""
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
-            del sys.modules[name]
-    sys.path[:] = [place for place in sys.path if place not in ("", str(folder))]
-    importlib.invalidate_caches()
-    linecache.clearcache()
+def folder(project: Path) -> Path:
+    """A folder with nets.py, a package and an algorithm."""
+    texts = {"nets.py": NETS, "kit/__init__.py": "", "kit/deep.py": NETS, "mine.py": ALGORITHM}
+    (project / "kit").mkdir()
+    for name, text in texts.items():
+        (project / name).write_text(text)
+    return project
 
 
 def model(*changes: str) -> nn.Module:
@@ -295,11 +271,8 @@ def test_list_mentions_them_and_shows_the_table_of_one() -> None:
         "rates": [0.5],
     }
     assert defaults("algorithms", "mine:Mean") == {
-        "name": "mine:Mean",
-        "steps": 3,
-        "lr": 0.1,
-        "batch": 20,
-    }
+        "name": "mine:Mean", "steps": 3, "lr": 0.1, "batch": 20,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ code.
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from covey.errors import ConfigError
-from covey.files import modules
 from covey.files.config import load
 from tests.cli.command import covey, exits
 
@@ -58,20 +56,10 @@ def leaves():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to work in; what is imported from there is forgotten afterwards."""
+def folder(project: Path) -> Path:
     for name, text in (("nets.py", NETS), ("sets.py", SETS)):
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
-    )
-    monkeypatch.setattr(modules, "_FILES", [], raising=False)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
-            del sys.modules[name]
+        (project / name).write_text(text)
+    return project
 
 
 SHELL = '[model]\nname = "subprocess:getoutput"\ncmd = "touch harm"\n[algorithm]\nname = "fedavg"\n[data]\nname = "digits"\n'
@@ -209,12 +197,9 @@ def test_modules_may_lie_beside_the_file_or_in_pythonpath(
 @pytest.mark.usefixtures("folder")
 def test_data_of_ones_own() -> None:
     changes = [
-        "data.name=sets:blobs",
-        "data.size=32",
-        "tree.edges=none",
-        "model.name=linear",
+        "data.name=sets:blobs", "data.size=32", "tree.edges=none", "model.name=linear",
         "algorithm.name=fedavg",
-    ]
+    ]  # fmt: skip
     config = load(None, changes)
     assert config.resolved()["data"] == {"name": "sets:blobs", "devices": 3, "size": 32}
     one, other = config.experiment(1), config.experiment(2)

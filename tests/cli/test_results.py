@@ -57,17 +57,8 @@ def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch)
 def test_show_devices_worst_first(run: Path) -> None:
     lines = said("show", run, "--devices").splitlines()
     assert lines[0].split() == [
-        "device",
-        "edge",
-        "test",
-        "examples",
-        "global",
-        "%",
-        "edge",
-        "%",
-        "personal",
-        "%",
-    ]
+        "device", "edge", "test", "examples", "global", "%", "edge", "%", "personal", "%",
+    ]  # fmt: skip
     shown = [line.split() for line in lines[1:]]
     assert len(shown) == 16
     own = [float(cells[-1]) for cells in shown]

@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,37 +50,27 @@ def test_overlaps_are_those_of_sets(devices: list[tuple[list[int], list[int], li
     assert overlaps(shards(train, validation, test)) == by_sets(train, validation, test)
 
 
-def test_a_device_does_not_leak_to_itself_but_reuses() -> None:
-    found = overlaps(shards([[0], [1]], [[], []], [[0], [2]]))
-    assert (found.held, found.shared, found.tested, found.leaks, found.pairs, found.reused) == (
-        3,
-        0,
-        2,
-        0,
-        0,
-        1,
-    )
+BY_HAND: dict[str, tuple[list[list[list[int]]], dict[str, int]]] = {
+    "a device does not leak to itself, but reuses": (
+        [[[0], [1]], [[], []], [[0], [2]]],
+        {"held": 3, "shared": 0, "tested": 2, "leaks": 0, "pairs": 0, "reused": 1},
+    ),
+    "a test example leaks into validation": (
+        [[[0], [1]], [[], [2]], [[2], []]],
+        {"held": 3, "shared": 1, "tested": 1, "leaks": 1, "pairs": 1, "validated": 1},
+    ),
+    "a validation example leaks into training": (
+        [[[0], [1], [1, 2]], [[1], [3], []], [[], [], []]],
+        {"leaks": 0, "validated": 2, "validation_leaks": 1, "validation_pairs": 2},
+    ),
+}
 
 
-def test_a_test_example_leaks_into_validation_too() -> None:
-    found = overlaps(shards([[0], [1]], [[], [2]], [[2], []]))
-    assert (found.held, found.shared, found.tested, found.leaks, found.pairs) == (3, 1, 1, 1, 1)
-    assert (found.validated, found.validation_leaks, found.validation_pairs, found.reused) == (
-        1,
-        0,
-        0,
-        0,
-    )
-
-
-def test_a_validation_example_leaks_into_training() -> None:
-    found = overlaps(shards([[0], [1], [1, 2]], [[1], [3], []], [[], [], []]))
-    assert (found.leaks, found.validated, found.validation_leaks, found.validation_pairs) == (
-        0,
-        2,
-        1,
-        2,
-    )
+@pytest.mark.parametrize("what", BY_HAND)
+def test_overlaps_by_hand(what: str) -> None:
+    parts, counts = BY_HAND[what]
+    found = vars(overlaps(shards(*parts)))
+    assert {name: found[name] for name in counts} == counts
 
 
 def test_many_entries_take_no_time() -> None:

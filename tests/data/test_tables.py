@@ -25,13 +25,9 @@ from tests.given import refused
 
 HEADER = "device,edge,heat,flow,label"
 ROWS = [
-    "a,north,1,10,ok",
-    "a,north,2,20,hot",
-    "b,south,3,30,ok",
-    "c,north,4,40,hot",
-    "b,south,5,50,ok",
+    "a,north,1,10,ok", "a,north,2,20,hot", "b,south,3,30,ok", "c,north,4,40,hot", "b,south,5,50,ok",
     "c,north,6,60,ok",
-]
+]  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_data" / "pumps.csv"
 ALL = (1.0, 0.0, 0.0)  # every row trains
 
@@ -307,18 +303,9 @@ def test_a_table_gives_back_what_was_written_in_any_order(
 
 def test_names_the_first_five_bad_rows(tmp_path: Path) -> None:
     rows = [
-        "a,n,1,2,ok",
-        "a,n,,2,ok",
-        "a,n,warm,2,ok",
-        "",
-        '"a","n",1,"2\n",ok',
-        " ,n,1,nan,ok",
-        "a,n,1,2, ",
-        "a,n,1,2",
-        "a,n,1,-inf,ok",
-        "a,n,1e39,1,ok",
-        "a,,1_000,1,ok",
-    ]
+        "a,n,1,2,ok", "a,n,,2,ok", "a,n,warm,2,ok", "", '"a","n",1,"2\n",ok', " ,n,1,nan,ok",
+        "a,n,1,2, ", "a,n,1,2", "a,n,1,-inf,ok", "a,n,1e39,1,ok", "a,,1_000,1,ok",
+    ]  # fmt: skip
     with refused(
         "8 rows cannot be used; correct or remove them",
         "pumps.csv, line 3: column 'heat' is empty",
@@ -360,53 +347,42 @@ def test_names_bad_rows_of_arrays(tmp_path: Path) -> None:
     x = np.array([[1.0, 2], [np.nan, 1], [1, 1e200]])
     with refused("row 1: a value of x is NaN", "row 2: a value of x is 1e+200, too large"):
         files(arrays(tmp_path / "all.npz", x=x, y=[0, 1, 1], device=list("aab")))
+    parts = {"train_x": x[:1], "train_y": [1], "test_x": x[1:2], "test_y": [1]}
+    arrays(tmp_path / "one" / "a.npz", **parts)
     with refused("test row 0: a value of x is NaN"):
-        files(
-            str(
-                Path(
-                    arrays(
-                        tmp_path / "one" / "a.npz",
-                        train_x=x[:1],
-                        train_y=[1],
-                        test_x=x[1:2],
-                        test_y=[1],
-                    )
-                ).parent
-            )
-        )
+        files(str(tmp_path / "one"))
+    gaps = {"x": np.zeros((3, 1)), "y": ["a", "b", ""], "device": ["a", "", "b"]}
     with refused("row 1: column 'device' is empty", "row 2: column 'y' is empty"):
-        files(
-            arrays(
-                tmp_path / "all.npz", x=np.zeros((3, 1)), y=["a", "b", ""], device=["a", "", "b"]
-            )
-        )
+        files(arrays(tmp_path / "all.npz", **gaps))
 
 
-def test_refuses_unknown_splits(tmp_path: Path) -> None:
-    with refused("line 3: column 'split' is 'Test', not train, validation or test"):
-        files(table(tmp_path, "a,1,x,train", "a,2,x,Test", header="device,heat,label,split"))
+SPLIT = "device,heat,label,split"
+LABELS = "device,heat,label"
+BAD_ROWS: dict[str, tuple[str, list[str], dict[str, Any], list[str]]] = {
+    "an unknown part": (SPLIT, ["a,1,x,train", "a,2,x,Test"], {}, ["line 3: column 'split' is 'Test', not train, valid"]),
+    "a device under two edges": (
+        HEADER, ["a,north,1,1,x", "b,south,1,1,x", "a,south,1,1,x"], {},
+        ["give each device one edge", "line 4: device 'a' is under edge 'south'", "'north' in", "pumps.csv, line 2"],
+    ),
+    "a class unseen in training": (
+        SPLIT, ["a,1,x,train", "a,2,odd,test", "b,1,y,train", "b,2,odd,validation", "b,2,x,test"], {},
+        ["2 rows", "somebody trains on", "line 3: class 'odd' is unseen in training", "line 5: class 'odd'"],
+    ),
+    "a word among numbers": (LABELS, ["a,1,0.5", "a,1,1.5", "a,1,high"], {}, ["1 row", "line 4: label 'high' is not a number as"]),
+    "a number among words": (LABELS, ["a,1,low", "a,1,high", "a,1,nan"], {}, ["1 row", "line 4: label 'nan' is a number where"]),
+    "an infinite label": (LABELS, ["a,1,0.5", "a,1,inf", "a,1,1"], {}, ["1 row", "line 3: label is infinite"]),
+    "a label that is no number": (LABELS, ["a,1,1", "a,1,nan", "a,1,2"], {}, ["1 row", "line 3: label is NaN"]),
+    "words as numbers": (HEADER, ROWS, {"regression": True}, ["6 rows", "line 2: label is 'ok', which is not a number"]),
+    "other classes": (HEADER, ROWS, {"classes": ["ok", "cold"]}, ["2 rows", "line 3: label 'hot' is not among the classes ok, cold"]),
+}  # fmt: skip
 
 
-def test_refuses_a_device_under_two_edges(tmp_path: Path) -> None:
-    rows = ["a,north,1,1,x", "b,south,1,1,x", "a,south,1,1,x"]
-    with refused(
-        "give each device one edge",
-        "line 4: device 'a' is under edge 'south'",
-        "'north' in",
-        "pumps.csv, line 2",
-    ):
-        files(table(tmp_path, *rows))
-
-
-def test_refuses_a_class_unseen_in_training(tmp_path: Path) -> None:
-    rows = ["a,1,x,train", "a,2,odd,test", "b,1,y,train", "b,2,odd,validation", "b,2,x,test"]
-    with refused(
-        "2 rows",
-        "somebody trains on",
-        "line 3: class 'odd' is unseen in training",
-        "line 5: class 'odd'",
-    ):
-        files(table(tmp_path, *rows, header="device,heat,label,split"))
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_refuses_rows(tmp_path: Path, what: str) -> None:
+    header, rows, options, words = BAD_ROWS[what]
+    path = table(tmp_path, *rows, header=header)
+    with refused(*words):
+        files(path, **options)
 
 
 def test_a_device_without_a_row_to_train_on_receives(tmp_path: Path) -> None:
@@ -415,29 +391,6 @@ def test_a_device_without_a_row_to_train_on_receives(tmp_path: Path) -> None:
     assert shards.receivers.tolist() == [1]
     with refused("none of the 2 devices has a row to train on (a, b)", "leave the column"):
         files(table(tmp_path, "a,1,x,test", "b,2,x,test", header=header))
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        (["0.5", "1.5", "high"], ["line 4: label 'high' is not a number as others are"]),
-        (["low", "high", "nan"], ["line 4: label 'nan' is a number where others are text"]),
-        (["0.5", "inf", "1"], ["line 3: label is infinite"]),
-        (["1", "nan", "2"], ["line 3: label is NaN"]),
-    ],
-)
-def test_refuses_labels_of_two_kinds(tmp_path: Path, labels: list[str], words: list[str]) -> None:
-    path = table(tmp_path, *[f"a,1,{label}" for label in labels], header="device,heat,label")
-    with refused("1 row cannot be used", *words):
-        files(path)
-
-
-def test_refuses_labels_that_are_not_what_they_are_said_to_be(tmp_path: Path) -> None:
-    path = table(tmp_path, *ROWS)
-    with refused("6 rows", "line 2: label is 'ok', which is not a number"):
-        files(path, regression=True)
-    with refused("2 rows", "line 3: label 'hot' is not among the classes ok, cold"):
-        files(path, classes=["ok", "cold"])
 
 
 @pytest.mark.parametrize(
@@ -632,6 +585,12 @@ def trained(folder: Path) -> Shards:
     return files(table(folder, *ROWS), split=ALL)
 
 
+def like(old: Shards) -> dict[str, Any]:
+    """How the file of a new device is read."""
+    names = old.names
+    return {"features": names.features, "classes": names.classes, "scaling": old.scaling}
+
+
 def test_a_new_device_is_read_as_the_others_were(tmp_path: Path) -> None:
     old = trained(tmp_path)
     path = Path(
@@ -660,52 +619,36 @@ def test_a_new_device_may_bring_arrays_numbers_and_its_own_split(tmp_path: Path)
 
 
 def test_a_new_device_is_split_by_the_seed(tmp_path: Path) -> None:
-    path = Path(
-        table(
-            tmp_path,
-            *[f"{row},{row % 2}" for row in range(20)],
-            header="heat,label",
-            name="new.csv",
-        )
-    )
+    rows = [f"{row},{row % 2}" for row in range(20)]
+    path = Path(table(tmp_path, *rows, header="heat,label", name="new.csv"))
     options: dict[str, Any] = {"features": ["heat"], "classes": 2, "scaling": None}
     new = device_file(path, **options)
     assert [new.part(split).counts().tolist() for split in SPLITS] == [[12], [3], [5]]
     assert device_file(path, seed=1, **options).fingerprint() != new.fingerprint()
 
 
-def test_refuses_a_new_device_that_does_not_fit(tmp_path: Path) -> None:
-    old = trained(tmp_path)
-    like: dict[str, Any] = {
-        "features": old.names.features,
-        "classes": old.names.classes,
-        "scaling": old.scaling,
-    }
-    with refused("1 row", "new.csv, line 3: label 'cold' is not among the classes hot, ok"):
-        device_file(
-            Path(table(tmp_path, "1,1,ok", "1,1,cold", header="heat,flow,label", name="new.csv")),
-            **like,
-        )
-    with refused("new.csv has no column 'flow' (did you mean 'flaw'?)"):
-        device_file(
-            Path(table(tmp_path, "1,1,ok", header="heat,flaw,label", name="new.csv")), **like
-        )
-    with refused("line 2: label '2' is not among the classes 0, 1"):
-        device_file(
-            Path(table(tmp_path, "1,1,2", header="heat,flow,label", name="new.csv")),
-            **{**like, "classes": 2},
-        )
-    with refused("line 2: label is 'ok', which is not a number"):
-        device_file(
-            Path(table(tmp_path, "1,1,ok", header="heat,flow,label", name="new.csv")),
-            **{**like, "classes": None},
-        )
-    with refused("should hold one device", "3 values"):
-        device_file(Path(table(tmp_path, *ROWS)), **like)
+FORM = "heat,flow,label"
+NEW: dict[str, tuple[str, list[str], dict[str, Any], list[str]]] = {
+    "another class": (FORM, ["1,1,ok", "1,1,cold"], {}, ["1 row", "new.csv, line 3: label 'cold' is not among the classes hot, ok"]),
+    "another column": ("heat,flaw,label", ["1,1,ok"], {}, ["new.csv has no column 'flow' (did you mean 'flaw'?)"]),
+    "a number beyond the classes": (FORM, ["1,1,2"], {"classes": 2}, ["line 2: label '2' is not among the classes 0, 1"]),
+    "a word as a number": (FORM, ["1,1,ok"], {"classes": None}, ["line 2: label is 'ok', which is not a number"]),
+    "several devices": (HEADER, ROWS, {}, ["should hold one device", "3 values"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NEW)
+def test_refuses_a_new_device_that_does_not_fit(tmp_path: Path, what: str) -> None:
+    header, rows, changes, words = NEW[what]
+    path = table(tmp_path, *rows, header=header, name="new.csv")
+    with refused(*words):
+        device_file(Path(path), **{**like(trained(tmp_path)), **changes})
+
+
+def test_refuses_arrays_of_a_new_device_that_do_not_fit(tmp_path: Path) -> None:
+    path = Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"]))
+    old = like(trained(tmp_path))
     with refused("new.npz has examples of shape (3,)", "trained on 2 features"):
-        device_file(Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"])), **like)
+        device_file(path, **old)
     with refused("new.npz has examples of shape (3,)", "scaled by values of shape (2,)"):
-        device_file(
-            Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"])),
-            **{**like, "features": ()},
-        )
+        device_file(path, **{**old, "features": ()})

@@ -23,13 +23,9 @@ from tests.given import refused
 
 HEADER = "device,heat,kind,label,split"
 ROWS = [
-    "a,1,red,ok,train",
-    "a,,blue,hot,train",
-    "b,5,red,ok,train",
-    "b,3,NA,hot,train",
-    "b,100,green,ok,test",
-    "a,?,red,hot,test",
-]
+    "a,1,red,ok,train", "a,,blue,hot,train", "b,5,red,ok,train", "b,3,NA,hot,train",
+    "b,100,green,ok,test", "a,?,red,hot,test",
+]  # fmt: skip
 ALL = (1.0, 0.0, 0.0)  # every row trains
 
 

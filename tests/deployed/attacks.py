@@ -64,6 +64,8 @@ class Siege:
         self.bounds: dict[int, float] = {}
         self.tree.nodes["server", 0].norm_bounds = self.bounds
         self.lines: list[str] = []
+        self.told = ""
+        """The reason that a stranger was told."""
         self._serial = 0
         self._round: threading.Thread | None = None
         self._errors: list[BaseException] = []
@@ -233,15 +235,16 @@ COUNTED = "nothing; a handshake without a stream in covey_knocks_total"
 # From outside
 
 
-def stranger(*first: bytes, **how: Any) -> Callable[[Siege], None]:
-    """A peer that says something, and is refused."""
+def stranger(code: str, *first: bytes, **how: Any) -> Callable[[Siege], None]:
+    """A peer that says something, and is refused with this status."""
 
     def do(siege: Siege) -> None:
         peer = Peer(
             siege.address, parent=PARENT, **{name: make(siege) for name, make in how.items()}
         )
-        code, _ = peer.send(*first).end()
-        assert code not in ("OK", "CANCELLED")
+        end = peer.send(*first).end()
+        assert end[0] == code, end
+        siege.told = end[1]
 
     return do
 
@@ -264,13 +267,15 @@ def revoked(siege: Siege) -> Identity:
 
 def old_tls(siege: Siege) -> None:
     folder = siege.certificate(NAME).folder
-    agreed, _ = by_hand(siege.address, folder, ssl.TLSVersion.TLSv1_2, PARENT)
+    agreed, answer = by_hand(siege.address, folder, ssl.TLSVersion.TLSv1_2, PARENT)
     assert agreed == "TLSv1.2"
+    assert b"grpc-status" in answer
 
 
 def second_process(siege: Siege) -> None:
     last_key = siege.node.database.last_key
-    stranger(hello(NAME, fingerprint=FINGERPRINT, last_key=last_key), identity=own)(siege)
+    greeting = hello(NAME, fingerprint=FINGERPRINT, last_key=last_key)
+    stranger("ALREADY_EXISTS", greeting, identity=own)(siege)
 
 
 def many_streams(siege: Siege) -> None:
@@ -284,42 +289,42 @@ def own(siege: Siege) -> Identity:
 
 
 OUTSIDE = [
-    Attack("a certificate of another authority", CORE, COUNTED, stranger(GREETING, identity=other_authority)),
+    Attack("a certificate of another authority", CORE, COUNTED, stranger("UNAVAILABLE", GREETING, identity=other_authority)),
     Attack(
         "a certificate that has ended",
         CORE,
         COUNTED,
-        stranger(GREETING, identity=lambda siege: siege.certificate(NAME, days=-1)),
+        stranger("UNAVAILABLE", GREETING, identity=lambda siege: siege.certificate(NAME, days=-1)),
     ),
-    Attack("no certificate", CORE, COUNTED, stranger(GREETING, authority=lambda siege: own(siege).authority())),
-    Attack("plain text, without TLS", CORE, COUNTED, stranger(GREETING)),
+    Attack("no certificate", CORE, COUNTED, stranger("UNAVAILABLE", GREETING, authority=lambda siege: own(siege).authority())),
+    Attack("plain text, without TLS", CORE, COUNTED, stranger("UNAVAILABLE", GREETING)),
     Attack("TLS 1.2", COVEY, "it uses TLSv1.2; TLSv1.3 is needed", old_tls),
-    Attack("a revoked certificate", COVEY, "is revoked", stranger(GREETING, identity=revoked)),
+    Attack("a revoked certificate", COVEY, "is revoked", stranger("UNAUTHENTICATED", GREETING, identity=revoked)),
     Attack(
         "the name of another",
         COVEY,
         f"it asks for '{NAME}' and is device2",
-        stranger(GREETING, identity=lambda siege: siege.certificate("device2")),
+        stranger("PERMISSION_DENIED", GREETING, identity=lambda siege: siege.certificate("device2")),
     ),
     Attack(
         "a seat that is not listed",
         COVEY,
         "its certificate is of device99, not listed here",
-        stranger(hello("device99", fingerprint=FINGERPRINT), identity=lambda siege: siege.certificate("device99")),
+        stranger("PERMISSION_DENIED", hello("device99", fingerprint=FINGERPRINT), identity=lambda siege: siege.certificate("device99")),
     ),
     Attack("a second process on a seat", COVEY, f"{NAME} is taken by", second_process),
     Attack(
         "another program", COVEY, "its program has the fingerprint 'ffffffffffffffff'",
-        stranger(hello(NAME, fingerprint="f" * 16), identity=own),
+        stranger("FAILED_PRECONDITION", hello(NAME, fingerprint="f" * 16), identity=own),
     ),
     Attack(
         "another protocol",
         COVEY,
         "it speaks protocol 99",
-        stranger(hello(NAME, fingerprint=FINGERPRINT, protocol=99), identity=own),
+        stranger("FAILED_PRECONDITION", hello(NAME, fingerprint=FINGERPRINT, protocol=99), identity=own),
     ),
-    Attack("a truncated hello", COVEY, "a Frame that cannot be read", stranger(GREETING[:-3], identity=own)),
-    Attack("a stream without a word", COVEY, "no hello in 1 s", stranger(identity=own)),
+    Attack("a truncated hello", COVEY, "a Frame that cannot be read", stranger("INVALID_ARGUMENT", GREETING[:-3], identity=own)),
+    Attack("a stream without a word", COVEY, "no hello in 1 s", stranger("DEADLINE_EXCEEDED", identity=own)),
     Attack("many streams at once", COVEY, f"{NAME} dials too often at once", many_streams),
 ]  # fmt: skip
 
@@ -434,10 +439,12 @@ def second_answer(siege: Siege) -> None:
     """A good answer, and then another one to the same ask."""
     intruder = siege.intruder()
     truth = intruder.truth()
+    dropped = siege.parent.refused["dropped"]
     siege.go.clear()
     intruder.say(truth)
     intruder.say(with_value(truth, 7.0))
     until(lambda: any("a second answer" in line for line in siege.lines))
+    assert siege.parent.refused["dropped"] == dropped + 1
     siege.go.set()
     intruder.peer.close()
 
@@ -589,7 +596,7 @@ class Outcome:
 
 def attacked(siege: Siege, attack: Attack) -> Outcome:
     """One round under attack, which ends with the rows of the undisturbed run."""
-    siege.lines = []
+    siege.lines, siege.told = [], ""
     before = siege.failed
     with covey_lines(siege.lines):
         if attack.inside:
@@ -597,6 +604,8 @@ def attacked(siege: Siege, attack: Attack) -> Outcome:
         else:
             siege.outside(attack)
         siege.end()
+    if attack.who == COVEY and siege.told:
+        assert attack.logged in siege.told
     return Outcome(attack, list(siege.lines), siege.failed - before)
 
 

@@ -176,13 +176,9 @@ def _http2(kind: int, flags: int, stream: int, data: bytes) -> bytes:
 def _headers(parent: str) -> bytes:
     """The headers of a call, none of them compressed."""
     headers = {
-        ":method": "POST",
-        ":scheme": "https",
-        ":path": JOIN,
-        ":authority": parent,
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
+        ":method": "POST", ":scheme": "https", ":path": JOIN, ":authority": parent,
+        "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
     out = b""
     for name, value in headers.items():
         out += b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

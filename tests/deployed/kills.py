@@ -39,6 +39,7 @@ from covey.runs.experiment import Experiment
 from covey.tree import Tree
 from tests.deployed.forked_tree import Ended, ForkedTree, Hook, Life
 from tests.deployed.power import Power, compiled, cut_at_call
+from tests.given import drained
 from tests.laws.cases import CASES, CLASSES, INPUTS, differences, experiment, state
 
 Where = Literal["commit", "ask", "between rounds", "file"]
@@ -343,9 +344,7 @@ def in_a_fork(work: Callable[[], Any], folder: Path) -> Any:
 def simulated(one: Experiment) -> dict[str, Any]:
     """What the simulator's run holds at its end."""
     run = covey.run(one)
-    for _ in run:
-        pass
-    return state(run)
+    return state(drained(run))
 
 
 def tried(

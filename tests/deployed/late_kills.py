@@ -28,6 +28,7 @@ from covey.deployed.transport.transport import AskKey
 from covey.tree import Tree
 from tests.deployed.forked_tree import ForkedTree, Hook, Life
 from tests.deployed.kills import FEEDBACK, memory_folder, three_devices
+from tests.given import drained
 from tests.laws.cases import CASES, differences, experiment, state
 
 DEADLINE = 1.0
@@ -90,8 +91,7 @@ def main() -> None:
         missing = missing_of(disk)
         disk.close()
     again = replay(one, missing)
-    for _ in again:
-        pass
+    drained(again)
     differs = differences(state(again), ended.state)
     last = {(entry.round, entry.number): entry.status for entry in missing}
     print(f"killed {deaths}; {dict(Counter(last.values()))}; differs {differs[:2]}")

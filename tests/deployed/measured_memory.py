@@ -26,6 +26,7 @@ from covey.deployed.transport.transport import Answer, AskKey, Blob, Seat
 from covey.runs.parts import Parts
 from covey.runtimes.alone.envelope import Pieces
 from covey.tree import Tree
+from tests.deployed.tree import Silent
 from tests.laws.cases import CASES, CLASSES, INPUTS, experiment, with_fields
 
 STATUS = Path("/proc/self/status")
@@ -89,7 +90,7 @@ def test_a_parked_row_takes_no_memory_until_it_is_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Devices:
+class Devices(Silent):
     """A transport to devices whose answers are there when it is asked; it starts the peak anew."""
 
     def __init__(self, devices: Mapping[Seat, Node]) -> None:
@@ -108,14 +109,8 @@ class Devices:
         restart_peak()
         return out
 
-    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
-        pass
-
     def members(self) -> frozenset[Seat]:
         return frozenset(self._devices)
-
-    def close(self) -> None:
-        pass
 
 
 def test_an_edge_takes_three_models_and_the_answers_at_most(tmp_path: Path) -> None:
@@ -153,21 +148,12 @@ class Asked(Exception):
     """What a server would send to its first edge."""
 
 
-class Caught:
+class Caught(Silent):
     """A transport that raises what it is to send."""
 
     def ask(self, key: AskKey, common: Blob, own: Mapping[Seat, bytes], *_: Any) -> Any:
         assert isinstance(common, Pieces)
         raise Asked(key, common.joined(), own[0])
-
-    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
-        pass
-
-    def members(self) -> frozenset[Seat]:
-        return frozenset()
-
-    def close(self) -> None:
-        pass
 
 
 def _request(parts: Parts, facts: TreeMember, folder: Path) -> tuple[AskKey, bytes, bytes]:

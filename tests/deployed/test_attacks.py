@@ -1,6 +1,5 @@
 """Every attack on a run over sockets: who refuses it, what is logged, and the bits of the run."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +9,6 @@ pytest.importorskip("cryptography")
 
 from tests.deployed.attacks import ATTACKS, CORE, Attack, Siege, attacked
 
-ALL = "COVEY_TEST_ALL" in os.environ
-SOME = ATTACKS if ALL else ATTACKS[::2]
-
 
 @pytest.fixture(scope="module")
 def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
@@ -21,7 +17,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     out.close()
 
 
-@pytest.mark.parametrize("attack", SOME, ids=str)
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
 def test_a_round_under_attack_has_the_bits_of_an_undisturbed_one(
     attack: Attack, siege: Siege
 ) -> None:

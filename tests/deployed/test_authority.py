@@ -21,11 +21,6 @@ from covey.files.config import load
 from tests.cli.command import BASE, SMALL, Result, covey, exits
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority.create(tmp_path / "certs")
-
-
 def test_a_list_from_before_a_revocation_is_refused(authority: Authority, tmp_path: Path) -> None:
     """Also by a node that is started again: what it has read is on its disk."""
     folder = authority.issue("edge0")

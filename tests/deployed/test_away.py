@@ -19,8 +19,7 @@ from covey.deployed.node.disk import Disk
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.missed import FollowedOrders, PendingOrders
 from covey.deployed.node.node_rows import open_order, seal_order
-from covey.deployed.node.replay import replay
-from covey.deployed.node.server_run import missing_of, server_run
+from covey.deployed.node.server_run import server_run
 from covey.deployed.operate.progress import Progress
 from covey.deployed.transport import ask as asks
 from covey.deployed.transport.answers import REMEMBERED, SentKeys
@@ -30,8 +29,8 @@ from covey.deployed.transport.stored import Stored
 from covey.deployed.transport.transport import Answer, AskKey, Blob, Handler, Patience
 from covey.deployed.transport.wire import Reply, Welcome, key_sent
 from covey.runtimes.alone.envelope import Pieces
-from tests.deployed.tree import Family, echo, family, key, until
-from tests.laws.cases import CASES, differences, experiment, state
+from tests.deployed.tree import Family, Gated, Silent, check_replay, echo, family, key, until
+from tests.laws.cases import CASES, experiment
 from tests.laws.test_deployed import slow
 
 PATIENCE = Patience(seconds=0.01, quorum=1)
@@ -357,19 +356,13 @@ def test_an_order_that_failed_late_is_owed_still(
     plain: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a full disk; it comes again when the seat is taken again."""
-    gate = threading.Event()
-    full = seal_order({"error": ["CheckpointError", "the disk is full"]})
-
-    def fails(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return full
-
+    fails = Gated(seal_order({"error": ["CheckpointError", "the disk is full"]}))
     first = plain.dial(0, handler=fails)
     plain.dial(1)
     plain.wait(0, 1)
     own = {0: b"", 1: b""}
     assert plain.parent.ask(order(1, "hold"), b"", own, PATIENCE)[0].status == "late"
-    gate.set()
+    fails.gate.set()
     until(lambda: "order_failed: device0 has not followed" in caplog.text)
     first.end()
     handled: list[str] = []
@@ -378,7 +371,7 @@ def test_an_order_that_failed_late_is_owed_still(
     assert handled == ["order 1"]
 
 
-class Gone:
+class Gone(Silent):
     """A transport whose seat is empty, and whose ask waits."""
 
     def __init__(self) -> None:
@@ -394,14 +387,8 @@ class Gone:
         self.end.wait(10)
         return {0: Answer("absent")}
 
-    def owe(self, key: AskKey, own: Mapping[int, bytes]) -> None:
-        pass
-
     def members(self) -> frozenset[int]:
         return self.there
-
-    def close(self) -> None:
-        pass
 
 
 def test_the_status_tells_who_is_gone_while_an_ask_waits() -> None:
@@ -419,10 +406,10 @@ def test_the_status_tells_who_is_gone_while_an_ask_waits() -> None:
     asking.join()
 
 
-def test_a_child_that_was_late_may_come_back(tmp_path: Path) -> None:
+def test_a_child_that_was_late_may_come_back(local: LocalTree) -> None:
     """Its disk is ahead of what the parent has received, in training and in scores."""
     case = CASES["PFedMe"]
-    local = LocalTree(tmp_path, patience={"server": Patience(0.2, 7)})
+    local.patience = {"server": Patience(0.2, 7)}
     run = server_run(experiment(case, score_every=1, rounds=2), local)
     next(run)
     server = local.nodes["server", 0]
@@ -433,13 +420,11 @@ def test_a_child_that_was_late_may_come_back(tmp_path: Path) -> None:
     until(lambda: device.database.last_key != behind)
     assert server.refusal(2, device.database.last_key) is None
     assert "its disk is behind" in str(server.refusal(2, None))
-    local.close()
 
 
-def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None:
+def test_an_order_that_comes_again_is_not_followed_again(local: LocalTree) -> None:
     """The row that is held stays that of the first time, though the device has trained since."""
     case = CASES["PFedMe"]
-    local = LocalTree(tmp_path)
     run = server_run(experiment(case, score_every=9, rounds=2), local)
     next(run)
     run.runtime.commit()  # so that the order is not of an earlier round than the next training
@@ -464,13 +449,11 @@ def test_an_order_that_comes_again_is_not_followed_again(tmp_path: Path) -> None
     assert present.row is not None
     assert torch.equal(again.row, held.row)
     assert not torch.equal(again.row, present.row)
-    local.close()
 
 
-def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) -> None:
+def test_an_order_is_owed_though_the_parent_was_started_again(local: LocalTree) -> None:
     """The device holds the row that it had when the order was given, and nothing owes it then."""
     case = CASES["PFedMe"]
-    local = LocalTree(tmp_path)
     one = experiment(case, score_every=9, rounds=4)
     run = server_run(one, local)
     next(run)
@@ -495,16 +478,14 @@ def test_an_order_is_owed_though_the_parent_was_started_again(tmp_path: Path) ->
         assert not torch.equal(held.row, present.row)
     again.runtime.commit()
     assert not PendingOrders(local.nodes["server", 0].database).facts()["owed orders"]
-    local.close()
 
 
 @pytest.mark.parametrize("seed", [2, 5])
-def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: int) -> None:
+def test_a_choice_that_a_kill_interrupted_holds_nothing(local: LocalTree, seed: int) -> None:
     """A device is away when rows are held, and back when the killed server runs the round again.
 
     With its answer the server may choose otherwise. All hold what the run has chosen then.
     """
-    local = LocalTree(tmp_path)
     one = experiment(CASES["PFedMe"], score_every=1, rounds=3, seed=seed)
     run = server_run(one, local)
     next(run)
@@ -516,25 +497,16 @@ def test_a_choice_that_a_kill_interrupted_holds_nothing(tmp_path: Path, seed: in
     again = server_run(one, local)  # the round was not good
     next(again)
     again.runtime.commit()
-    missing = missing_of(local.nodes["server", 0].database)
-    for node in local.nodes.values():
-        node.asks.patience = None  # for those who look at the rows
-    deployed = state(again)
-    local.close()
-    repeated = replay(one, missing)
-    next(repeated)
-    next(repeated)
-    assert differences(state(repeated), deployed) == []
+    check_replay(again, local, one)
 
 
 @pytest.mark.parametrize(("before", "after"), [(False, False), (False, True), (True, False)])
 def test_a_choice_is_undone_once_where_others_may_answer(
-    tmp_path: Path, before: bool, after: bool
+    local: LocalTree, before: bool, after: bool
 ) -> None:
     """The server had a quorum before it was killed, or has one after."""
     one = experiment(CASES["PFedMe"], score_every=1, rounds=3)
     quorum = {"server": Patience(9.0, 7)}
-    local = LocalTree(tmp_path)
     if before:
         local.patience = quorum
     next(server_run(one, local))
@@ -551,53 +523,41 @@ def test_a_choice_is_undone_once_where_others_may_answer(
     run.runtime.commit()
     server_run(one, local)
     assert local.nodes["server", 0].epoch.rollbacks == rollbacks
-    local.close()
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_a_round_that_is_run_again_knows_who_was_missing(tmp_path: Path, between: bool) -> None:
+def test_a_round_that_is_run_again_knows_who_was_missing(local: LocalTree, between: bool) -> None:
     """A device had an ask and lost it. The round is rolled back, or the next one (`between`).
 
     An edge wrote that the device was late, and learns that it was absent when it answers again.
     """
-    local = LocalTree(tmp_path, patience={"edge": Patience(0.05, 1)})
+    local.patience = {"edge": Patience(0.05, 1)}
     one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
     run = server_run(one, local)
     next(run)
-    gate = threading.Event()
-
-    def lost(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return b""  # to nobody: the tree is made anew by then
-
+    lost = Gated()  # it answers nobody: the tree is made anew by then
     local.transport_above("device", 2).take(2, lost)
     next(run)
     if between:
         run.runtime.commit()
         run = server_run(one, local)
-        gate.set()
+        lost.gate.set()
         next(run)
     run.runtime.rollback()
     again = server_run(one, local)
-    gate.set()
+    lost.gate.set()
     next(again)
     again.runtime.commit()
-    missing = missing_of(local.nodes["server", 0].database)
-    deployed = state(again)
-    local.close()
-    repeated = replay(one, missing)
-    while repeated.round < again.round:
-        next(repeated)
-    assert differences(state(repeated), deployed) == []
+    check_replay(again, local, one)
 
 
-def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
+def test_late_scores_correct_what_was_trained(local: LocalTree) -> None:
     """A device says with its scores that it has trained, though what it answered was refused.
 
     The scores of its edge come too late.
     """
     quorum = {"server": Patience(0.3, 2), "edge": Patience(9.0, 1)}
-    local = LocalTree(tmp_path, patience=quorum)
+    local.patience = quorum
     one = experiment(CASES["HierFAVG"], score_every=1, rounds=4, codec=FEEDBACK)
     run = server_run(one, local)
     next(run)
@@ -625,15 +585,7 @@ def test_late_scores_correct_what_was_trained(tmp_path: Path) -> None:
     above.take(device.place.number, device.answer)
     next(run)
     run.runtime.commit()
-    missing = missing_of(local.nodes["server", 0].database)
-    for node in local.nodes.values():
-        node.asks.patience = None  # for those who look at the rows
-    deployed = state(run)
-    local.close()
-    repeated = replay(one, missing)
-    while repeated.round < run.round:
-        next(repeated)
-    assert differences(state(repeated), deployed) == []
+    check_replay(run, local, one)
 
 
 def test_owed_orders_are_the_last_ones_of_each_label(tmp_path: Path) -> None:
@@ -667,10 +619,9 @@ def test_the_last_owed_order_of_a_good_round_stays(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -> None:
+def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(local: LocalTree) -> None:
     """The device holds the row of the last choice that counts, though it was away for it."""
     personal = [("device", "personal")]
-    local = LocalTree(tmp_path)
     one = experiment(CASES["PFedMe"], score_every=9, rounds=6)
     run = server_run(one, local)
     next(run)
@@ -694,7 +645,6 @@ def test_an_owed_choice_stays_where_a_later_one_is_rolled_back(tmp_path: Path) -
     assert held.row is not None
     assert chosen.row is not None
     assert torch.equal(held.row, chosen.row)
-    local.close()
 
 
 def test_an_order_before_the_last_one_of_its_label_is_not_followed(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_log_is_moved_when_much_was_written(
 
 @pytest.mark.parametrize(("name", "edge_rounds"), [("FedAvg", 0), ("HierFAVG", 3)])
 def test_answers_are_journalled_before_the_next_ask_alone(
-    tmp_path: Path, name: str, edge_rounds: int, monkeypatch: pytest.MonkeyPatch
+    local: LocalTree, name: str, edge_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server asks once in a round, so its journal stays empty; an edge asks several times."""
     written: list[str] = []
@@ -77,10 +77,9 @@ def test_answers_are_journalled_before_the_next_ask_alone(
     if edge_rounds:
         several = with_fields(plain.algorithm, edge_rounds=edge_rounds)
         plain = replace(plain, algorithm=several)
-    tree = LocalTree(tmp_path)
-    run = server_run(plain, tree)
+    run = server_run(plain, local)
     next(run)
-    tree.close()
+    local.close()
     asks_below = 0
     if edge_rounds:
         asks_below = (edge_rounds - 1) * plain.tree.size("edge")

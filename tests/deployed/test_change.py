@@ -37,6 +37,7 @@ from covey.kernel.store.store import Entry, Frozen
 from covey.runs.saved.fingerprint import of as fingerprint_of
 from tests.cli.command import SMALL, exits, spawn
 from tests.deployed.scripts import Tools
+from tests.given import drained
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 OLD = {"north": ["a", "b"], "south": ["c", "d"]}
@@ -114,9 +115,7 @@ def simulated(algorithm: str, *, before: int, rounds: int, planned: int) -> cove
         new.runtime.thaw(moved_rows(frozen, change.places(frozen.tier)), 0)
     new.stand(captured, [record.as_dict() for record in old.history])
     new.runtime.commit()
-    for _ in new:
-        pass
-    return new
+    return drained(new)
 
 
 def move_disks(folder: Path, change: TreeChange) -> None:
@@ -150,8 +149,7 @@ def deployed(folder: Path, algorithm: str, *, before: int, rounds: int, planned:
     second = LocalTree(folder / "new")
     run = server_run(new, second)
     assert run.round == before
-    for _ in run:
-        pass
+    drained(run)
     finish(run)
     return run
 
@@ -168,8 +166,7 @@ def test_a_run_goes_on_as_in_the_simulator(algorithm: str, planned: int, tmp_pat
 def test_another_tree_gives_other_rows(tmp_path: Path) -> None:
     """Or the test above could not fail."""
     run = covey.run(experiment(OLD, "PerMFL", 4))
-    for _ in run:
-        pass
+    drained(run)
     other = simulated("PerMFL", before=2, rounds=4, planned=4)
     assert not torch.equal(run.w, other.w)
 

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,6 @@ from covey.runtimes.alone.envelope import open_sealed, seal
 from covey.runtimes.facts import SubtreeFacts
 from covey.tree import Tree
 from tests.deployed.attacks import with_value
-from tests.deployed.socket_tree import SocketTree
 from tests.deployed.tree import family, key, until
 from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, SHARDS, Case, differences, experiment, state
@@ -55,14 +54,6 @@ from tests.laws.test_loopback import Failing
 
 ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]
-
-
-@pytest.fixture
-def local(folder: Path) -> Iterator[LocalTree]:
-    """A tree whose nodes pass bytes to each other in this process."""
-    tree = LocalTree(folder)
-    yield tree
-    tree.close()
 
 
 def assert_simulated(run: covey.Run, case: Case, **changes: Any) -> covey.Run:
@@ -274,11 +265,13 @@ def test_a_server_that_hears_no_scores_says_so(local: LocalTree) -> None:
 
 
 @pytest.mark.parametrize("name", MAY_MISS if ALL else ["PFedMe", "HierFAVG"])
-def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(name: str, folder: Path) -> None:
+def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(
+    name: str, local: LocalTree
+) -> None:
     """Device 2 lies: in the first round its memory has moved, in the second it has not."""
     case = CASES[name]
     asker = experiment(case).tree.tiers[-2]
-    local = LocalTree(folder, patience={asker: Patience(20.0, 1)})
+    local.patience = {asker: Patience(20.0, 1)}
     changes: dict[str, Any] = {"score_every": 4, "rounds": 4}
     run = server_run(experiment(case, **changes), local)
     next(run)
@@ -302,10 +295,10 @@ def test_a_quorum_goes_on_without_a_liar_and_its_replay_is_equal(name: str, fold
     assert differences(rows_of(plain), rows) != []
 
 
-def test_a_device_that_diverged_is_dropped_where_that_is_said(folder: Path) -> None:
+def test_a_device_that_diverged_is_dropped_where_that_is_said(local: LocalTree) -> None:
     """Its row is that of the round before, the round goes on, and its replay is equal."""
     case = Case("Failing", Failing(how="diverged"))
-    local = LocalTree(folder, patience={"edge": Patience(20.0, 1)})
+    local.patience = {"edge": Patience(20.0, 1)}
     run = server_run(experiment(case), local)
     for (tier, _), node in local.nodes.items():
         node.drops_diverged = tier == "edge"
@@ -321,16 +314,15 @@ def test_a_device_that_diverged_is_dropped_where_that_is_said(folder: Path) -> N
     assert differences(rows_of(again), rows) == []
 
 
-def test_a_device_that_diverged_ends_the_round_where_others_are_no_quorum(folder: Path) -> None:
+def test_a_device_that_diverged_ends_the_round_where_others_are_no_quorum(local: LocalTree) -> None:
     case = Case("Failing", Failing(how="diverged"))
-    local = LocalTree(folder, patience={"edge": Patience(20.0, 8)})
+    local.patience = {"edge": Patience(20.0, 8)}
     run = server_run(experiment(case), local)
     for (tier, _), node in local.nodes.items():
         node.drops_diverged = tier == "edge"
     next(run)
     with pytest.raises(DivergedError, match=r"seat 5: its training diverged: .*no quorum"):
         next(run)
-    local.close()
 
 
 def diverged(seat: int, data: bytes) -> str | None:
@@ -430,14 +422,13 @@ def test_an_error_of_most_ends_an_ask_though_the_others_were_evicted_for_it(
         assert [answers[0][seat].status == "answered" for seat in (0, 1)] == [False, True]
 
 
-def test_a_liar_is_asked_again_where_others_are_no_quorum(folder: Path) -> None:
-    local = LocalTree(folder, patience={"server": Patience(20.0, 8)})
+def test_a_liar_is_asked_again_where_others_are_no_quorum(local: LocalTree) -> None:
+    local.patience = {"server": Patience(20.0, 8)}
     run = covey.run(experiment(PLAIN["PFedMe"]), runtime=local)
     transport, _ = lying(local, "device", 5, 2)
     drained(run)
     assert len(transport.refused(5)) == 2
     assert_simulated(run, PLAIN["PFedMe"])
-    local.close()
 
 
 # What is honest
@@ -572,53 +563,6 @@ def test_over_sockets_a_quorum_does_not_count_liars(folder: Path) -> None:
         assert tree.parent.refused["bad"] == 3
 
 
-@pytest.mark.skipif(not ALL, reason="the same without sockets is in CI")
-def test_over_sockets_a_run_with_a_liar_is_its_replay(folder: Path) -> None:
-    """Device 2 lies in rounds 2 and 3, and the others are enough."""
-    liars: list[Liar] = []
-
-    def wrap(tier: str, seat: int, handler: Handler) -> Handler:
-        if seat != 2:
-            return handler
-        liars.append(Liar(handler, 0))
-        return liars[0]
-
-    case = CASES["PFedMe"]
-    changes: dict[str, Any] = {"score_every": 5, "rounds": 5}
-    patience = Patience(20.0, 3)
-    tree = SocketTree(folder / "nodes", folder / "certs", wrap=wrap, patience=patience)
-    run = server_run(experiment(case, **changes), tree)
-    next(run)
-    for runs in (True, False):
-        liars[0].lies = 1
-        liars[0].runs = runs
-        next(run)
-        assert liars[0].lies == 0
-    drained(run)
-    finish(run)
-    missing = missing_of(tree.nodes["server", 0].database)
-    told = sorted((entry.number, entry.round, entry.status) for entry in missing)
-    assert told == [(2, 1, "bad"), (2, 1, "late"), (2, 2, "bad")]
-    rows = rows_of(run)
-    tree.close()
-    again = drained(replay(experiment(case, **changes), missing))
-    assert differences(rows_of(again), rows) == []
-
-
-@pytest.mark.skipif(not ALL, reason="the same without sockets is in CI")
-def test_over_sockets_a_divergence_ends_the_round_everywhere(folder: Path) -> None:
-    tree = SocketTree(folder / "nodes", folder / "certs")
-    run = covey.run(experiment(Case("Failing", Failing(how="diverged"))), runtime=tree)
-    next(run)
-    before = state(run)
-    text = "round 2: the kept 'personal' of device 5 is no longer finite"
-    with pytest.raises(DivergedError, match=text):
-        next(run)
-    assert differences(before, state(run)) == []
-    assert not any(transport.refused for transport in tree.transports)
-    tree.close()
-
-
 # Facts
 
 
@@ -665,9 +609,10 @@ class Once(Algorithm):
         return w
 
 
-def test_a_node_that_is_made_again_knows_what_it_kept_in_an_earlier_round(folder: Path) -> None:
+def test_a_node_that_is_made_again_knows_what_it_kept_in_an_earlier_round(
+    folder: Path, local: LocalTree
+) -> None:
     case = Case("Once", Once())
-    local = LocalTree(folder)
     run = server_run(experiment(case, rounds=4, score_every=1), local)
     for _ in run:
         for tier, number in list(local.nodes):
@@ -675,7 +620,6 @@ def test_a_node_that_is_made_again_knows_what_it_kept_in_an_earlier_round(folder
                 local.restart(tier, number)
     finish(run)
     assert (folder / "device0" / "models" / "once.safetensors").exists()
-    local.close()
 
 
 Header = dict[str, Any]

@@ -145,14 +145,13 @@ def test_what_cannot_be_read_names_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_of_a_machine_is_no_fault_of_the_program(
-    tmp_path: Path,
+    local: LocalTree,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     kind: type[CoveyError],
     text: str,
 ) -> None:
     """The server's exit code lets systemd start it again."""
-    local = LocalTree(tmp_path)
     run = server_run(experiment(CASES["PFedMe"], score_every=9, rounds=2), local)
     disk = local.nodes["device", 2].database
 
@@ -163,7 +162,6 @@ def test_a_fault_of_a_machine_is_no_fault_of_the_program(
     monkeypatch.setattr(disk, "answer", broken)
     with pytest.raises(kind, match=text):
         next(run)
-    local.close()
 
 
 def test_every_change_has_a_number(tmp_path: Path) -> None:

@@ -199,14 +199,12 @@ def test_short_values_open_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     disk.close()
 
 
-def test_a_server_does_not_hold_the_records_of_all_rounds(tmp_path: Path) -> None:
+def test_a_server_does_not_hold_the_records_of_all_rounds(local: LocalTree) -> None:
     rounds = 12
-    tree = LocalTree(tmp_path)
-    run = server_run(experiment(CASES["FedAvg"], rounds=rounds, score_every=3), tree)
+    run = server_run(experiment(CASES["FedAvg"], rounds=rounds, score_every=3), local)
     before = sum(type(one) is Round for one in gc.get_objects())
     seen = [record.as_dict() for record in run]
     gc.collect()
     assert sum(type(one) is Round for one in gc.get_objects()) - before <= 2
     assert [record.as_dict() for record in run.history] == seen
     assert len(seen) == rounds
-    tree.close()

@@ -41,10 +41,10 @@ from tests.laws.test_loopback import Failing
 
 
 @pytest.mark.parametrize("how", ["value", "diverged"])
-def test_a_quorum_goes_on_without_a_device_that_fails(how: str, folder: Path) -> None:
+def test_a_quorum_goes_on_without_a_device_that_fails(how: str, local: LocalTree) -> None:
     """Its error is a bad answer: it is counted, and the replay without it is equal."""
     case = Case("Failing", Failing(how=how))
-    local = LocalTree(folder, patience={"edge": Patience(20.0, 1)})
+    local.patience = {"edge": Patience(20.0, 1)}
     run = drained(server_run(experiment(case), local))
     finish(run)
     (reason,) = local.transport_above("device", 5).refused(5)
@@ -59,8 +59,8 @@ def test_a_quorum_goes_on_without_a_device_that_fails(how: str, folder: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["DivergedError", "nonsense"])
-def test_one_lying_error_stops_nobody(kind: str, folder: Path) -> None:
-    local = LocalTree(folder, patience={"server": Patience(20.0, 3)})
+def test_one_lying_error_stops_nobody(kind: str, local: LocalTree) -> None:
+    local.patience = {"server": Patience(20.0, 3)}
     run = covey.run(experiment(PLAIN["PFedMe"], rounds=3), runtime=local)
     transport = local.transport_above("device", 5)
     honest = local.nodes["device", 5].answer
@@ -74,7 +74,6 @@ def test_one_lying_error_stops_nobody(kind: str, folder: Path) -> None:
     drained(run)
     assert run.round == 3
     assert len(transport.refused(5)) == 2
-    local.close()
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,10 @@ class Broken(Algorithm):
 
 @pytest.mark.parametrize(("devices", "ends"), [(4, False), (5, True), (8, True)])
 def test_an_error_that_more_than_half_give_ends_the_run(
-    devices: int, ends: bool, folder: Path
+    devices: int, ends: bool, local: LocalTree
 ) -> None:
     """It is a fault of the program, which nobody but its author can mend."""
-    local = LocalTree(folder, patience={"server": Patience(20.0, 1)})
+    local.patience = {"server": Patience(20.0, 1)}
     run = covey.run(experiment(Case("Broken", Broken(devices))), runtime=local)
     next(run)
     if ends:
@@ -109,26 +108,23 @@ def test_an_error_that_more_than_half_give_ends_the_run(
         assert [len(local.transport_above("device", d).refused(d)) for d in range(8)] == [
             1, 1, 1, 1, 0, 0, 0, 0
         ]  # fmt: skip
-    local.close()
 
 
 @pytest.mark.parametrize(("how", "kind"), [("value", ProgramError), ("diverged", DivergedError)])
 def test_without_a_quorum_an_error_of_one_device_ends_the_run(
-    how: str, kind: type[CoveyError], folder: Path
+    how: str, kind: type[CoveyError], local: LocalTree
 ) -> None:
-    local = LocalTree(folder)
     run = covey.run(experiment(Case("Failing", Failing(how=how))), runtime=local)
     next(run)
     with pytest.raises(kind):
         next(run)
-    local.close()
 
 
 def test_a_device_that_could_not_follow_an_order_trains_only_after_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    local: LocalTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would hold the rows of a later round, and call them the chosen ones."""
-    local = LocalTree(folder, patience={"server": Patience(0.5, 3)})
+    local.patience = {"server": Patience(0.5, 3)}
     run = server_run(experiment(CASES["PFedMe"], rounds=3, score_every=1), local)
     device = local.nodes["device", 2]
     hold = DiskStore.hold
@@ -149,7 +145,6 @@ def test_a_device_that_could_not_follow_an_order_trains_only_after_it(
     next(run)
     missing = missing_of(local.nodes["server", 0].database)  # of the rounds that are good
     assert {(entry.number, entry.round, entry.lane) for entry in missing} >= {(2, 1, "train")}
-    local.close()
 
 
 # Strangers
@@ -187,9 +182,9 @@ def test_strangers_are_counted_and_fill_no_log(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_strangers_at_the_control_port_fill_no_log(progress: Progress, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
+def test_strangers_at_the_control_port_fill_no_log(
+    progress: Progress, authority: Authority
+) -> None:
     identity = Identity(authority.issue("edge0"))
     stream = io.StringIO()
     with closing(
@@ -284,9 +279,7 @@ def test_another_user_of_the_machine_orders_nothing(progress: Progress) -> None:
     assert progress.state == "starting"
 
 
-def test_an_observer_looks_and_orders_nothing(progress: Progress, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    authority = Authority.create(tmp_path / "certs")
+def test_an_observer_looks_and_orders_nothing(progress: Progress, authority: Authority) -> None:
     observer = authority.issue("observer")
     identity = Identity(authority.issue("edge0"))
     with closing(Control(progress, host="0.0.0.0", identity=identity)) as control:

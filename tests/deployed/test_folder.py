@@ -59,19 +59,15 @@ ADDRESS = {"server": "server.example", "edge": "{seat}.example"}
 TIMES = {"seconds", "spent", "started", "ended"}
 """Keys of JSON files that no two runs have in common."""
 NAMED = {
-    "metrics.jsonl": "times of rounds",
-    "metrics.csv": "times of rounds",
-    "summary.json": "times",
-    "status.json": "times",
-    "repeat.txt": "the name of the folder",
+    "metrics.jsonl": "times of rounds", "metrics.csv": "times of rounds", "summary.json": "times",
+    "status.json": "times", "repeat.txt": "the name of the folder",
     "environment.json": "the command, and the runtime",
     "checkpoint.history.jsonl": "times of rounds",
     "checkpoint.safetensors": "rows in another order, and where the history lies",
     "checkpoint.previous.safetensors": "a deployed run saves at its end alone",
-    "report.html": "times",
-    "plot.png": "a panel with seconds",
+    "report.html": "times", "plot.png": "a panel with seconds",
     "replay.json": "a run of the simulator misses nobody",
-}
+}  # fmt: skip
 """Files that may differ, and why."""
 
 

@@ -34,7 +34,7 @@ from covey.deployed.transport.wire import Reply, key_sent
 from covey.errors import ConfigError, CoveyError, EvictedError, TransportError
 from tests.deployed.hostile import Peer, frame, hello
 from tests.deployed.proxy import Proxy
-from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
+from tests.deployed.tree import FAST, FINGERPRINT, Family, Gated, echo, family, key, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -399,19 +399,14 @@ def test_an_empty_seat_is_waited_for(plain: Family) -> None:
 
 
 def test_late_and_absent_are_told_apart(plain: Family) -> None:
-    gate = threading.Event()
-
-    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return b"late"
-
+    slow = Gated(b"late")
     plain.dial(0)
     plain.dial(1, handler=slow)
     plain.wait(0, 1)
     patience = Patience(seconds=0.2, quorum=1)
     answers = plain.parent.ask(key(1), b"", dict.fromkeys(range(3), b""), patience)
     assert [answers[seat].status for seat in range(3)] == ["answered", "late", "absent"]
-    gate.set()
+    slow.gate.set()
     second = plain.parent.ask(key(2), b"", {0: b"", 1: b""})
     assert second[1] == Answer("answered", b"late")  # of this ask: the first one's is dropped
 
@@ -429,14 +424,7 @@ def test_an_ask_waits_for_its_quorum_beyond_the_deadline(plain: Family) -> None:
 
 def test_a_seat_has_a_window(plain: Family) -> None:
     """Requests beyond the window are not sent, so that they move nothing."""
-    gate = threading.Event()
-    handled: list[int] = []
-
-    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        handled.append(asked.round)
-        return b""
-
+    slow = Gated()
     plain.dial(0, handler=slow)
     plain.dial(1)
     plain.wait(0, 1)
@@ -444,9 +432,9 @@ def test_a_seat_has_a_window(plain: Family) -> None:
     own = {0: b"", 1: b""}
     states = [plain.parent.ask(key(n), b"", own, patience)[0].status for n in range(4)]
     assert states == ["late", "late", "absent", "absent"]
-    gate.set()
+    slow.gate.set()
     plain.parent.ask(key(9), b"", {0: b""})
-    assert handled == [0, 1, 9]
+    assert [asked.round for asked in slow.asked] == [0, 1, 9]
 
 
 def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
@@ -454,49 +442,33 @@ def test_a_request_goes_on_over_a_broken_stream(plain: Family) -> None:
 
     An answer goes only to a parent that has asked in the stream that is open.
     """
-    begun = threading.Event()
-    gate = threading.Event()
-    handled = []
-
-    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        handled.append(asked)
-        begun.set()
-        gate.wait(10)
-        return b"done"
-
+    slow = Gated(b"done")
     served = plain.dial(0, handler=slow)
     plain.wait(0)
 
     def cut() -> None:
-        begun.wait(10)
+        slow.begun.wait(10)
         stream = plain.parent.table.streams[0]
         plain.parent._loop.call_soon_threadsafe(stream.close, "UNAVAILABLE", "a cut")
         until(lambda: served.port.joined == 2)
         until(lambda: served.port.connected and bool(served.port.hosted.stream.asked))
-        gate.set()
+        slow.gate.set()
 
     thread = threading.Thread(target=cut)
     thread.start()
     assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
     thread.join()
-    assert handled == [key()]
+    assert slow.asked == [key()]
 
 
 def test_a_parent_that_starts_anew_gets_no_answer_that_it_has_not_asked(plain: Family) -> None:
     """A seat is busy while its parent ends and starts again: its answer would be a lie."""
-    begun = threading.Event()
-    gate = threading.Event()
-
-    def slow(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        begun.set()
-        gate.wait(10)
-        return b"done"
-
+    slow = Gated(b"done")
     served = plain.dial(0, handler=slow)
     plain.wait(0)
     asking = threading.Thread(target=_ask_in_vain, args=(plain,))
     asking.start()
-    begun.wait(10)
+    slow.begun.wait(10)
     address = plain.parent.address
     plain.parent.close()
     asking.join(10)
@@ -504,7 +476,7 @@ def test_a_parent_that_starts_anew_gets_no_answer_that_it_has_not_asked(plain: F
         address, listed("device", range(3)), fingerprint=FINGERPRINT, identity=None, limits=FAST
     )
     until(lambda: served.port.joined == 2)
-    gate.set()
+    slow.gate.set()
     until(lambda: served.port.hosted.busy == 0)
     assert plain.parent.ask(key(), b"", {0: b""})[0] == Answer("answered", b"done")
     assert plain.parent.refused["dropped"] == 0
@@ -708,10 +680,9 @@ def watched(port: GrpcPort, server: SeatCertificate) -> ParentStream:
 
 
 def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the child, whose stream stays open; the list counts again when it is whole."""
-    authority = Authority.create(tmp_path / "certs")
     server = Identity(authority.issue("server")).check()
     identity = Identity(authority.issue("device0"))
     port = GrpcPort("127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity)
@@ -735,9 +706,8 @@ def test_a_damaged_list_of_revoked_certificates_is_told_ever_more_rarely(
 
 
 def test_a_parent_whose_certificate_ends_is_left_though_the_list_is_damaged(
-    tmp_path: Path,
+    authority: Authority,
 ) -> None:
-    authority = Authority.create(tmp_path / "certs")
     server = replace(Identity(authority.issue("server")).check(), ends=datetime.now(UTC))
     identity = Identity(authority.issue("device0"))
     port = GrpcPort("127.0.0.1:9", "server", {"device0": 0}, fingerprint="", identity=identity)

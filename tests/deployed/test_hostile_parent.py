@@ -29,6 +29,7 @@ from covey.deployed.transport.transport import AskKey
 from covey.links.packed import Packed, Schema
 from covey.runtimes.alone.envelope import seal
 from fuzz import parent
+from tests.given import drained
 from tests.laws.cases import differences, state
 from tests.laws.test_loopback import nodes
 
@@ -89,15 +90,13 @@ class Besieged:
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Besieged]:
     out = Besieged(tmp_path_factory.mktemp("parent"))
     yield out
-    for _ in out.run:
-        pass
+    drained(out.run)
     finish(out.run)
     assert sorted(
         path.name for path in (out.folder / "nodes" / "device0" / "models").iterdir()
     ) == ["edge.safetensors", "global.safetensors", "personal.safetensors"]
     simulated = covey.run(out.experiment)
-    for _ in simulated:
-        pass
+    drained(simulated)
     assert differences(state(simulated) | nodes(simulated), state(out.run) | nodes(out.run)) == []
     out.tree.close()
 

@@ -64,8 +64,7 @@ def late_run(
     local = LocalTree(folder, patience=quorum)
     run = server_run(described, local)
     slow_tree(local, shares)
-    for _ in run:
-        pass
+    drained(run)
     finish(run)
     missing = missing_of(local.nodes["server", 0].database)
     for node in local.nodes.values():

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import covey
 from covey.deployed.node.local_tree import LocalTree
 from covey.deployed.node.missed import ENDED, MissedAsks, Missing, remembered
-from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
-from covey.deployed.transport.transport import AskKey, Handler, Patience, Status
-from tests.deployed.tree import key
-from tests.laws.cases import CASES, differences, experiment, state
+from covey.deployed.transport.transport import AskKey, Patience, Status
+from tests.deployed.tree import Gated, check_replay, key
+from tests.laws.cases import CASES, experiment
 
 FEEDBACK = {"name": "int8", "update": True, "feedback": True}
 LONG = ENDED + 8
@@ -84,41 +80,18 @@ def test_who_was_missing_below_is_told_however_long_a_child_is_late() -> None:
     assert told == [(round, "absent") for round in range(LONG)]
 
 
-def lost(gate: threading.Event) -> Handler:
-    """A node that gets a request, and loses it."""
-
-    def answer(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        gate.wait(10)
-        return b""
-
-    return answer
-
-
-def check_replay(run: covey.Run, local: LocalTree, described: covey.Experiment) -> None:
-    """The rows and records of a run are those of its replay."""
-    missing = missing_of(local.nodes["server", 0].database)
-    for node in local.nodes.values():
-        node.asks.patience = None  # for those who look at the rows
-    deployed = state(run)
-    local.close()
-    repeated = replay(described, missing)
-    while repeated.round < run.round:
-        next(repeated)
-    assert differences(state(repeated), deployed) == []
-
-
-def test_a_lost_training_is_known_after_a_long_absence(tmp_path: Path) -> None:
+def test_a_lost_training_is_known_after_a_long_absence(local: LocalTree) -> None:
     """A device loses a training, is away for many rounds, and comes back."""
     described = experiment(CASES["PFedMe"], rounds=LONG + 5, score_every=99, codec=FEEDBACK)
-    local = LocalTree(tmp_path, patience={"server": Patience(0.05, 7)})
+    local.patience = {"server": Patience(0.05, 7)}
     run = server_run(described, local)
     next(run)
     above = local.transport_above("device", 2)
-    gate = threading.Event()
-    above.take(2, lost(gate))
+    lost = Gated()
+    above.take(2, lost)
     next(run)
     above.leave(2)
-    gate.set()
+    lost.gate.set()
     local.nodes["server", 0].asks.patience = Patience(0.002, 7)
     for _ in range(LONG):
         next(run)
@@ -129,20 +102,19 @@ def test_a_lost_training_is_known_after_a_long_absence(tmp_path: Path) -> None:
     check_replay(run, local, described)
 
 
-def test_a_correction_is_told_again_where_an_order_comes_again(tmp_path: Path) -> None:
+def test_a_correction_is_told_again_where_an_order_comes_again(local: LocalTree) -> None:
     """A device has lost its last training; the edge's answer to the last order is lost too."""
     described = experiment(CASES["HierFAVG"], rounds=2, score_every=9, codec=FEEDBACK)
-    local = LocalTree(tmp_path)
     run = server_run(described, local)
     next(run)
     edge = next(node for node in local.nodes.values() if node.place.tier == "edge")
     device = edge.asks.seats[0]
     above = local.transport_above("device", device)
-    gate = threading.Event()
-    above.take(device, lost(gate))
+    lost = Gated()
+    above.take(device, lost)
     edge.asks.patience = Patience(0.05, 1)
     next(run)
-    gate.set()
+    lost.gate.set()
     above.take(device, local.nodes["device", device].answer)
     edge.asks.patience = Patience(9.0, 1)
     orders = []
@@ -160,9 +132,8 @@ def test_a_correction_is_told_again_where_an_order_comes_again(tmp_path: Path) -
     check_replay(run, local, described)
 
 
-def test_a_round_that_is_undone_has_not_ended(tmp_path: Path) -> None:
+def test_a_round_that_is_undone_has_not_ended(local: LocalTree) -> None:
     """Or who was missing in it would count for the round that is run again."""
-    local = LocalTree(tmp_path)
     run = server_run(experiment(CASES["HierFAVG"], rounds=3, score_every=9), local)
     next(run)
     next(run)
@@ -174,4 +145,3 @@ def test_a_round_that_is_undone_has_not_ended(tmp_path: Path) -> None:
     rounds = [asked.split("/")[2] for asked, _ in edge.database.fact("ended")]
     assert attempts == {"0", "1"}
     assert len(rounds) == 2 * rounds.count("0")
-    local.close()

@@ -103,8 +103,9 @@ def test_a_seat_is_evicted_and_admitted_again(tmp_path: Path) -> None:
         people.close()
 
 
-def test_a_control_port_beyond_loopback_hears_operators_alone(tmp_path: Path) -> None:
-    authority = Authority.create(tmp_path / "certs")
+def test_a_control_port_beyond_loopback_hears_operators_alone(
+    tmp_path: Path, authority: Authority
+) -> None:
     identity = Identity(authority.issue("edge0"))
     operator = authority.issue("operator")
     device = authority.issue("device0")

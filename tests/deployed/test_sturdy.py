@@ -36,7 +36,7 @@ from covey.files.config import load
 from tests.cli.command import BASE, SMALL
 from tests.cli.command import covey as command
 from tests.deployed.members import ADDRESS, member, planned, serving
-from tests.deployed.tree import FAST, FINGERPRINT, Family, echo, family, key, until
+from tests.deployed.tree import FAST, FINGERPRINT, Family, Gated, echo, family, key, until
 
 LOCAL = (*SMALL[1:], "rounds=2", "data.devices=4")
 
@@ -199,23 +199,16 @@ def test_a_handler_that_fails_ends_its_process_and_no_other(
 
 def test_an_evicted_edge_ends_though_its_children_do_not_answer(plain: Family) -> None:
     """Its handler waits for a child that never comes."""
-    begun = threading.Event()
-    gate = threading.Event()
-
-    def waits(asked: AskKey, common: bytes, own: bytes) -> bytes:
-        begun.set()
-        gate.wait(30)
-        return b""
-
+    waits = Gated()
     served = plain.dial(0, handler=waits)
     plain.wait(0)
     asking = threading.Thread(target=_ignored(plain, {0: b""}))
     asking.start()
-    assert begun.wait(5)
+    assert waits.begun.wait(5)
     plain.parent.evict("device0")
     served.thread.join(5)
     assert not served.thread.is_alive()
-    gate.set()
+    waits.gate.set()
     assert "PERMISSION_DENIED: device0 is evicted" in str(served.errors[0])
     plain.parent.close()
     asking.join(5)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import covey
 from covey.deployed.node.local_tree import LocalTree
-from covey.deployed.node.replay import replay
-from covey.deployed.node.server_run import finish, missing_of, server_run
+from covey.deployed.node.server_run import finish, server_run
 from covey.deployed.transport.transport import Patience
 from covey.errors import TransportError
 from covey.kernel.nodes import Drawn
 from covey.runs.scores import node_round
 from tests.deployed.test_checked import lying, without_reports
-from tests.laws.cases import CASES, differences, experiment, state
+from tests.deployed.tree import check_replay
+from tests.laws.cases import CASES, experiment
 
 SAMPLE = 1
 
@@ -31,10 +29,10 @@ def edge_of_the_drawn(local: LocalTree, round: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["HierFAVG", "PerMFL", "SFedHP"])
-def test_a_round_without_the_drawn_devices_has_no_scores(name: str, tmp_path: Path) -> None:
+def test_a_round_without_the_drawn_devices_has_no_scores(name: str, local: LocalTree) -> None:
     """The run goes on, and its replay says the same."""
     described = experiment(CASES[name], rounds=3, score_every=1, score_sample=SAMPLE)
-    local = LocalTree(tmp_path, patience={"server": Patience(0.05, 2)})
+    local.patience = {"server": Patience(0.05, 2)}
     run = server_run(described, local)
     local.nodes["server", 0].asks.patience = Patience(9.0, 2)
     next(run)
@@ -53,23 +51,15 @@ def test_a_round_without_the_drawn_devices_has_no_scores(name: str, tmp_path: Pa
     record = next(run)
     assert record.models["global"].scores["test"].sampled == SAMPLE
     finish(run)
-    missing = missing_of(local.nodes["server", 0].database)
-    for node in local.nodes.values():
-        node.asks.patience = None  # for those who look at the rows
-    deployed = state(run)
     histories = [entry.models for entry in run.history]
-    local.close()
-    repeated = replay(described, missing)
-    for _ in repeated:
-        pass
+    repeated = check_replay(run, local, described)
     assert [entry.models for entry in repeated.history] == histories
-    assert differences(state(repeated), deployed) == []
 
 
-def test_a_reached_device_must_tell_its_scores(tmp_path: Path) -> None:
+def test_a_reached_device_must_tell_its_scores(local: LocalTree) -> None:
     """Though another edge is away."""
     described = experiment(CASES["HierFAVG"], rounds=3, score_every=1, score_sample=SAMPLE)
-    local = LocalTree(tmp_path, patience={"server": Patience(0.5, 1)})
+    local.patience = {"server": Patience(0.5, 1)}
     run = covey.run(described, runtime=local)
     edge = edge_of_the_drawn(local, 0)
     _, liar = lying(local, "edge", edge, 99)
@@ -78,4 +68,3 @@ def test_a_reached_device_must_tell_its_scores(tmp_path: Path) -> None:
     local.transport_above("edge", other).leave(other)
     with pytest.raises(TransportError, match="nobody has told the scores of any device"):
         next(run)
-    local.close()

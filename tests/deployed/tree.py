@@ -1,19 +1,24 @@
-"""A parent and children over real sockets, with certificates, for tests."""
+"""A parent and children over real sockets, with certificates, and what tests do with trees."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import covey
+from covey.deployed.node.local_tree import LocalTree
+from covey.deployed.node.replay import replay
+from covey.deployed.node.server_run import missing_of
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
 from covey.deployed.transport.grpc_options import Limits
 from covey.deployed.transport.grpc_port import GrpcPort
 from covey.deployed.transport.grpc_transport import GrpcTransport, listed
-from covey.deployed.transport.transport import AskKey, Handler, Seat
+from covey.deployed.transport.transport import Answer, AskKey, Blob, Handler, Seat
+from tests.laws.cases import differences, state
 
 FINGERPRINT = "0123456789abcdef"
 FAST = Limits(
@@ -37,6 +42,22 @@ def until(holds: Callable[[], bool], seconds: float = 10) -> None:
 def echo(asked: AskKey, common: bytes, own: bytes) -> bytes:
     """Answers what it got."""
     return b"%d:" % asked.round + common + b"+" + own
+
+
+class Gated:
+    """A handler that notes what it is asked, and answers once its gate is open."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self.answer = answer
+        self.asked: list[AskKey] = []
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self, asked: AskKey, common: bytes, own: bytes) -> bytes:
+        self.asked.append(asked)
+        self.begun.set()
+        self.gate.wait(30)
+        return self.answer
 
 
 @dataclass
@@ -141,3 +162,35 @@ def family(folder: Path, count: int = 2, **more: Any) -> Iterator[Family]:
         yield out
     finally:
         out.close()
+
+
+class Silent:
+    """A transport to nobody."""
+
+    def ask(
+        self, key: AskKey, common: Blob, own: Mapping[Seat, bytes], *more: Any
+    ) -> Mapping[Seat, Answer]:
+        return {}
+
+    def owe(self, key: AskKey, own: Mapping[Seat, bytes]) -> None:
+        """Nothing is owed."""
+
+    def members(self) -> frozenset[Seat]:
+        return frozenset()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def check_replay(run: covey.Run, local: LocalTree, described: covey.Experiment) -> covey.Run:
+    """The rows and records of a run, so far, are those of its replay, which is given."""
+    missing = missing_of(local.nodes["server", 0].database)
+    for node in local.nodes.values():
+        node.asks.patience = None  # for those who look at the rows
+    deployed = state(run)
+    local.close()
+    again = replay(described, missing)
+    while again.round < run.round:
+        next(again)
+    assert differences(state(again), deployed) == []
+    return again

@@ -21,12 +21,13 @@ from covey.files import config
 from covey.files.assemble import Experiments
 from covey.grid import pool
 from covey.grid.axes import axis, product
-from covey.grid.cells import batch_size, cost
+from covey.grid.cells import Cell, batch_size, cost, play
 from covey.grid.plan import comparison
 from covey.grid.pool import Answer, Job
 from covey.grid.tune import Tuner
 from covey.runs.scores.record import read
 from tests.cli.command import BASE, FASHION, contents, exits, spawn
+from tests.cli.command import SMALL as RUN
 from tests.cli.command import covey as command
 from tests.grid.grid_work import work
 
@@ -428,3 +429,12 @@ def test_the_fashion_example_names_eight_methods() -> None:
     assert {"Local", "FineTune"} <= set(methods)
     for other in file.yardsticks().values():
         other.learner()
+
+
+def test_trials_stop_each_on_its_own() -> None:
+    words = (*RUN[1:], "rounds=30", "stop.patience=2", "stop.min_delta=0.02")
+    file = config.load(BASE, words).resolved()
+    both = play(Cell("trial", file, [0, 1]))
+    each = [play(Cell("trial", file, [seed])) for seed in (0, 1)]
+    assert both["chosen_round"] == [alone["chosen_round"][0] for alone in each]
+    assert both["rounds"] == each[0]["rounds"] < 30

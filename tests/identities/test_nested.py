@@ -144,17 +144,9 @@ def sparse_sfedhp(batch: int | None) -> Pair:
 
 
 PAIRS = (
-    fedavg,
-    fedprox,
-    pfedme,
-    sparse_pfedme,
-    fedmac,
-    sparse_fedmac,
-    hierfavg,
-    permfl,
-    sfedhp,
+    fedavg, fedprox, pfedme, sparse_pfedme, fedmac, sparse_fedmac, hierfavg, permfl, sfedhp,
     sparse_sfedhp,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("world", WORLDS)

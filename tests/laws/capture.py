@@ -23,6 +23,7 @@ from covey import Run
 from covey.files.config import load
 from tests import peek
 from tests.cli.command import DEMO, EXAMPLES
+from tests.given import drained
 from tests.laws.cases import CASES, state, whole
 
 FILE = Path(__file__).with_name("captured.json")
@@ -83,9 +84,7 @@ def file(name: str) -> Run:
 
 
 def _finished(run: Run) -> Run:
-    for _ in run:
-        pass
-    return run
+    return drained(run)
 
 
 def everything() -> Iterator[tuple[str, Callable[[], Run]]]:

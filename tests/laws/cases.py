@@ -27,6 +27,7 @@ from covey.kernel.environment import Environment
 from covey.laws import differences as differences
 from covey.runs.seed import Seed
 from tests import peek
+from tests.given import drained
 
 INPUTS, CLASSES = 13, 5
 SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
@@ -245,14 +246,13 @@ def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
 
 def moving(case: Case) -> Case:
     """The case with its steps doubled until one round moves a model by a tenth of its norm."""
-    from covey.advice import levers
-
     for _ in range(DOUBLINGS):
         if moved_in_one_round(case) > 0.1:
             break
+        fields = [step.field for step in case.algorithm.levers(0.0).steps]
+        values = {field: getattr(case.algorithm, field) for field in fields}
         steps = {
-            step.field: 2 * getattr(case.algorithm, step.field)
-            for step in levers.steps(case.algorithm)
+            field: 2 * value for field, value in values.items() if isinstance(value, int | float)
         }
         longer = replace(case, algorithm=with_fields(case.algorithm, **steps))
         if not steps or moved_in_one_round(longer) == math.inf:
@@ -337,8 +337,7 @@ def experiment(case: Case, **changes: Any) -> Experiment:
 def finished(case: Case, **changes: Any) -> Run:
     """The run after its last round; the model must have moved."""
     run = covey.run(experiment(case, **changes))
-    for _ in run:
-        pass
+    drained(run)
     assert_moved(run)
     return run
 

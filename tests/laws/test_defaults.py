@@ -100,10 +100,6 @@ def test_the_law_demands_what_it_says() -> None:
     assert all(d.holds for d in limits("PFedMe", "synthetic", reached, sticks))
     edge, other, best = limits("HierFAVG", "digits", {"global": 88.9, "edge": 95.0}, sticks)
     assert (edge.model, edge.holds, other.holds, best.model, best.holds) == (
-        "edge",
-        True,
-        True,
-        "global",
-        False,
-    )
+        "edge", True, True, "global", False,
+    )  # fmt: skip
     assert limits("PFedGP", "digits", {"global": 90.0, "personal": 93.0}, sticks)[0].holds

@@ -25,7 +25,8 @@ from covey.deployed.transport.transport import AskKey, Handler, Patience
 from covey.errors import ConfigError, DivergedError, ProgramError, TransportError
 from covey.runs.saved import snapshot
 from covey.runtimes.alone.envelope import header_of
-from tests.given import drained
+from tests.given import drained, played
+from tests.laws import test_least as least
 from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state, whole
 from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, nodes
 
@@ -50,6 +51,19 @@ def everything(run: covey.Run) -> dict[str, Any]:
 def test_every_case_is_the_simulators(case: Case, tree: LocalTree) -> None:
     run = drained(covey.run(experiment(case), runtime=tree))
     assert differences(everything(whole(case.name)), everything(run)) == []
+
+
+@pytest.mark.parametrize("form", least.FORMS)
+def test_small_devices_are_counted_as_in_the_simulator(form: str, tree: LocalTree) -> None:
+    """By a tree and by its replay (laws/test_least.py)."""
+    changes = least.FORMS[form]
+    simulated = played(least.experiment(**changes))
+    run = played(least.experiment(**changes), runtime=tree)
+    missing = missing_of(tree.nodes["server", 0].database)
+    assert differences(everything(simulated), everything(run)) == []
+    again = drained(replay(least.experiment(**changes), missing))
+    assert differences(everything(simulated), everything(again)) == []
+    assert [record.models for record in again.history] == [r.models for r in simulated.history]
 
 
 @pytest.mark.parametrize("link", list(LINKS) if ALL else FEW[:1])

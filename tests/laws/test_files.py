@@ -12,6 +12,7 @@ import covey
 from covey.kernel.store import segments
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import Store
+from tests.given import drained
 from tests.laws.cases import CASES, Case, differences, every, experiment, finished, state, whole
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -43,8 +44,7 @@ def check_files(case: Case, form: RowForm, tmp_path: Path) -> None:
         next(run)
         run.save(path)
         run = covey.run(work, resume=path, store=tmp_path / "live")
-    for _ in run:
-        pass
+    drained(run)
     assert differences(state(whole(case.name)), state(run)) == []
 
 
@@ -73,6 +73,5 @@ def test_rows_in_float16_are_rows_rounded_by_hand(
         next(run)
         run.save(path)
         run = covey.run(short, resume=path, store=store)
-    for _ in run:
-        pass
+    drained(run)
     assert differences(expected, state(run)) == []

@@ -23,6 +23,7 @@ from covey.errors import ConfigError
 from covey.runtimes.ranks import launch, ranks
 from covey.runtimes.ranks.launch import Launch
 from covey.runtimes.ranks.shares import Shares, deal
+from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, TREES, differences, every, experiment, state, whole
 from tests.laws.test_loopback import WIRED
 
@@ -123,8 +124,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("alone")
 def test_one_rank_is_the_simulator(case: Any) -> None:
     run = covey.run(experiment(case), runtime="sharded")
-    for _ in run:
-        pass
+    drained(run)
     assert differences(state(whole(case.name)), state(run)) == []
     assert run.engine["ranks"] == 1
 

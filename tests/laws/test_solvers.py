@@ -14,6 +14,7 @@ import pytest
 import covey
 from covey.laws import differences, state
 from tests import peek
+from tests.given import drained
 from tests.laws.cases import CASES, Case, experiment
 from tests.laws.test_graphs import Rerun
 from tests.laws.test_loopback import WIRED
@@ -64,9 +65,7 @@ def made(name: str, solver: str, **changes: Any) -> covey.Experiment:
 
 
 def ended(run: covey.Run) -> dict[str, Any]:
-    for _ in run:
-        pass
-    return state(run)
+    return state(drained(run))
 
 
 @cache
@@ -102,8 +101,7 @@ def test_nodes_that_share_nothing_compute_the_same_bits(name: str, solver: str) 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_seeds_side_by_side_are_as_seeds_alone(solver: str) -> None:
     together = covey.runs([made("FedAvg", solver, seed=seed) for seed in (0, 4)])
-    for _ in together:
-        pass
+    drained(together)
     assert differences(whole("FedAvg", solver), state(together.seeds[0])) == []
 
 

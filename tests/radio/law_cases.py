@@ -28,10 +28,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Pruned": {
         "planned": {"ratio": "plan", "@radio": TIGHT},
         "planned-nobody-at-an-edge": {
-            "ratio": "plan",
-            "weight": "samples",
-            "edge_rounds": 2,
-            "@radio": ALONE,
+            "ratio": "plan", "weight": "samples", "edge_rounds": 2, "@radio": ALONE,
         },
         "planned-fair-drop": {
             "ratio": "plan",
@@ -46,4 +43,4 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "HierFAVG": {
         "late-train": {"device_sample": 0.5, "@idle": "train", "@radio": DROPS},
     },
-}
+}  # fmt: skip

@@ -95,11 +95,8 @@ def test_the_slowest_is_waited_for() -> None:
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
     assert radio.upload_bytes == BITS // 4
     assert (radio.formula_seconds, radio.left_out, radio.late, radio.certificate) == (
-        None,
-        [],
-        [],
-        None,
-    )
+        None, [], [], None,
+    )  # fmt: skip
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:
@@ -321,6 +318,13 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
     assert record.accuracy("new_personal") is not None
 
 
+TWO_CELLS = replace(TWO, cells=Cells.of(1.0, count=2))
+
+
+def timed(**changes: Any) -> Radio:
+    return replace(TWO, deadline=1.0, **changes)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -331,39 +335,15 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
         (lambda: Radio(replace(PAIR, cell=torch.tensor([0, 3])), Cells.of(1.0), CHANNEL), "cell 3"),
         (lambda: experiment(FedAvg(), TWO, Tree.flat(3)), "2 devices, the tree 3"),
         (lambda: experiment(FedAvg(), replace(TWO), Tree.grouped([1, 1])), "1 cells for 2 edges"),
-        (
-            lambda: experiment(
-                FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])
-            ),
-            "device 1 stands in",
-        ),
-        (
-            lambda: experiment(
-                FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([2])
-            ),
-            "2 cells for 1 edges",
-        ),
+        (lambda: experiment(FedAvg(), TWO_CELLS, Tree.grouped([1, 1])), "device 1 stands in"),
+        (lambda: experiment(FedAvg(), TWO_CELLS, Tree.grouped([2])), "2 cells for 1 edges"),
         (lambda: replace(TWO, devices=replace(PAIR, cell=torch.tensor([0, -1]))), "cell -1"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), None)), "give a radio"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), TWO)), "needs a deadline"),
-        (
-            lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))),
-            "optimal prunes",
-        ),
-        (
-            lambda: covey.run(
-                experiment(Pruned(ratio=0.5), replace(TWO, deadline=1.0, policy=fixed(0.5)))
-            ),
-            "fixed 0.5 prunes",
-        ),
-        (
-            lambda: experiment(Scaffold(), replace(TWO, deadline=1.0, late="drop")),
-            "Scaffold counts on every answer",
-        ),
-        (
-            lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"),
-            "use 'skip'",
-        ),
+        (lambda: covey.run(experiment(FedAvg(), timed(policy=optimal))), "optimal prunes"),
+        (lambda: covey.run(experiment(Pruned(0.5), timed(policy=fixed(0.5)))), "fixed 0.5 prunes"),
+        (lambda: experiment(Scaffold(), timed(late="drop")), "Scaffold counts on every answer"),
+        (lambda: experiment(Pruned("plan"), timed(), idle="train"), "use 'skip'"),
         (lambda: Pruned(ratio="some"), "ratio = 'some'"),  # type: ignore[arg-type]
         (lambda: planned(pruning_only), "pruning_only prunes and sends the private layers"),
         (lambda: planned(weighted(torch.ones(8))), "weighted has a value for each device"),

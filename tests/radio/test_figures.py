@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import covey
-from covey.report.facts import facts
 from covey.report.pictures.plot import draw, run_figure
 from covey.report.summary import OverSeeds, summarise
 from covey.wireless import RadioRecord
@@ -33,11 +32,8 @@ def test_the_virtual_clock_of_two_seeds() -> None:
     radio = summarise([first, second]).radio
     assert radio is not None
     assert (
-        radio.seconds.mean,
-        radio.joules.mean,
-        radio.upload_joules.mean,
-        radio.upload_bytes.mean,
-    ) == (3.0, 10.0, 8.0, 400.0)
+        radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean,
+    ) == (3.0, 10.0, 8.0, 400.0)  # fmt: skip
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
     assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
@@ -64,9 +60,10 @@ def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path
 
 def test_a_radio(tmp_path: Path) -> None:
     """Devices' joules add up to the run's; bands are shared; a device that is excluded has none."""
+    page = pytest.importorskip("covey.report.facts")
     words = ("rounds=3", "score_every=1", "radio.deadline='3 ms'")
     folder = run_into(tmp_path / "run", *words, file=ROOT / "examples" / "radio.toml")
-    seed = facts([folder])["runs"][0]["seeds"][0]
+    seed = page.facts([folder])["runs"][0]["seeds"][0]
     records = [record.radio for record in covey.load(folder).history]
     radio = seed["radio"]
     assert radio["seconds"] == [record.seconds for record in records]

@@ -36,13 +36,8 @@ def test_json_has_every_device_and_policy(tmp_path: Path) -> None:
     assert len(found["devices"]) == 10
     assert sum(device["share"] for device in found["devices"]) <= 1 + 1e-9
     assert {one["policy"] for one in found["policies"]} == {
-        "optimal",
-        "equal",
-        "fair",
-        "personal_only",
-        "personal_fastest",
-        "pruning_only",
-    }
+        "optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only",
+    }  # fmt: skip
     assert max(found["summary"]["certificate"].values()) < 1e-9
     assert found["summary"]["round_ms_encoded"] > found["summary"]["round_ms"]
 

@@ -147,6 +147,14 @@ def test_samples(tmp_path: Path) -> None:
     assert seed["models"]["global"]["error"] > 0
 
 
+def test_a_seed_that_stopped_is_finished(tmp_path: Path) -> None:
+    folder = run_into(tmp_path / "run", "rounds=30", "stop.patience=2", "stop.min_delta=0.02")
+    (run,) = facts([folder])["runs"]
+    rounds = len(covey.load(folder).history)
+    assert (run["state"], run["done"], run["planned"]) == ("finished", rounds, 30)
+    assert rounds < 30
+
+
 def test_numbers_are_compared_by_their_squared_errors(tmp_path: Path) -> None:
     rows = [f"d{k % 4},{k * 0.37 % 5:.3f},{k * 0.21 % 3:.3f},{k % 7}" for k in range(120)]
     (tmp_path / "numbers.csv").write_text("\n".join(["device,label,a,b", *rows]))
