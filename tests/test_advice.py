@@ -173,11 +173,8 @@ def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitud
         ]
         assert float(ends[0]) == pytest.approx(-float(ends[1]))
         assert abs(float(ends[0])) == pytest.approx(device.numbers["largest amplitude"], rel=1e-3)
-    assert not [
-        a
-        for a in advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
-        if a.about == "smooth l1"
-    ]
+    soft = advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
+    assert not [advice for advice in soft if advice.about == "smooth l1"]
 
 
 def test_sfedhp_theorem_1_asks_for_both_links_and_no_experiment_meets_them() -> None:
@@ -554,10 +551,8 @@ def test_lists_are_checked_by_their_largest() -> None:
     assert told("inner step", PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])).numbers[
         "lr*lam"
     ] == pytest.approx(0.25)
-    assert (
-        told("edge step", PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])).level
-        == "warning"
-    )
+    steep = PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])
+    assert told("edge step", steep).level == "warning"
 
 
 def test_lists_that_differ_are_no_proof_of_divergence() -> None:
@@ -800,12 +795,8 @@ def test_ties_and_averaging_steps_are_named() -> None:
     assert told("averaging step", AL2GD(gamma=20.0, p=0.1, lr=0.02)).numbers == {
         "lr*gamma/p": pytest.approx(4.0)
     }
-    assert (
-        told("the rate of L2GD", L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0).numbers[
-            "largest lr"
-        ]
-        == 0.05
-    )
+    rate = told("the rate of L2GD", L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0)
+    assert rate.numbers["largest lr"] == 0.05
     found = advise(FedRep(head_lr=0.5), smoothness=5.0, exact=True)
     assert [advice.level for advice in found] == ["warning", "note"]
 

@@ -201,10 +201,8 @@ def test_a_model_of_ones_own_needs_a_device_and_a_global_one_does_not(pumps: Loa
         pumps.predict(readings())
     with pytest.raises(ConfigError, match="'edge'"):
         pumps.module("edge")
-    assert (
-        pumps.predict(readings(), model="global")
-        == pumps.predict(readings(), model="global", device=3)
-    ).all()
+    shared = pumps.predict(readings(), model="global")
+    assert (shared == pumps.predict(readings(), model="global", device=3)).all()
 
 
 def test_the_most_personal_model_is_taken(pumps: Loaded, tmp_path: Path) -> None:

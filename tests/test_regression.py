@@ -116,11 +116,8 @@ def test_devices_have_errors_of_their_own_also_in_a_file() -> None:
             line = lines[model, "test", str(device)]
             assert line.rmse == pytest.approx(np.sqrt((mine**2).mean()), rel=1e-9)
             assert line.mae == pytest.approx(np.abs(mine).mean(), rel=1e-9)
-            assert (line.last_rmse, line.last_mae, line.holds) == (
-                line.rmse,
-                line.mae,
-                holds[device],
-            )
+            last = (line.last_rmse, line.last_mae, line.holds)
+            assert last == (line.rmse, line.mae, holds[device])
     text = to_csv(run.devices())
     assert from_csv(text) == run.devices()
     assert text.splitlines()[0].endswith("holds,rmse,mae,last_rmse,last_mae")

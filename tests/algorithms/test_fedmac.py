@@ -263,9 +263,8 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
     algorithm = FedMac(gamma=0.001, gamma_w=0.0001)
     assert algorithm.zero("device", "personal") == pytest.approx(max(3 * 6e-5, 0.05 * 0.001))
     assert algorithm.zero("device", "local") == algorithm.cut("device") > 0.3
-    assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut(
-        "server", 100
-    ) == algorithm.zero("device", "personal")
+    ended = FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off")
+    assert ended.cut("server", 100) == algorithm.zero("device", "personal")
 
 
 @pytest.mark.parametrize("cut_after", ["keep", "off"])

@@ -513,10 +513,7 @@ def test_list_without_a_kind_counts_and_names_all() -> None:
 def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path) -> None:
     for command in ("run", "advise", "doctor"):
         ended = exits(2, command, undisturbed)
-        assert (
-            f"{undisturbed} is the folder of a run; resume it with covey run --resume {undisturbed}"
-            in ended.err
-        )
+        assert f"{undisturbed} is the folder of a run; resume it with covey run" in ended.err
 
 
 def test_nothing_in_brackets_is_swallowed_by_help() -> None:

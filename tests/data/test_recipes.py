@@ -164,10 +164,8 @@ def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(
 def test_sfedhp_on_cifar10_has_half_and_no_repeats(setting: int, train: int, test: int) -> None:
     dealt = recipes.sfedhp(labels_of([6000] * 10), setting=setting)
     assert dealt.test is not None
-    assert ({len(pile) for pile in dealt.train}, {len(pile) for pile in dealt.test}) == (
-        {train},
-        {test},
-    )
+    lengths = [{len(pile) for pile in piles} for piles in (dealt.train, dealt.test)]
+    assert lengths == [{train}, {test}]
     assert distinct(whole(dealt)) == 20 * (train + test)
     validated = recipes.sfedhp(labels_of([6000] * 10), setting=setting, validation_share=0.2)
     assert distinct(whole(validated)) == 20 * (train + test)

@@ -240,11 +240,8 @@ def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
 def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
     address = {"server": "127.0.0.1:1", "edge0": "localhost:2", "edge1": "[::1]:3"}
     processes = processes_of(TREE, DeploySettings(address=address))
-    assert [process.listen for process in processes[:3]] == [
-        "127.0.0.1:1",
-        "localhost:2",
-        "[::1]:3",
-    ]
+    addresses = [process.listen for process in processes[:3]]
+    assert addresses == ["127.0.0.1:1", "localhost:2", "[::1]:3"]
     text = compose(processes, "covey")
     for port in (1, 2, 3):  # other containers dial it
         assert f'"--listen"\n      - "0.0.0.0:{port}"' in text
@@ -664,11 +661,8 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
         address=address, diverged="drop", quorum={"edge": 1}, deadline={"edge": 9}
     )
     planned = {one.name: one for one in processes_of(tree, settings)}
-    assert {name: one.diverged for name, one in planned.items() if one.listen} == {
-        "server": "end",
-        "edge0": "drop",
-        "edge1": "drop",
-    }
+    diverged = {name: one.diverged for name, one in planned.items() if one.listen}
+    assert diverged == {"server": "end", "edge0": "drop", "edge1": "drop"}
     table = planned["edge0"].as_dict()
     assert Process.read(table).placed(tree) == planned["edge0"]
     top = planned["server"].as_dict()
