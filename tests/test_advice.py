@@ -160,17 +160,12 @@ def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitud
     assert edge.numbers["cut"] == pytest.approx(algorithm.cut("edge"))
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
     for _ in range(2):  # an even and an odd number of steps end on opposite sides
-        ends = [
-            descend(
-                x,
-                torch.zeros_like,
-                prox=(lam, torch.zeros_like(x)),
-                l1=(0.008, 6e-5),
-                steps=n,
-                lr=0.05,
-            )
-            for n in (500, 501)
-        ]
+        terms: dict[str, Any] = {
+            "prox": (lam, torch.zeros_like(x)),
+            "l1": (0.008, 6e-5),
+            "lr": 0.05,
+        }
+        ends = [descend(x, torch.zeros_like, steps=n, **terms) for n in (500, 501)]
         assert float(ends[0]) == pytest.approx(-float(ends[1]))
         assert abs(float(ends[0])) == pytest.approx(device.numbers["largest amplitude"], rel=1e-3)
     soft = advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
@@ -872,16 +867,8 @@ def bayes(examples: int, **settings: Any) -> float:
     """By how much one step of every mean of q in the first round multiplies a difference of two
     starts, the draws being equal.
     """
-    algorithm = PFedBayes(
-        **{
-            "method": "gradient",
-            "local_rounds": 1,
-            "steps": 1,
-            "batch": None,
-            "restart": False,
-            **settings,
-        }
-    )
+    once = {"method": "gradient", "local_rounds": 1, "steps": 1, "batch": None, "restart": False}
+    algorithm = PFedBayes(**{**once, **settings})
     ends = []
     for start in (1.0, 2.0):
         x = torch.full((examples, 1), math.sqrt(3.0), dtype=torch.float64)  # curvature 3

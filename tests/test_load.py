@@ -309,14 +309,8 @@ def test_regression(tmp_path: Path) -> None:
         "loss=squared_error",
         "model.name=linear",
     )
-    run = made(
-        tmp_path / "run",
-        *words,
-        "tree.edges=none",
-        "algorithm.name=fedavg",
-        "rounds=20",
-        "algorithm.lr=0.1",
-    )
+    more = ("tree.edges=none", "algorithm.name=fedavg", "rounds=20", "algorithm.lr=0.1")
+    run = made(tmp_path / "run", *words, *more)
     predicted = run.predict({"b": x[:, 1], "a": x[:, 0]})
     assert predicted.shape == (60,)
     np.testing.assert_allclose(predicted, 2 * x[:, 0] - x[:, 1], atol=0.05)

@@ -128,15 +128,8 @@ TOUCHED: set[int] = set()
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_only_the_devices_drawn_are_touched(tree: str, idle: str) -> None:
-    run = covey.run(
-        experiment(
-            tree,
-            algorithm=Watched() if tree == "flat" else WatchedTree(),
-            score_sample=7,
-            idle=idle,
-            seed=4,
-        )
-    )
+    algorithm = Watched() if tree == "flat" else WatchedTree()
+    run = covey.run(experiment(tree, algorithm=algorithm, score_sample=7, idle=idle, seed=4))
     cohorts = []
     for _ in range(3):
         TOUCHED.clear()
@@ -228,12 +221,8 @@ def test_the_estimate_is_unbiased_over_many_rounds(equal: bool) -> None:
     data = shards([8] * DEVICES if equal else ragged())
     still = FedAvg(lr=1e-300, steps=1)
     rounds = 400
-    whole = (
-        played(experiment(algorithm=still, data=data, rounds=1))
-        .history[0]
-        .models["global"]
-        .scores["test"]
-    )
+    run = played(experiment(algorithm=still, data=data, rounds=1))
+    whole = run.history[0].models["global"].scores["test"]
     run = played(experiment(algorithm=still, data=data, rounds=rounds, score_sample=10))
     scores = [record.models["global"].scores["test"] for record in run.history]
     estimates = np.array([score.accuracy for score in scores])

@@ -133,17 +133,12 @@ class Unigram(nn.Module):
 def test_a_unigram_model_reaches_the_entropy_of_the_token_counts() -> None:
     shards = sentences()
     learner = Local(steps=200, lr=3.5, batch=None)
-    run = covey.run(
-        Experiment(
-            learner,
-            shards,
-            Unigram(),
-            Tree.flat(5),
-            rounds=1,
-            dtype=torch.float64,
-            parts=("train", "validation", "test"),
-        )
-    )
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "dtype": torch.float64,
+        "parts": ("train", "validation", "test"),
+    }
+    run = covey.run(Experiment(learner, shards, Unigram(), Tree.flat(5), **settings))
     next(run)
     counts = torch.from_numpy(shards.labels()).double()
     shares = counts / counts.sum(1, keepdim=True)

@@ -177,10 +177,6 @@ def test_a_tol_stops_the_last_level_early_without_moving_the_optimum() -> None:
 
 
 def test_a_level_for_every_tier_is_needed() -> None:
+    algorithm = Nested((Level("server"), Level("device", lam=1.0)))
     with pytest.raises(TreeError, match="server, device, but this tree has server, edge1, edge2"):
-        play(
-            Nested((Level("server"), Level("device", lam=1.0))),
-            some(7, 2, mu=2.0, L=3.0),
-            FOUR,
-            w=cut(W, None),
-        )
+        play(algorithm, some(7, 2, mu=2.0, L=3.0), FOUR, w=cut(W, None))

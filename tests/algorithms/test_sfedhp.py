@@ -279,13 +279,8 @@ def test_on_one_edge_it_reaches_the_optimum_for_any_number_of_edge_rounds(R: int
     fs = some(3, 2, mu=0.5, L=2.0, spread=3.0)
     E = [f.envelope(2.0) for f in fs]
     optimum = np.linalg.solve(sum(E), sum(e @ f.a for e, f in zip(E, fs, strict=True)))
-    run = play(
-        SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7),
-        fs,
-        Tree.grouped([3]),
-        w=np.zeros(2),
-        rounds=75 // R + 10,
-    )
+    algorithm = SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7)
+    run = play(algorithm, fs, Tree.grouped([3]), w=np.zeros(2), rounds=75 // R + 10)
     own = [f.prox(2.0, optimum) for f in fs]
     assert deviation(run, optimum, edge=[optimum], personal=own) <= 1e-10
 
@@ -306,12 +301,8 @@ def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds(
     optimum = np.linalg.solve(mean(H), mean(b))
 
     def bias(R: int) -> float:
-        A, c = affine(
-            lambda w: row(
-                play(SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R), fs, TREE, w=w, rounds=1)
-            ),
-            2,
-        )
+        algorithm = SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R)
+        A, c = affine(lambda w: row(play(algorithm, fs, TREE, w=w, rounds=1)), 2)
         return float(np.linalg.norm(np.linalg.solve(eye - A, c) - optimum))
 
     assert bias(1) > 3 * bias(5) > 9 * bias(25) > 0
@@ -327,13 +318,8 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
     algorithm = SFedHP(
         lam1=lam1, lam2=1.0, gamma1=gamma1, rho=0.5, edge_rounds=1, steps=25, lr2=0.5, lr1=0.1, batch=size,
     )  # fmt: skip
-    theta = np.array(
-        list(
-            kept(
-                play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1), "personal"
-            ).values()
-        )
-    )
+    run = play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1)
+    theta = np.array(list(kept(run, "personal").values()))
     exact = phi
     for _ in range(200):
         exact = exact - 0.5 * (f.grad(exact) + lam1 * (exact - phi) + gamma1 * np.tanh(exact / 0.5))

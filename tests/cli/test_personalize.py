@@ -179,12 +179,8 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(said("personalize", folder, "--data", tmp_path / "new.npz", "--json"))
     assert found["start"] in "012"
-    losses = [
-        json.loads(
-            said("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")
-        )["scores"]["edge"]
-        for at in "012"
-    ]
+    asked = ("personalize", folder, "--data", tmp_path / "new.npz", "--json")
+    losses = [json.loads(said(*asked, "--edge", at))["scores"]["edge"] for at in "012"]
     assert found["scores"]["edge"]["train"]["loss"] == min(loss["train"]["loss"] for loss in losses)
 
 

@@ -237,13 +237,11 @@ def test_permfl_draws_in_the_order_of_the_papers_code() -> None:
         / shares.sum(axis=(1, 2), keepdims=True)
     )
     draws = random.Random(5)
-    piles = published(
-        y,
-        devices,
-        2,
-        lambda label, u, j, d: int(shares[label, u // 4, j]) + d.randint(300, 600),
-        draws,
-    )
+
+    def draw(label: int, u: int, j: int, d: random.Random) -> int:
+        return int(shares[label, u // 4, j]) + d.randint(300, 600)
+
+    piles = published(y, devices, 2, draw, draws)
     dealt = recipes.permfl(y)
     assert dealt.test is not None
     for u, pile in enumerate(piles):

@@ -22,13 +22,8 @@ MNIST = catalog.known("mnist").ways[0].files
 def examples(*counts: int, shape: tuple[int, ...] = (28, 28), classes: int = 10) -> Parts:
     """Random images and labels, a pair for each count; every class that there is room for occurs."""
     rng = np.random.default_rng(len(counts))
-    return [
-        (
-            rng.integers(0, 256, (n, *shape), dtype=np.uint8),
-            (np.arange(n) % classes).astype(np.uint8),
-        )
-        for n in counts
-    ]
+    labels = [(np.arange(n) % classes).astype(np.uint8) for n in counts]
+    return [(rng.integers(0, 256, (len(y), *shape), dtype=np.uint8), y) for y in labels]
 
 
 def idx(array: Bytes) -> bytes:

@@ -261,13 +261,8 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: Any) -> None
     """To the last bit, though noise by the hertz takes one cell more of Newton's steps than
     another.
     """
-    radio = Radio(
-        WIDE,
-        CELLS,
-        Channel(Noise(1e-20, per_hertz=True), shadowing=8.0),
-        deadline=0.002,
-        policy=policy,
-    )
+    channel = Channel(Noise(1e-20, per_hertz=True), shadowing=8.0)
+    radio = Radio(WIDE, CELLS, channel, deadline=0.002, policy=policy)
     settings = {**SPARSE, "rounds": 3, "score_every": 3}
     apart = [experiment(PLANNED, radio, GROUPS, seed=seed, **settings) for seed in range(4)]
     together = drained(covey.runs(apart))
@@ -298,14 +293,8 @@ def test_who_gets_no_band_is_left_out() -> None:
     devices = Devices.of(
         [0] * 4, distance=[50.0, 80.0, 3000.0, 9000.0], cpu=1e9, cycles=20.0, power=0.6
     )
-    radio = Radio(
-        devices,
-        Cells.of(1e5),
-        Channel(Noise(1e-14), fading="none"),
-        deadline=0.004,
-        rho_max=1.0,
-        mask=False,
-    )
+    channel = Channel(Noise(1e-14), fading="none")
+    radio = Radio(devices, Cells.of(1e5), channel, deadline=0.004, rho_max=1.0, mask=False)
     aired = on_air(PLANNED, radio, **SPARSE)
     assert aired.left_out == [2, 3]
     assert aired.seconds < 0.005

@@ -131,12 +131,8 @@ def test_mistakes(change: str, words: list[str]) -> None:
 
 def test_none_is_the_default() -> None:
     """As everywhere in a file, and as the messages about these fields say."""
-    nothing = [
-        "radio.policy=none",
-        "radio.deadline=none",
-        "radio.devices.table=none",
-        "radio.channel.edge_height=none",
-    ]
+    keys = ("policy", "deadline", "devices.table", "channel.edge_height")
+    nothing = [f"radio.{key}=none" for key in keys]
     radio: Any = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
     assert radio is not None
     assert (radio.policy, radio.deadline) == (None, None)
