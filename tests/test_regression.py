@@ -204,9 +204,8 @@ def test_float_targets_choose_the_squared_error(loss: Any) -> None:
 def test_labels_choose_the_cross_entropy_and_are_numbers_if_a_squared_error_is_named() -> None:
     pairs = [(np.ones((5, 2)), np.array([0, 1, 2, 4, 3])) for _ in range(2)]
     shards = data.own(pairs)
-    assert (
-        Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1).loss == "cross_entropy"
-    )
+    classes = Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1)
+    assert classes.loss == "cross_entropy"
     experiment = Experiment(
         FedAvg(lr=0.01), shards, models.linear(2, 1), Tree.flat(2), 1, loss="mse"
     )

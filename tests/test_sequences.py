@@ -186,9 +186,8 @@ def test_a_run_says_its_perplexity() -> None:
     assert first.figures()["global/test/perplexity"] == score.perplexity
     again = record.read(json.loads(json.dumps(first.as_dict())))
     assert again.models["global"].scores["test"] == score
-    assert second.models["global"].quality("test") == -(
-        second.models["global"].scores["test"].loss_fallback or 0
-    )
+    scores = second.models["global"].scores["test"]
+    assert second.models["global"].quality("test") == -(scores.loss_fallback or 0)
     text = devices.to_csv(run.devices())
     assert devices.from_csv(text) == run.devices()
     assert text.splitlines()[0].endswith("tokens,perplexity,last_perplexity")

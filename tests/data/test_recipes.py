@@ -271,9 +271,8 @@ def test_permfl_without_shares_draws_in_the_order_of_the_papers_code(
         draws.shuffle(pile)
     dealt = deal(y, devices=130)
     assert dealt.test is not None
-    assert [
-        [*tested, *trained] for tested, trained in zip(dealt.test, dealt.train, strict=True)
-    ] == piles
+    dealt_piles = zip(dealt.test, dealt.train, strict=True)
+    assert [[*tested, *trained] for tested, trained in dealt_piles] == piles
 
 
 def test_permfl_cifar100_leaves_most_devices_with_30_images() -> None:

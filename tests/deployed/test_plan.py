@@ -205,9 +205,8 @@ def test_devices_on_a_named_machine_have_control_ports_of_their_own(tmp_path: Pa
     assert [ports[name] for name in ("edge0", "device0", "device2")] == [9443, 9444, 9445]
     assert ports["device1"] == 9443
     assert "machine" not in processes["device0"].as_dict()
-    assert "\ntry device0 copy device0 edge0.example\n" in start_script(
-        list(processes.values()), tmp_path
-    )
+    script = start_script(list(processes.values()), tmp_path)
+    assert "\ntry device0 copy device0 edge0.example\n" in script
 
 
 @pytest.mark.parametrize(
@@ -328,9 +327,8 @@ def test_the_folder_of_a_process_holds_what_its_machine_needs(file: Path, tmp_pa
     assert Identity(own).check().seats == ("device0", "device1")
     for key in (out / "ca.key", own / "key.pem"):
         assert key.stat().st_mode & 0o777 == 0o600
-    assert (
-        load(own / "experiment.toml").resolved() == load(out / "edge0/experiment.toml").resolved()
-    )
+    files = [folder / "experiment.toml" for folder in (own, out / "edge0")]
+    assert load(files[0]).resolved() == load(files[1]).resolved()
     assert json.loads(result.out)["commands"] == [f"sh {out / 'start.sh'}"]
     assert (out / "start.sh").exists()
 

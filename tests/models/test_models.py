@@ -95,11 +95,8 @@ def test_examples_without_channels_are_grey_and_flat_ones_square(shape: tuple[in
 def test_convolutional_networks_have_the_papers_parameters(model: nn.Module, count: int) -> None:
     assert parameters(model) == count
     image, classes = model[1].unflattened_size, model[-1].out_features
-    assert (
-        model(torch.zeros(2, *image)).shape
-        == model(torch.zeros(2, *image).flatten(1)).shape
-        == (2, classes)
-    )
+    x = torch.zeros(2, *image)
+    assert model(x).shape == model(x.flatten(1)).shape == (2, classes)
 
 
 def test_the_convolutions_of_vgg_alone() -> None:
