@@ -160,24 +160,16 @@ def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitud
     assert edge.numbers["cut"] == pytest.approx(algorithm.cut("edge"))
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
     for _ in range(2):  # an even and an odd number of steps end on opposite sides
-        ends = [
-            descend(
-                x,
-                torch.zeros_like,
-                prox=(lam, torch.zeros_like(x)),
-                l1=(0.008, 6e-5),
-                steps=n,
-                lr=0.05,
-            )
-            for n in (500, 501)
-        ]
+        terms: dict[str, Any] = {
+            "prox": (lam, torch.zeros_like(x)),
+            "l1": (0.008, 6e-5),
+            "lr": 0.05,
+        }
+        ends = [descend(x, torch.zeros_like, steps=n, **terms) for n in (500, 501)]
         assert float(ends[0]) == pytest.approx(-float(ends[1]))
         assert abs(float(ends[0])) == pytest.approx(device.numbers["largest amplitude"], rel=1e-3)
-    assert not [
-        a
-        for a in advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
-        if a.about == "smooth l1"
-    ]
+    soft = advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
+    assert not [advice for advice in soft if advice.about == "smooth l1"]
 
 
 def test_sfedhp_theorem_1_asks_for_both_links_and_no_experiment_meets_them() -> None:
@@ -554,10 +546,8 @@ def test_lists_are_checked_by_their_largest() -> None:
     assert told("inner step", PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])).numbers[
         "lr*lam"
     ] == pytest.approx(0.25)
-    assert (
-        told("edge step", PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])).level
-        == "warning"
-    )
+    steep = PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])
+    assert told("edge step", steep).level == "warning"
 
 
 def test_lists_that_differ_are_no_proof_of_divergence() -> None:
@@ -800,12 +790,8 @@ def test_ties_and_averaging_steps_are_named() -> None:
     assert told("averaging step", AL2GD(gamma=20.0, p=0.1, lr=0.02)).numbers == {
         "lr*gamma/p": pytest.approx(4.0)
     }
-    assert (
-        told("the rate of L2GD", L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0).numbers[
-            "largest lr"
-        ]
-        == 0.05
-    )
+    rate = told("the rate of L2GD", L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0)
+    assert rate.numbers["largest lr"] == 0.05
     found = advise(FedRep(head_lr=0.5), smoothness=5.0, exact=True)
     assert [advice.level for advice in found] == ["warning", "note"]
 
@@ -881,16 +867,8 @@ def bayes(examples: int, **settings: Any) -> float:
     """By how much one step of every mean of q in the first round multiplies a difference of two
     starts, the draws being equal.
     """
-    algorithm = PFedBayes(
-        **{
-            "method": "gradient",
-            "local_rounds": 1,
-            "steps": 1,
-            "batch": None,
-            "restart": False,
-            **settings,
-        }
-    )
+    once = {"method": "gradient", "local_rounds": 1, "steps": 1, "batch": None, "restart": False}
+    algorithm = PFedBayes(**{**once, **settings})
     ends = []
     for start in (1.0, 2.0):
         x = torch.full((examples, 1), math.sqrt(3.0), dtype=torch.float64)  # curvature 3

@@ -1,6 +1,7 @@
 """Calibration by hand, and of the models of a run against a loop over devices."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -85,15 +86,10 @@ def test_the_models_of_a_run() -> None:
 
 def test_numbers_have_no_calibration() -> None:
     pairs = [(torch.randn(8, 2), torch.randn(8))] * 2
+    model, tree = covey.models.linear(2, 1), covey.Tree.flat(2)
+    settings: dict[str, Any] = {"loss": "squared_error", "rounds": 1}
     run = covey.run(
-        covey.Experiment(
-            Local(steps=1),
-            covey.data.own(pairs),
-            covey.models.linear(2, 1),
-            covey.Tree.flat(2),
-            loss="squared_error",
-            rounds=1,
-        )
+        covey.Experiment(Local(steps=1), covey.data.own(pairs), model, tree, **settings)
     )
     with pytest.raises(ConfigError, match="probabilities of classes"):
         run.calibration()

@@ -91,13 +91,9 @@ def test_adam_by_hand() -> None:
         g = A * x - B[:1]
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         x = x - 0.05 * (m / (1 - 0.9**k)) / ((v / (1 - 0.999**k)).sqrt() + 1e-8)
-    close(
-        descend(
-            torch.ones(1, 3).double(), lambda y: A * y - B[:1], steps=3, lr=0.05, method="adam"
-        ),
-        x,
-        1e-14,
-    )
+    start = torch.ones(1, 3).double()
+    got = descend(start, lambda y: A * y - B[:1], steps=3, lr=0.05, method="adam")
+    close(got, x, 1e-14)
 
 
 def test_without_convexity_nesterov_takes_its_own_momentum() -> None:

@@ -211,12 +211,9 @@ def test_choose_gives_distinct_sorted_numbers_in_range(address: int, data: st.Da
     assert torch.bincount(position, minlength=len(sizes)).tolist() == picks
     assert all(0 <= k < sizes[g] for g, k in pairs)
     for g in range(len(sizes)):  # a group's choice is its own
-        alone = draws.choose(
-            address,
-            groups[g : g + 1],
-            sizes=torch.tensor(sizes[g : g + 1]),
-            picks=torch.tensor(picks[g : g + 1]),
-        )
+        own = slice(g, g + 1)
+        some = {"sizes": torch.tensor(sizes[own]), "picks": torch.tensor(picks[own])}
+        alone = draws.choose(address, groups[own], **some)
         assert alone[1].tolist() == [k for at, k in pairs if at == g]
 
 

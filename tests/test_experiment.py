@@ -24,16 +24,8 @@ MODEL = mlp(60, 10)
 
 
 def experiment(**more: Any) -> Experiment:
-    return Experiment(
-        **{
-            "algorithm": FedAvg(),
-            "data": DATA,
-            "model": MODEL,
-            "tree": Tree.flat(4),
-            "rounds": 2,
-            **more,
-        }
-    )
+    plain = {"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 2}
+    return Experiment(**{**plain, **more})
 
 
 def own_loss(outputs: Tensor, y: Tensor) -> Tensor:

@@ -64,15 +64,9 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     it = task(mlp(30, 7, 3))
     start = rows(it, 1)
     batch = it.examples.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
-    plain = descend(
-        start, lambda x: it.gradients.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start)
-    )
-    torch.testing.assert_close(
-        factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))),
-        plain,
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    plain = descend(start, lambda x: it.gradients.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
+    steps = factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start)))
+    torch.testing.assert_close(steps, plain, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -84,12 +78,8 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
     whole = factored(it, start, drawn, Objective(4, 0.1, prox=(2.0, anchor)))
     for some in ([0], [1, 2], [2], []):
         chosen = torch.tensor(some, dtype=torch.int64)
-        part = factored(
-            it,
-            start[chosen],
-            Batch(drawn.data, drawn.examples[chosen]),
-            Objective(4, 0.1, prox=(2.0, anchor[chosen])),
-        )
+        own = Batch(drawn.data, drawn.examples[chosen])
+        part = factored(it, start[chosen], own, Objective(4, 0.1, prox=(2.0, anchor[chosen])))
         assert torch.equal(part, whole[chosen]), some
 
 

@@ -140,21 +140,14 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
         rows |= {row["name"]: row for row in json.loads(ended.out)}
         assert covey("list", kind).out.count("acme-covey 1.0") >= 1
     assert rows["resnet"]["about"] == "One layer around which the input goes."
-    assert (
-        rows["blobs"]["package"]
-        == rows["plain"]["package"]
-        == rows["lost"]["package"]
-        == "acme-covey 1.0"
-    )
+    packages = {rows[name]["package"] for name in ("blobs", "plain", "lost")}
+    assert packages == {"acme-covey 1.0"}
     assert rows["mean"]["leaves the device in training"] == "its model"
     assert rows["lost"]["about"].startswith(
         "broken: 'lost' among the models, acme_absent:net of the package acme-covey 1.0"
     )
     assert "No module named 'acme_absent'" in rows["lost"]["about"]
-    assert (
-        "it is of type int, but must be a class derived from torch.nn.Module"
-        in rows["number"]["about"]
-    )
+    assert "it is of type int, but must be a class" in rows["number"]["about"]
     assert "the codec is called 'plain'" in rows["misnamed"]["about"]
     assert "it is no codec, for it has no encode" in rows["none"]["about"]
     assert "package" not in rows["mlp"]

@@ -203,10 +203,8 @@ def test_a_model_of_ones_own_needs_a_device_and_a_global_one_does_not(pumps: Loa
         pumps.predict(readings())
     with pytest.raises(ConfigError, match="'edge'"):
         pumps.module("edge")
-    assert (
-        pumps.predict(readings(), model="global")
-        == pumps.predict(readings(), model="global", device=3)
-    ).all()
+    shared = pumps.predict(readings(), model="global")
+    assert (shared == pumps.predict(readings(), model="global", device=3)).all()
 
 
 def test_the_most_personal_model_is_taken(pumps: Loaded, tmp_path: Path) -> None:
@@ -331,14 +329,8 @@ def test_regression(tmp_path: Path) -> None:
         "loss=squared_error",
         "model.name=linear",
     )
-    run = made(
-        tmp_path / "run",
-        *words,
-        "tree.edges=none",
-        "algorithm.name=fedavg",
-        "rounds=20",
-        "algorithm.lr=0.1",
-    )
+    more = ("tree.edges=none", "algorithm.name=fedavg", "rounds=20", "algorithm.lr=0.1")
+    run = made(tmp_path / "run", *words, *more)
     predicted = run.predict({"b": x[:, 1], "a": x[:, 0]})
     assert predicted.shape == (60,)
     np.testing.assert_allclose(predicted, 2 * x[:, 0] - x[:, 1], atol=0.05)

@@ -516,16 +516,11 @@ def test_an_empty_layer_runs_in_torch() -> None:
 
 
 def test_labels_under_a_squared_error_are_scored_as_torch_scores_them() -> None:
-    pairs = [
-        (
-            torch.randn(7, 3, generator=torch.Generator().manual_seed(1)),
-            torch.zeros(7, dtype=torch.int64),
-        )
-    ]
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
+    pairs = [(x, torch.zeros(7, dtype=torch.int64))]
     task = Task(linear(3, 1), own_parts(train=pairs, classes=1), loss="squared_error")
-    assert task.evaluate(task.space.initial(0)[None], "train", torch.arange(1)).right.tolist() == [
-        7.0
-    ]
+    scores = task.evaluate(task.space.initial(0)[None], "train", torch.arange(1))
+    assert scores.right.tolist() == [7.0]
 
 
 @pairs(instructions=SETS, stack=STACKS, loss=native.LOSSES, dtype=DTYPES)

@@ -121,12 +121,8 @@ def test_adapting_is_the_algorithms_own_inner_problem() -> None:
         algorithm, data, covey.models.linear(64, 10), covey.Tree.grouped([3]), rounds=1, dtype=torch.float64,
     )  # fmt: skip
     new = Newcomers([here], [data])
-    w = (
-        torch.randn(
-            3, new.task.space.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
-        / 10
-    )
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(3, new.task.space.width, generator=g, dtype=torch.float64) / 10
     theta = w.clone()
     for _ in range(7):
         theta = theta - 0.1 * (new.task.full_gradient(theta, new.ids) + 2.0 * (theta - w))

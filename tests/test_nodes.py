@@ -116,9 +116,8 @@ def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
         end(on, me, round)
         on.store.commit()
     assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
-    assert not on.store.get(
-        "device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0
-    ).any()
+    turn = on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0)
+    assert not turn.any()
 
 
 def test_weights() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import covey
 from covey import Algorithm, Experiment, Nodes, Tree
-from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
 from covey.runs.scores.record import read
@@ -22,6 +21,7 @@ from covey.runtimes.facts import Note, Notes, Partial, exact_sums
 from tests import peek
 from tests.laws.cases import PLAIN, differences, experiment, state
 from tests.laws.test_graphs import captured
+from tests.test_simulator import shards
 
 TREE = Tree.grouped([2, 3])
 
@@ -32,11 +32,6 @@ def test_a_sum_with_a_value_that_is_not_finite_is_that_value(first: bool) -> Non
     values.insert(0 if first else 3, math.inf)
     assert exact_sums(values) == (math.inf,)
     assert Partial.of(exact_sums(values)).note().mean == math.inf
-
-
-def shards(devices: int = 5) -> Shards:
-    one = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
-    return own_parts(train=[one] * devices, test=[one] * devices)
 
 
 @dataclass(frozen=True)

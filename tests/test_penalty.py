@@ -31,12 +31,8 @@ class Kept:
 
 def test_the_term_is_off_from_its_round_on() -> None:
     ending = replace(SPARSE, until=3)
-    assert [ending.term(round) for round in (0, 2, 3, 9)] == [
-        (0.5, 0.01),
-        (0.5, 0.01),
-        (0.0, 0.01),
-        (0.0, 0.01),
-    ]
+    terms = [ending.term(round) for round in (0, 2, 3, 9)]
+    assert terms == [(0.5, 0.01)] * 2 + [(0.0, 0.01)] * 2
     assert [SPARSE.term(round) for round in (0, 999)] == [(0.5, 0.01)] * 2
     assert replace(SPARSE, until=0).term(0) == (0.0, 0.01)
 

@@ -17,6 +17,7 @@ from covey.files.config import load
 from covey.laws import differences, state
 from tests.given import drained, played
 from tests.laws.cases import CASES, PLAIN, experiment
+from tests.test_step_rule import ended
 
 ROUNDS = 5
 
@@ -35,11 +36,6 @@ class Walk(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> Rows:
         return w + self.device_rate
-
-
-def ended(run: covey.Run) -> dict[str, Any]:
-    list(run)
-    return state(run)
 
 
 @pytest.mark.parametrize("runtime", ["simulator", "loopback"])

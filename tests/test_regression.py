@@ -116,11 +116,8 @@ def test_devices_have_errors_of_their_own_also_in_a_file() -> None:
             line = lines[model, "test", str(device)]
             assert line.rmse == pytest.approx(np.sqrt((mine**2).mean()), rel=1e-9)
             assert line.mae == pytest.approx(np.abs(mine).mean(), rel=1e-9)
-            assert (line.last_rmse, line.last_mae, line.holds) == (
-                line.rmse,
-                line.mae,
-                holds[device],
-            )
+            last = (line.last_rmse, line.last_mae, line.holds)
+            assert last == (line.rmse, line.mae, holds[device])
     text = to_csv(run.devices())
     assert from_csv(text) == run.devices()
     assert text.splitlines()[0].endswith("holds,rmse,mae,last_rmse,last_mae")
@@ -207,9 +204,8 @@ def test_float_targets_choose_the_squared_error(loss: Any) -> None:
 def test_labels_choose_the_cross_entropy_and_are_numbers_if_a_squared_error_is_named() -> None:
     pairs = [(np.ones((5, 2)), np.array([0, 1, 2, 4, 3])) for _ in range(2)]
     shards = data.own(pairs)
-    assert (
-        Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1).loss == "cross_entropy"
-    )
+    classes = Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1)
+    assert classes.loss == "cross_entropy"
     experiment = Experiment(
         FedAvg(lr=0.01), shards, models.linear(2, 1), Tree.flat(2), 1, loss="mse"
     )

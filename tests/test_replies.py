@@ -159,10 +159,8 @@ def test_no_askers_and_dtype() -> None:
     assert empty.mean().shape == (0, 4)
     assert empty.count.tolist() == []
     weights = Replies(torch.ones(1, 1, dtype=torch.float64), asker=torch.tensor([0]), askers=1)
-    assert (
-        Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1).mean(weight=weights).dtype
-        == torch.float32
-    )
+    replies = Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1)
+    assert replies.mean(weight=weights).dtype == torch.float32
     assert exact(torch.ones(1, 2)).rows.shape == (1, 2)
 
 

@@ -128,15 +128,8 @@ TOUCHED: set[int] = set()
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_only_the_devices_drawn_are_touched(tree: str, idle: str) -> None:
-    run = covey.run(
-        experiment(
-            tree,
-            algorithm=Watched() if tree == "flat" else WatchedTree(),
-            score_sample=7,
-            idle=idle,
-            seed=4,
-        )
-    )
+    algorithm = Watched() if tree == "flat" else WatchedTree()
+    run = covey.run(experiment(tree, algorithm=algorithm, score_sample=7, idle=idle, seed=4))
     cohorts = []
     for _ in range(3):
         TOUCHED.clear()
@@ -228,12 +221,8 @@ def test_the_estimate_is_unbiased_over_many_rounds(equal: bool) -> None:
     data = shards([8] * DEVICES if equal else ragged())
     still = FedAvg(lr=1e-300, steps=1)
     rounds = 400
-    whole = (
-        played(experiment(algorithm=still, data=data, rounds=1))
-        .history[0]
-        .models["global"]
-        .scores["test"]
-    )
+    run = played(experiment(algorithm=still, data=data, rounds=1))
+    whole = run.history[0].models["global"].scores["test"]
     run = played(experiment(algorithm=still, data=data, rounds=rounds, score_sample=10))
     scores = [record.models["global"].scores["test"] for record in run.history]
     estimates = np.array([score.accuracy for score in scores])
@@ -256,11 +245,8 @@ def test_a_sample_of_all_is_all(sample: int) -> None:
         assert other.traffic == record.traffic
         for name, model in other.models.items():
             for part, score in model.scores.items():
-                assert (score.sampled, score.standard_error, score.standard_error_fallback) == (
-                    DEVICES,
-                    0.0,
-                    0.0,
-                )
+                errors = (score.standard_error, score.standard_error_fallback)
+                assert (score.sampled, *errors) == (DEVICES, 0.0, 0.0)
                 without = {key: of._replace(error=None) for key, of in score.figures.items()}
                 plain = replace(score, sampled=None, figures=without)
                 assert plain == record.models[name].scores[part]
@@ -328,29 +314,18 @@ def test_held_out_devices_are_scored_all() -> None:
 def test_the_command_reports_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = exits(0, "run", *SMALL, "score_sample=3", "seeds=2", "--out", folder)
-    assert (
-        "scored on 3 devices drawn in each round; standard error of a figure: global " in ended.out
-    )
+    assert "scored on 3 devices drawn in each round; standard error of" in ended.out
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["sample"]["devices"] == 3
     assert 0 < summary["sample"]["standard_errors"]["personal"] < 0.5
     assert "score_sample = 3" in (folder / "config.toml").read_text()
     table = list(csv.DictReader(io.StringIO((folder / "seed-0" / "devices.csv").read_text())))
-    assert (
-        len(
-            {
-                line["device"]
-                for line in table
-                if line["model"] == "global" and line["part"] == "test"
-            }
-        )
-        == 3
-    )
+    tested = [line for line in table if (line["model"], line["part"]) == ("global", "test")]
+    assert len({line["device"] for line in tested}) == 3
     before = (folder / "summary.json").read_text()
     exits(0, "run", "--resume", folder)
-    assert (
-        json.loads(before)["models"] == json.loads((folder / "summary.json").read_text())["models"]
-    )
+    after = (folder / "summary.json").read_text()
+    assert json.loads(before)["models"] == json.loads(after)["models"]
     assert "scored on 3 devices" in exits(0, "show", folder).out
 
 

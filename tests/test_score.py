@@ -139,10 +139,8 @@ def test_the_scores_differ_so_that_the_loop_can_tell_them_apart() -> None:
     *_, record = started()
     figures = [s.loss for m in record.models.values() for s in m.scores.values()]
     assert len(set(figures)) == len(figures)
-    assert (
-        record.models["personal"].scores["test"].accuracy
-        != record.models["personal"].scores["test"].accuracy_fallback
-    )
+    test = record.models["personal"].scores["test"]
+    assert test.accuracy != test.accuracy_fallback
 
 
 def test_regression_has_a_loss_and_no_accuracy_that_means_anything() -> None:

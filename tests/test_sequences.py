@@ -133,17 +133,12 @@ class Unigram(nn.Module):
 def test_a_unigram_model_reaches_the_entropy_of_the_token_counts() -> None:
     shards = sentences()
     learner = Local(steps=200, lr=3.5, batch=None)
-    run = covey.run(
-        Experiment(
-            learner,
-            shards,
-            Unigram(),
-            Tree.flat(5),
-            rounds=1,
-            dtype=torch.float64,
-            parts=("train", "validation", "test"),
-        )
-    )
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "dtype": torch.float64,
+        "parts": ("train", "validation", "test"),
+    }
+    run = covey.run(Experiment(learner, shards, Unigram(), Tree.flat(5), **settings))
     next(run)
     counts = torch.from_numpy(shards.labels()).double()
     shares = counts / counts.sum(1, keepdim=True)
@@ -191,9 +186,8 @@ def test_a_run_says_its_perplexity() -> None:
     assert first.figures()["global/test/perplexity"] == score.perplexity
     again = record.read(json.loads(json.dumps(first.as_dict())))
     assert again.models["global"].scores["test"] == score
-    assert second.models["global"].quality("test") == -(
-        second.models["global"].scores["test"].loss_fallback or 0
-    )
+    scores = second.models["global"].scores["test"]
+    assert second.models["global"].quality("test") == -(scores.loss_fallback or 0)
     text = devices.to_csv(run.devices())
     assert devices.from_csv(text) == run.devices()
     assert text.splitlines()[0].endswith("tokens,perplexity,last_perplexity")

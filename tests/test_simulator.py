@@ -20,7 +20,7 @@ HEADER = 6
 P = 4  # a linear model with one input and two outputs
 
 
-def shards(devices: int) -> Shards:
+def shards(devices: int = 5) -> Shards:
     one = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
     return own_parts(train=[one] * devices, test=[one] * devices)
 
@@ -347,11 +347,8 @@ def test_bytes_of_a_flat_tree(dtype: torch.dtype) -> None:
     dense, bitmap = (
         next(start(Zeros(), Tree.flat(5), codec=name, dtype=dtype)) for name in ("dense", "bitmap")
     )
-    assert (
-        dense.bytes("server-device", "down")
-        == dense.bytes("server-device", "up")
-        == 5 * (HEADER + size * P)
-    )
+    ways = {dense.bytes("server-device", way) for way in ("down", "up")}
+    assert ways == {5 * (HEADER + size * P)}
     # no zeros: falls back to dense
     assert bitmap.bytes("server-device", "down") == 5 * (HEADER + size * P)
     assert bitmap.bytes("server-device", "up") == 5 * (HEADER + 1)

@@ -61,9 +61,7 @@ def test_the_index_of_decisions_is_complete() -> None:
     index = decisions.pages(ROOT)["decisions/index.md"]
     records = list((ROOT / "docs" / "decisions").glob("*.md"))
     assert index.count("](") == len(records)
-    assert (
-        "| 12 | [Theory checks before a run, and when they are errors](0012-advice.md) |" in index
-    )
+    assert "Theory checks before a run, and when they are errors](0012-advice.md)" in index
 
 
 def test_the_api_has_every_algorithm_with_its_fields(reference: dict[str, str]) -> None:

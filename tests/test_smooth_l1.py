@@ -78,10 +78,8 @@ def test_it_rests_near_zero_but_not_at_zero(g: float) -> None:
     _, x = descend(0.01, lr=0.05, gamma=0.001, lam=0.0, g=g)
     assert x == pytest.approx(RHO * math.atanh(-g / 0.001), abs=1e-12)
     assert abs(x) < 2.65 * RHO
-    assert (
-        smooth_l1.cut(torch.tensor([x]), smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001)).item()
-        == 0
-    )
+    limit = smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001)
+    assert smooth_l1.cut(torch.tensor([x]), limit).item() == 0
 
 
 @pytest.mark.parametrize(
@@ -171,10 +169,8 @@ def test_zeros_are_plus_zero(dtype: torch.dtype) -> None:
 
 
 def test_the_soft_threshold_keeps_the_dtype() -> None:
-    assert (
-        smooth_l1.soft(torch.ones(1, 2), torch.ones(1, 1, dtype=torch.float64)).dtype
-        == torch.float32
-    )
+    rows = smooth_l1.soft(torch.ones(1, 2), torch.ones(1, 1, dtype=torch.float64))
+    assert rows.dtype == torch.float32
 
 
 def test_the_cut_is_not_in_place_and_hides_no_divergence() -> None:

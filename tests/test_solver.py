@@ -151,10 +151,7 @@ def test_fused_native() -> None:
 def test_fused_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_library", "COVEY_NATIVE=0")
     facts = engine(mlp())
-    assert (
-        facts["sentence"]
-        == "fused layers in torch, because the native kernel is off: COVEY_NATIVE=0"
-    )
+    assert facts["sentence"].endswith("because the native kernel is off: COVEY_NATIVE=0")
     assert facts["solver"] == "in place"
     assert engine(mlp(), PFedMe(batch=4))["solver"] == "factored"
 

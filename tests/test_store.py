@@ -293,10 +293,9 @@ def test_names_and_tiers_are_apart() -> None:
     store = Store({"edge": 2, "device": 2})
     for k, (tier, name) in enumerate([("edge", "w"), ("device", "w"), ("device", "v")]):
         store.put(tier, name, torch.tensor([1]), torch.full((1, 1), float(k)), k)
-    assert [
-        store.get(t, n, torch.tensor([1]), None, 0).item()
-        for t, n in (("edge", "w"), ("device", "w"), ("device", "v"))
-    ] == [0, 1, 2]
+    kept = [("edge", "w"), ("device", "w"), ("device", "v")]
+    values = [store.get(tier, name, torch.tensor([1]), None, 0).item() for tier, name in kept]
+    assert values == [0, 1, 2]
     assert store.get("edge", "v", torch.tensor([0]), None, 0) is None
     assert store.rounds("edge", "v", torch.tensor([0, 1])).tolist() == [NEVER, NEVER]
 

@@ -239,12 +239,8 @@ def test_no_rows_at_all(name: str) -> None:
 def test_everything_is_of_the_wanted_type(dtype: torch.dtype) -> None:
     task = Task(mlp(4, 3), labelled(), dtype=dtype)
     rows = torch.zeros(len(SIZES), task.space.width, dtype=dtype)
-    assert (
-        task.x.dtype
-        == task.full_gradient(rows, IDS).dtype
-        == task.gradients.gradient(rows, drawn(task, 0, IDS, 2)).dtype
-        == dtype
-    )
+    steps = (task.full_gradient(rows, IDS), task.gradients.gradient(rows, drawn(task, 0, IDS, 2)))
+    assert {task.x.dtype, *(step.dtype for step in steps)} == {dtype}
     assert task.y.dtype == torch.int64
     assert task.examples.counts("train", IDS).tolist() == list(SIZES)
 

@@ -40,17 +40,8 @@ def start(algorithm: Algorithm, private: tuple[str, ...] = ("head.*",), **change
         "rounds": 3, "score_every": 3, "parts": ("train",), "workers": 1, "dtype": torch.float64, **changes,
     }  # fmt: skip
     shards = covey.data.own_parts(train=DATA)
-    return covey.run(
-        covey.Experiment(
-            algorithm,
-            shards,
-            Parts(),
-            Tree.flat(4),
-            loss="squared_error",
-            private=private,
-            **settings,
-        )
-    )
+    settings |= {"loss": "squared_error", "private": private}
+    return covey.run(covey.Experiment(algorithm, shards, Parts(), Tree.flat(4), **settings))
 
 
 def pair(module: nn.Module) -> Pair:

@@ -44,13 +44,8 @@ def edge_flips(round: int, edge: int, count: int) -> list[bool]:
 
 @both
 def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
-    run = start(
-        AL2GD(lam=LAM, gamma=GAMMA, p=P, edge_p=EDGE_P, lr=LR, batch=batch),
-        fs,
-        TREE,
-        w=np.zeros(2),
-        rounds=6,
-    )
+    algorithm = AL2GD(lam=LAM, gamma=GAMMA, p=P, edge_p=EDGE_P, lr=LR, batch=batch)
+    run = start(algorithm, fs, TREE, w=np.zeros(2), rounds=6)
     xs, kinds = [run.runtime.start[0].numpy()] * len(fs), set()
     for round, _ in enumerate(run):
         for edge, group in enumerate(GROUPS):
@@ -133,13 +128,8 @@ def test_edges_of_one_device_leave_l2gd_with_gamma() -> None:
     """
     fs = some(3, 2, mu=0.5, L=2.0, spread=1.0)
     tiny: dict[str, Any] = {"edge_p": 1e-4, "lr": LR * (1 - 1e-4), "p": P, "batch": None}
-    one = start(
-        AL2GD(lam=LAM, gamma=GAMMA / (1 - 1e-4), **tiny),
-        fs,
-        Tree.grouped([1, 1, 1]),
-        w=np.zeros(2),
-        rounds=5,
-    )
+    algorithm = AL2GD(lam=LAM, gamma=GAMMA / (1 - 1e-4), **tiny)
+    one = start(algorithm, fs, Tree.grouped([1, 1, 1]), w=np.zeros(2), rounds=5)
     other = start(L2GD(lam=GAMMA, p=P, lr=LR, batch=None), fs, w=np.zeros(2), rounds=5)
     list(one), list(other)
     assert deviation(one, other.w[0].numpy(), personal=kept(other, "personal")) <= EXACT

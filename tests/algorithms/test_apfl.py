@@ -26,12 +26,8 @@ def test_rounds_by_hand(
     fs: list[Device], batch: int | None, sample: int | None, alpha_lr: float
 ) -> None:
     lr = 0.1
-    run = start(
-        APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch),
-        fs,
-        w=W,
-        rounds=4,
-    )
+    algorithm = APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch)
+    run = start(algorithm, fs, w=W, rounds=4)
     w = W
     own: dict[int, Vector] = {}
     alpha: dict[int, float] = {}
@@ -70,10 +66,6 @@ def test_at_alpha_0_the_personal_model_is_the_devices_step_from_w_and_its_own_ne
 
 def test_at_alpha_1_every_device_reaches_its_own_minimum() -> None:
     devices = some(3, 2, mu=0.5, L=2.0, spread=3.0)
-    run = play(
-        APFL(alpha=1.0, alpha_lr=0.0, steps=10, lr=0.8, batch=None),
-        devices,
-        w=np.zeros(2),
-        rounds=6,
-    )
+    algorithm = APFL(alpha=1.0, alpha_lr=0.0, steps=10, lr=0.8, batch=None)
+    run = play(algorithm, devices, w=np.zeros(2), rounds=6)
     assert max(np.abs(kept(run, "personal")[i] - f.a).max() for i, f in enumerate(devices)) <= 1e-10

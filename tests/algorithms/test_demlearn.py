@@ -123,12 +123,8 @@ def test_more_devices_are_grouped_as_ward_does_by_hand() -> None:
     next(run)
     thetas = list(kept(run, "local").values())
     root, parents = by_hand(thetas, 4, 0.7, 1.0)
-    assert (
-        deviation(
-            run, root, personal=[0.3 * theta + 0.7 * parents[i] for i, theta in enumerate(thetas)]
-        )
-        <= EXACT
-    )
+    own = [0.3 * theta + 0.7 * parents[i] for i, theta in enumerate(thetas)]
+    assert deviation(run, root, personal=own) <= EXACT
     assert len({tuple(np.round(model, 9)) for model in parents.values()}) > 4
 
 

@@ -39,11 +39,7 @@ def test_rounds_by_hand(
 def test_personal_models_converge_to_the_prox_of_the_optimum() -> None:
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
     optimum = np.linalg.solve(sum(f.H for f in devices), sum(f.H @ f.a for f in devices))
-    run = start(
-        Ditto(lam=1.5, steps=1, lr=0.8, personal_steps=1, personal_lr=0.4, batch=None),
-        devices,
-        w=np.zeros(3),
-        rounds=60,
-    )
+    algorithm = Ditto(lam=1.5, steps=1, lr=0.8, personal_steps=1, personal_lr=0.4, batch=None)
+    run = start(algorithm, devices, w=np.zeros(3), rounds=60)
     list(run)
     assert deviation(run, optimum, personal=[f.prox(1.5, optimum) for f in devices]) <= 1e-10

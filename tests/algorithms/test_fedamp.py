@@ -78,12 +78,8 @@ def test_it_converges_to_where_its_objective_is_stationary() -> None:
     sum_{i<j} A.
     """
     fs, lam, sigma = some(4, 2, mu=0.5, L=2.0, spread=0.7), 1.5, 2.0
-    run = play(
-        FedAMP(lam=lam, alpha=0.6, sigma=sigma, steps=60, lr=0.2, batch=None),
-        fs,
-        w=np.zeros(2),
-        rounds=100,
-    )
+    algorithm = FedAMP(lam=lam, alpha=0.6, sigma=sigma, steps=60, lr=0.2, batch=None)
+    run = play(algorithm, fs, w=np.zeros(2), rounds=100)
     ws = list(kept(run, "personal").values())
     for f, w in zip(fs, ws, strict=True):
         pull = sum(np.exp(-np.square(w - v).sum() / sigma) / sigma * (w - v) for v in ws)

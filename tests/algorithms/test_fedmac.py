@@ -101,19 +101,9 @@ def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
 
 
 def test_soft_thresholds_leave_exact_zeros_in_personal_models() -> None:
-    run = play(
-        FedMac(
-            lam=LAM,
-            gamma=0.9,
-            local_rounds=5,
-            lr=LR,
-            personal_lr=PERSONAL_LR,
-            batch=None,
-            l1="prox",
-        ),
-        SMALL,
-        w=W,
-    )
+    own: dict[str, Any] = {"lr": LR, "personal_lr": PERSONAL_LR}
+    algorithm = FedMac(lam=LAM, gamma=0.9, local_rounds=5, batch=None, l1="prox", **own)
+    run = play(algorithm, SMALL, w=W)
     theta = np.array(list(kept(run, "personal").values()))
     assert (theta == 0).any()
     assert (theta != 0).any()
@@ -151,12 +141,8 @@ def test_with_a_tiny_lambda_w_is_an_exponential_mean_of_the_local_path() -> None
     """lambda -> 0 with eta lambda = 0.3 (the paper's 3000 * 1e-4): theta is local descent, w_i its
     running mean.
     """
-    run = play(
-        FedMac(lam=1e-14, lr=0.3e14, local_rounds=5, personal_lr=0.1, batch=None),
-        SMALL,
-        w=W,
-        rounds=1,
-    )
+    algorithm = FedMac(lam=1e-14, lr=0.3e14, local_rounds=5, personal_lr=0.1, batch=None)
+    run = play(algorithm, SMALL, w=W, rounds=1)
     theta, local = [], []
     for f in SMALL:
         x = w = W
@@ -227,12 +213,8 @@ def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(
     d^2/lam^2.
     """
     lam, d, fs = 0.75, 2, devices(spread=1.0)
-    run = play(
-        FedMac(lam=lam, gamma_w=gamma_w, rho=1e-3, lr=2.0, **EXACTLY),
-        fs,
-        w=np.array([2.0, 2.0]),
-        rounds=60,
-    )
+    algorithm = FedMac(lam=lam, gamma_w=gamma_w, rho=1e-3, lr=2.0, **EXACTLY)
+    run = play(algorithm, fs, w=np.array([2.0, 2.0]), rounds=60)
     w, _ = closed_form(fs, lam, 0.0, gamma_w)
     theta = kept(run, "personal").values()
     distance = np.mean([np.square(x - w).sum() for x in theta])
@@ -263,9 +245,8 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
     algorithm = FedMac(gamma=0.001, gamma_w=0.0001)
     assert algorithm.zero("device", "personal") == pytest.approx(max(3 * 6e-5, 0.05 * 0.001))
     assert algorithm.zero("device", "local") == algorithm.cut("device") > 0.3
-    assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut(
-        "server", 100
-    ) == algorithm.zero("device", "personal")
+    ended = FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off")
+    assert ended.cut("server", 100) == algorithm.zero("device", "personal")
 
 
 @pytest.mark.parametrize("cut_after", ["keep", "off"])

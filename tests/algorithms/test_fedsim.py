@@ -63,13 +63,8 @@ def test_two_rounds_by_hand_on_uneven_edges() -> None:
 
 def test_one_step_reaches_the_minimum_over_u_and_every_v() -> None:
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
-    run = split(
-        FedSim(steps=1, lr=0.4, personal_lr=0.6, batch=None),
-        devices,
-        w=np.zeros(3),
-        shared=2,
-        rounds=150,
-    )
+    algorithm = FedSim(steps=1, lr=0.4, personal_lr=0.6, batch=None)
+    run = split(algorithm, devices, w=np.zeros(3), shared=2, rounds=150)
     list(run)
     u, v = best_parts(devices, 2)
     assert np.abs(run.w[0, :2].numpy() - u).max() <= 1e-10

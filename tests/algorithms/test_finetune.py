@@ -36,11 +36,7 @@ def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None) -
 def test_tuned_to_the_end_it_is_local_training() -> None:
     devices = some(3, 2, mu=0.5, L=2.0, spread=3.0)
     optimum = np.linalg.solve(sum(f.H for f in devices), sum(f.H @ f.a for f in devices))
-    run = start(
-        FineTune(steps=1, lr=0.8, tune_steps=60, tune_lr=0.8, batch=None),
-        devices,
-        w=np.zeros(2),
-        rounds=40,
-    )
+    algorithm = FineTune(steps=1, lr=0.8, tune_steps=60, tune_lr=0.8, batch=None)
+    run = start(algorithm, devices, w=np.zeros(2), rounds=40)
     list(run)
     assert deviation(run, optimum, personal=[f.a for f in devices]) <= 1e-10

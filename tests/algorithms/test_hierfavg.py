@@ -91,13 +91,8 @@ def test_one_step_of_each_reaches_the_minimum_of_the_mean_of_the_groups_means() 
     weights = [1 / 2, 1 / 6, 1 / 6, 1 / 6]
     H = sum(p * f.H for p, f in zip(weights, devices, strict=True))
     optimum = np.linalg.solve(H, sum(p * f.H @ f.a for p, f in zip(weights, devices, strict=True)))
-    run = play(
-        HierFAVG(edge_rounds=1, steps=1, lr=0.8, batch=None),
-        devices,
-        TREE,
-        w=np.zeros(2),
-        rounds=60,
-    )
+    algorithm = HierFAVG(edge_rounds=1, steps=1, lr=0.8, batch=None)
+    run = play(algorithm, devices, TREE, w=np.zeros(2), rounds=60)
     assert deviation(run, optimum) <= 1e-10
 
 

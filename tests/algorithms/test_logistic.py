@@ -92,11 +92,8 @@ def test_pfedme() -> None:
     best = joint_minimum(
         lambda x: sum(loss(i, x[1 + i]) + lam * far(x[1 + i], x[0]) for i in range(4)) / 4, 5
     )
-    run = train(
-        PFedMe(lam=lam, local_rounds=1, steps=30, personal_lr=0.5, lr=2.0, batch=None),
-        25,
-        Tree.flat(4),
-    )
+    algorithm = PFedMe(lam=lam, local_rounds=1, steps=30, personal_lr=0.5, lr=2.0, batch=None)
+    run = train(algorithm, 25, Tree.flat(4))
     assert deviation(run, best[0], personal=list(best[1:])) <= 1e-6
     assert np.abs(best[0]).max() > 0.05
 
@@ -131,11 +128,8 @@ def test_fedmac_with_lambda_below_mu() -> None:
         return sum(ties) / 4 + lam / 2 * x[0].square().sum()
 
     best = joint_minimum(objective, 5)
-    run = train(
-        FedMac(lam=lam, local_rounds=1, steps=60, personal_lr=0.8, lr=5.0, batch=None),
-        40,
-        Tree.flat(4),
-    )
+    algorithm = FedMac(lam=lam, local_rounds=1, steps=60, personal_lr=0.8, lr=5.0, batch=None)
+    run = train(algorithm, 40, Tree.flat(4))
     assert deviation(run, best[0], personal=list(best[1:])) <= 1e-6
 
 

@@ -90,12 +90,8 @@ def test_uneven_trees_reach_the_joint_minimum_on_every_tier(
     expected = solve(tree, description, devices)
     kept = {f"my_{tier}": rows for tier, rows in zip(tree.tiers[1:], expected[1:], strict=True)}
     assert deviation(run, expected[0][0], **kept) <= close
-    assert (
-        max(
-            np.linalg.norm(a - b) for a, b in zip(expected[-1], [f.a for f in devices], strict=True)
-        )
-        > 0.3
-    )
+    far = [np.linalg.norm(a - f.a) for a, f in zip(expected[-1], devices, strict=True)]
+    assert max(far) > 0.3
     flat = solve(Tree.flat(7), [Level("server"), Level("device", lam=0.5)], devices)
     assert np.abs(flat[0][0] - row(run)).max() > 0.05  # the tree matters
 
@@ -181,10 +177,6 @@ def test_a_tol_stops_the_last_level_early_without_moving_the_optimum() -> None:
 
 
 def test_a_level_for_every_tier_is_needed() -> None:
+    algorithm = Nested((Level("server"), Level("device", lam=1.0)))
     with pytest.raises(TreeError, match="server, device, but this tree has server, edge1, edge2"):
-        play(
-            Nested((Level("server"), Level("device", lam=1.0))),
-            some(7, 2, mu=2.0, L=3.0),
-            FOUR,
-            w=cut(W, None),
-        )
+        play(algorithm, some(7, 2, mu=2.0, L=3.0), FOUR, w=cut(W, None))

@@ -95,12 +95,8 @@ def optimum(fs: Sequence[Device], alpha: float, order: str) -> Vector:
 @pytest.mark.parametrize("order", ["first", "hessian-free"])
 def test_it_reaches_the_optimum_of_what_it_descends(order: Any) -> None:
     fs = some(4, 3, mu=0.5, L=2.0, spread=3.0)
-    run = play(
-        PerFedAvg(alpha=0.3, steps=1, lr=0.7, order=order, batch=None),
-        fs,
-        w=np.zeros(3),
-        rounds=150,
-    )
+    algorithm = PerFedAvg(alpha=0.3, steps=1, lr=0.7, order=order, batch=None)
+    run = play(algorithm, fs, w=np.zeros(3), rounds=150)
     best = optimum(fs, 0.3, order)
     assert deviation(run, best) <= 1e-9
     assert np.abs(best - optimum(fs, 0.0, order)).max() > 0.05  # which is not that of FedAvg

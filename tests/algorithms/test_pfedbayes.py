@@ -130,11 +130,8 @@ def test_twice_the_bytes_of_a_model_go_each_way() -> None:
 
 
 def test_draws_average_the_chances_of_drawn_models() -> None:
-    run = world(
-        PFedBayes(local_rounds=2, steps=2, draws=3, rho=-1.0, personal_lr=0.02),
-        parts=("test",),
-        score_every=2,
-    )
+    algorithm = PFedBayes(local_rounds=2, steps=2, draws=3, rho=-1.0, personal_lr=0.02)
+    run = world(algorithm, parts=("test",), score_every=2)
     record = list(run)[-1]
     mus = run.rows("personal")[1]
     columns = {name: rows for _, name, _, _, rows in peek.dump(run)}
@@ -155,12 +152,7 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
     score = record.models["personal"].scores["test"]
     assert score.accuracy == pytest.approx(right / count)
     assert score.loss == pytest.approx(total / count, rel=1e-5)
-    plain = list(
-        world(
-            PFedBayes(local_rounds=2, steps=2, rho=-1.0, personal_lr=0.02),
-            parts=("test",),
-            score_every=2,
-        )
-    )[-1]
+    algorithm = PFedBayes(local_rounds=2, steps=2, rho=-1.0, personal_lr=0.02)
+    *_, plain = world(algorithm, parts=("test",), score_every=2)
     assert plain.models["global"].scores == record.models["global"].scores
     assert plain.models["personal"].scores["test"].loss != score.loss

@@ -117,14 +117,8 @@ def test_two_rounds_by_hand() -> None:
             theta = w.clone().requires_grad_()
             features = x @ theta[:6].view(2, 3) + theta[6:]
             up = y == min(run.experiment.data.labels()[i].nonzero()[0])
-            chance = chance_up(
-                features[::2],
-                up[::2],
-                features[1::2],
-                Draws(i, record.round, "train 1.0"),
-                DRAWS,
-                STEPS,
-            )
+            own = Draws(i, record.round, "train 1.0")
+            chance = chance_up(features[::2], up[::2], features[1::2], own, DRAWS, STEPS)
             loss = -torch.where(up[1::2], chance, 1 - chance).log().mean()
             (g,) = torch.autograd.grad(loss, theta)
             answers.append((1 - LR * DECAY) * w - LR * g)
@@ -210,16 +204,8 @@ def test_few_examples_are_classified_at_once() -> None:
     """
     data = covey.data.digits(devices=10, labels=2)
     algorithm = PFedGP(steps=1, support=40, gibbs_steps=3, draws=5, predict_draws=5)
-    run = covey.run(
-        covey.Experiment(
-            algorithm,
-            data,
-            covey.models.mlp(64, 20, 12),
-            covey.Tree.flat(10),
-            rounds=3,
-            score_every=3,
-        )
-    )
+    model, tree = covey.models.mlp(64, 20, 12), covey.Tree.flat(10)
+    run = covey.run(covey.Experiment(algorithm, data, model, tree, rounds=3, score_every=3))
     record = list(run)[-1]
     assert (record.accuracy("global") or 0) > 0.85
     assert record.models["personal"].holders == 10

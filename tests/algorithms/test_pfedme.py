@@ -177,12 +177,8 @@ def test_the_inner_error_is_half_the_bound_of_lemma_1_when_solved_exactly(size: 
     """
     fs, variance = noisy(2000)
     w = np.array([0.3])
-    run = play(
-        PFedMe(lam=1.0, local_rounds=1, steps=12, personal_lr=0.6, lr=0.1, batch=size),
-        fs,
-        w=w,
-        rounds=1,
-    )
+    algorithm = PFedMe(lam=1.0, local_rounds=1, steps=12, personal_lr=0.6, lr=0.1, batch=size)
+    run = play(algorithm, fs, w=w, rounds=1)
     errors = np.square(np.array(list(kept(run, "personal").values())) - fs[0].prox(1.0, w))[:, 0]
     half = variance / size / 1.5**2
     assert abs(errors.mean() - half) <= 4 * errors.std() / np.sqrt(2000)
@@ -196,12 +192,8 @@ def test_an_inner_solution_of_accuracy_nu_stays_within_the_bound_of_lemma_1(step
     """
     fs, variance = noisy(2000)
     lam, h, w, q = 1.0, 0.5, np.array([8.0]), (1 - 0.3 * 1.5) ** steps
-    run = play(
-        PFedMe(lam=lam, local_rounds=1, steps=steps, personal_lr=0.3, lr=0.1, batch=4),
-        fs,
-        w=w,
-        rounds=1,
-    )
+    algorithm = PFedMe(lam=lam, local_rounds=1, steps=steps, personal_lr=0.3, lr=0.1, batch=4)
+    run = play(algorithm, fs, w=w, rounds=1)
     theta = np.array(list(kept(run, "personal").values()))
     solution = (theta - q * w) / (1 - q)  # theta = solution + q (w - solution) on this batch
     nu = np.square((h + lam) * (theta - solution)).mean()

@@ -68,10 +68,8 @@ def check_notes(record: Round, u: Vector, masks: Sequence[Vector], ratios: Seque
     cover = np.sum(masks, axis=0)
     mine, above = record.notes["device"], record.notes["server"]
     assert mine["kept"].mean == pytest.approx(np.mean(masks), abs=1e-15)
-    assert (mine["kept"].least, mine["kept"].most) == (
-        np.min(np.mean(masks, axis=1)),
-        np.max(np.mean(masks, axis=1)),
-    )
+    shares = np.mean(masks, axis=1)
+    assert (mine["kept"].least, mine["kept"].most) == (shares.min(), shares.max())
     assert mine["error"].mean == pytest.approx(np.mean(errors), rel=1e-12)
     assert mine["error"].most == pytest.approx(np.max(errors), rel=1e-12)
     assert above["cover"].mean == cover.min()
@@ -142,12 +140,8 @@ def test_two_rounds_by_hand_on_uneven_edges(weight: Any, private: bool) -> None:
         u = merge(edges, covered, u, [counts[0], sum(counts[1:])] if weight == "samples" else None)
         assert deviation(run, np.concatenate([u, W[shared:]]), personal=x) <= EXACT
         note = record.notes["edge"]["cover"]
-        assert (note.mean, note.least, note.most, note.count) == (
-            np.mean(covers),
-            min(covers),
-            max(covers),
-            4,
-        )
+        figures = (np.mean(covers), min(covers), max(covers), 4)
+        assert (note.mean, note.least, note.most, note.count) == figures
         assert record.notes["server"]["uncovered"].mean == np.mean(np.sum(covered, axis=0) == 0)
 
 

@@ -84,11 +84,7 @@ def test_two_rounds_by_hand_on_uneven_groups(
         **{**STEPS, "batch": batch}, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=2, beta=beta, l1=l1,
     )  # fmt: skip
     at1, at2 = thresholds(gamma1, gamma2)
-    assert (algorithm.cut("device"), algorithm.cut("edge"), algorithm.cut("server")) == (
-        at1,
-        at2,
-        at2,
-    )
+    assert [algorithm.cut(tier) for tier in ("device", "edge", "server")] == [at1, at2, at2]
     run, w = play(algorithm, fs, TREE, w=W), W
     theta: dict[int, Vector] = {}
     for _ in range(2):
@@ -246,13 +242,8 @@ def test_alternation_reaches_the_linear_system_of_theta_and_phi_linearly() -> No
     assert all(after <= 2.0 / 5.0 * 2.0 / 2.5 * before for before, after in pairwise(errors[:4]))
     assert deviation(run, w, edge=[phi], personal=theta) <= 1e-10
     bar = 2.0 * 3.0 / 5.0
-    assert (
-        np.abs(
-            3.0 * (w - kept(run, "edge")[0])
-            - bar * (w - mean(list(kept(run, "personal").values())))
-        ).max()
-        <= 1e-10
-    )
+    personal = mean(list(kept(run, "personal").values()))
+    assert np.abs(3.0 * (w - kept(run, "edge")[0]) - bar * (w - personal)).max() <= 1e-10
 
 
 def test_with_one_device_per_edge_theta_is_pfedmes_with_lambda_bar() -> None:
@@ -288,17 +279,10 @@ def test_on_one_edge_it_reaches_the_optimum_for_any_number_of_edge_rounds(R: int
     fs = some(3, 2, mu=0.5, L=2.0, spread=3.0)
     E = [f.envelope(2.0) for f in fs]
     optimum = np.linalg.solve(sum(E), sum(e @ f.a for e, f in zip(E, fs, strict=True)))
-    run = play(
-        SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7),
-        fs,
-        Tree.grouped([3]),
-        w=np.zeros(2),
-        rounds=75 // R + 10,
-    )
-    assert (
-        deviation(run, optimum, edge=[optimum], personal=[f.prox(2.0, optimum) for f in fs])
-        <= 1e-10
-    )
+    algorithm = SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7)
+    run = play(algorithm, fs, Tree.grouped([3]), w=np.zeros(2), rounds=75 // R + 10)
+    own = [f.prox(2.0, optimum) for f in fs]
+    assert deviation(run, optimum, edge=[optimum], personal=own) <= 1e-10
 
 
 def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds() -> None:
@@ -317,12 +301,8 @@ def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds(
     optimum = np.linalg.solve(mean(H), mean(b))
 
     def bias(R: int) -> float:
-        A, c = affine(
-            lambda w: row(
-                play(SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R), fs, TREE, w=w, rounds=1)
-            ),
-            2,
-        )
+        algorithm = SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R)
+        A, c = affine(lambda w: row(play(algorithm, fs, TREE, w=w, rounds=1)), 2)
         return float(np.linalg.norm(np.linalg.solve(eye - A, c) - optimum))
 
     assert bias(1) > 3 * bias(5) > 9 * bias(25) > 0
@@ -338,13 +318,8 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
     algorithm = SFedHP(
         lam1=lam1, lam2=1.0, gamma1=gamma1, rho=0.5, edge_rounds=1, steps=25, lr2=0.5, lr1=0.1, batch=size,
     )  # fmt: skip
-    theta = np.array(
-        list(
-            kept(
-                play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1), "personal"
-            ).values()
-        )
-    )
+    run = play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1)
+    theta = np.array(list(kept(run, "personal").values()))
     exact = phi
     for _ in range(200):
         exact = exact - 0.5 * (f.grad(exact) + lam1 * (exact - phi) + gamma1 * np.tanh(exact / 0.5))

@@ -84,10 +84,8 @@ def test_check_ends_with_code_2_if_a_file_is_missing(root: Path) -> None:
     result = data("check", "fashion_mnist", "--data-dir", root / "none", "--json")
     assert result.exit_code == 2
     assert [row["text"] for row in json.loads(result.stdout)] == ["missing"] * 4
-    assert (
-        str(root / "none" / "cifar10")
-        in data("check", "cifar10", "--data-dir", root / "none").stdout
-    )
+    checked = data("check", "cifar10", "--data-dir", root / "none")
+    assert str(root / "none" / "cifar10") in checked.stdout
 
 
 def test_check_refuses_a_name_that_nobody_knows() -> None:
@@ -132,23 +130,18 @@ def test_show_counts_leaks(tmp_path: Path) -> None:
     plain = covey(
         "data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png"
     )
-    assert (
-        f"{found['overlaps']['leaks']:,} of {found['overlaps']['tested']:,} test examples"
-        in plain.out
-    )
-    assert (
-        f"{found['overlaps']['validation_leaks']:,} of {found['overlaps']['validated']:,} validation examples"
-        in plain.out
-    )
+    counts = found["overlaps"]
+    assert f"{counts['leaks']:,} of {counts['tested']:,} test examples" in plain.out
+    told = f"{counts['validation_leaks']:,} of {counts['validated']:,} validation examples"
+    assert told in plain.out
     paper = covey(
         "data", "show", *words, "protocol=paper", f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png",
         "--json",
     )  # fmt: skip
     shown = json.loads(paper.out)
     assert shown["overlaps"]["validated"] == shown["overlaps"]["validation_leaks"] == 0
-    assert (
-        shown["sizes"]["train"][3] == found["sizes"]["train"][3] + found["sizes"]["validation"][3]
-    )
+    sizes = found["sizes"]
+    assert shown["sizes"]["train"][3] == sizes["train"][3] + sizes["validation"][3]
 
 
 def test_the_picture_names_the_leaks_of_validation(

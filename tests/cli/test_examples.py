@@ -70,13 +70,10 @@ def test_the_folder_holds_what_it_promises(folder: Path) -> None:
     assert (config.rounds, config.score_every) == (2, 1)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records] == [0, 1]
-    assert [
-        record.as_dict() for record in covey.history(folder / "checkpoint.safetensors")
-    ] == records
-    assert (
-        json.loads((folder / "environment.json").read_text())["versions"]["torch"]
-        == torch.__version__
-    )
+    history = covey.history(folder / "checkpoint.safetensors")
+    assert [record.as_dict() for record in history] == records
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
     summary = json.loads((folder / "summary.json").read_text())
     assert [model["model"] for model in summary["models"]] == list(records[-1]["models"])
     # new devices' are only scored

@@ -122,12 +122,8 @@ def problem(*changes: str) -> str:
 @pytest.mark.usefixtures("folder")
 def test_what_the_data_decides_is_filled_in() -> None:
     net = model("model.name=nets:Net", "model.width=7")
-    assert (
-        type(net).__name__,
-        net.first.in_features,
-        net.first.out_features,
-        net.last.out_features,
-    ) == ("Net", 64, 7, 10)
+    features = (net.first.in_features, net.first.out_features, net.last.out_features)
+    assert (type(net).__name__, *features) == ("Net", 64, 7, 10)
     # the function's own default is 3
     assert model("model.name=kit.deep:grey")[-1].out_features == 10
 
@@ -135,9 +131,8 @@ def test_what_the_data_decides_is_filled_in() -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_the_file_gives_stands() -> None:
     assert model("model.name=nets:Net", "model.outputs=12").last.out_features == 12
-    assert model("model.name=nets:grey", "model.classes=11", "model.channels=3")[
-        -1
-    ].weight.shape == (11, 108)
+    grey = model("model.name=nets:grey", "model.classes=11", "model.channels=3")
+    assert grey[-1].weight.shape == (11, 108)
 
 
 @pytest.mark.usefixtures("folder")
@@ -167,11 +162,8 @@ def test_the_resolved_file_is_the_same_experiment(folder: Path, changes: list[st
 def test_the_resolved_file_holds_the_defaults_but_nothing_of_the_data() -> None:
     table = tomllib.loads(load(None, ["model.name=nets:Net"]).text())
     assert table["model"] == {"name": "nets:Net", "width": 5, "rates": [0.5]}
-    assert tomllib.loads(load(None, ["model.name=nets:grey"]).text())["model"] == {
-        "name": "nets:grey",
-        "channels": 2,
-        "kernel": [3, 3],
-    }
+    grey = tomllib.loads(load(None, ["model.name=nets:grey"]).text())["model"]
+    assert grey == {"name": "nets:grey", "channels": 2, "kernel": [3, 3]}
 
 
 @pytest.mark.usefixtures("folder")
@@ -252,24 +244,11 @@ def test_what_a_module_cannot_be_is_refused_in_one_line() -> None:
 @pytest.mark.usefixtures("folder")
 def test_list_mentions_them_and_shows_the_table_of_one() -> None:
     lines = covey("list", "models").out.splitlines()
-    assert (
-        len(
-            [
-                line
-                for line in lines
-                if line.startswith("package.module:Class ") and "of your own" in line
-            ]
-        )
-        == 1
-    )
+    own = [line for line in lines if line.startswith("package.module:Class ")]
+    assert ["of your own" in line for line in own].count(True) == 1
     shown = tomllib.loads(covey("list", "models", "nets:Net").out)["model"]
-    assert shown == {
-        "name": "nets:Net",
-        "inputs": "none",
-        "outputs": "none",
-        "width": 5,
-        "rates": [0.5],
-    }
+    sizes = {"inputs": "none", "outputs": "none", "width": 5, "rates": [0.5]}
+    assert shown == {"name": "nets:Net", **sizes}
     assert defaults("algorithms", "mine:Mean") == {
         "name": "mine:Mean", "steps": 3, "lr": 0.1, "batch": 20,
     }  # fmt: skip

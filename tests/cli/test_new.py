@@ -43,11 +43,8 @@ def test_three_tiers_pass_the_laws_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = written(tmp_path, "FedMine", "--tiers", 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "fedmine.py",
-        "fedmine.toml",
-        "test_fedmine.py",
-    ]
+    files = ["fedmine.py", "fedmine.toml", "test_fedmine.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert f"test it: pytest {tmp_path}/test_fedmine.py" in said
     config = load(tmp_path / "fedmine.toml")
     assert config.experiment(0).algorithm.tiers() == ("server", "edge", "device")
@@ -84,9 +81,7 @@ def test_a_package_is_built_installed_found_and_run(tmp_path: Path) -> None:
 def test_a_package_declares_the_algorithm(tmp_path: Path) -> None:
     written(tmp_path, "FedMine", "--package")
     declared = (tmp_path / "covey-fedmine" / "pyproject.toml").read_text()
-    assert (
-        '[project.entry-points."covey.algorithms"]\nfedmine = "covey_fedmine:FedMine"' in declared
-    )
+    assert '\nfedmine = "covey_fedmine:FedMine"' in declared.partition("covey.algorithms")[2]
 
 
 @pytest.mark.parametrize(

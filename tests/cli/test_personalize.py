@@ -76,9 +76,8 @@ def test_it_starts_from_the_models_that_the_table_reports(
         copy / "models" / "edge.safetensors",
         metadata,
     )
-    assert (
-        json.loads(said("personalize", copy, "--data", pump, *words))["scores"] != before["scores"]
-    )
+    other = json.loads(said("personalize", copy, "--data", pump, *words))
+    assert other["scores"] != before["scores"]
 
 
 def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path) -> None:
@@ -95,9 +94,8 @@ def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path
     less = json.loads(
         said("personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=2", "--json")
     )
-    assert (
-        less["scores"]["personal"]["train"]["loss"] > found["scores"]["personal"]["train"]["loss"]
-    )
+    losses = [each["scores"]["personal"]["train"]["loss"] for each in (less, found)]
+    assert losses[0] > losses[1]
 
 
 def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
@@ -164,10 +162,8 @@ def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) ->
     assert found["start"] == "global"
     assert set(found["scores"]) == {"global", "personal"}
     assert (folder / "seed-1" / "personal-new.safetensors").exists()
-    assert (
-        "has no edge models"
-        in covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1").err
-    )
+    asked = ("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1")
+    assert "has no edge models" in covey(*asked).err
     np.savez(tmp_path / "wide.npz", x=rng.random((4, 65)), y=rng.integers(10, size=4))
     assert "shape" in covey("personalize", folder, "--data", tmp_path / "wide.npz").err
 
@@ -183,12 +179,8 @@ def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(said("personalize", folder, "--data", tmp_path / "new.npz", "--json"))
     assert found["start"] in "012"
-    losses = [
-        json.loads(
-            said("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")
-        )["scores"]["edge"]
-        for at in "012"
-    ]
+    asked = ("personalize", folder, "--data", tmp_path / "new.npz", "--json")
+    losses = [json.loads(said(*asked, "--edge", at))["scores"]["edge"] for at in "012"]
     assert found["scores"]["edge"]["train"]["loss"] == min(loss["train"]["loss"] for loss in losses)
 
 
@@ -215,10 +207,8 @@ def test_each_device_of_a_file_gets_a_model(run: Path, pump: Path, tmp_path: Pat
     found = json.loads(said("personalize", run, *words, "--json"))
     assert [one["device"] for one in found] == ["pump-99", "hall 2/b"]
     files = [Path(one["file"]) for one in found]
-    assert [path.name for path in files] == [
-        "personal-pump-99.safetensors",
-        "personal-hall%202%2Fb.safetensors",
-    ]
+    names = [f"personal-{name}.safetensors" for name in ("pump-99", "hall%202%2Fb")]
+    assert [path.name for path in files] == names
     first, second = map(load_file, files)
     assert not all(torch.equal(first[name], second[name]) for name in first)
     place = tmp_path / "one.safetensors"

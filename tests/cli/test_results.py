@@ -96,9 +96,8 @@ def test_each_row_is_predicted_by_its_device(run: Path, new: Path, tmp_path: Pat
         x = np.array([cells[2:]], dtype=float)
         assert row["prediction"] == loaded.predict(x, device=cells[0])[0]
         shares = loaded.probabilities(x, device=cells[0])[0]
-        assert [
-            float(row[f"probability_{name}"]) for name in loaded.names.classes
-        ] == pytest.approx(shares, abs=1e-6)
+        given = [float(row[f"probability_{name}"]) for name in loaded.names.classes]
+        assert given == pytest.approx(shares, abs=1e-6)
     out = tmp_path / "out.csv"
     ended = command("predict", run, "--data", new, "--out", out)
     assert ended.out == ""
@@ -218,13 +217,11 @@ def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(f"{header}\n{text}")
     assert rows_of(said("predict", folder, "--data", tmp_path / "x.csv")) == rows
     (tmp_path / "narrow.csv").write_text("a,b\n1,2\n")
-    assert "examples of shape (2,), but the run was trained on (64,)" in _flat(
-        command("predict", folder, "--data", tmp_path / "narrow.csv")
-    )
+    narrow = _flat(command("predict", folder, "--data", tmp_path / "narrow.csv"))
+    assert "examples of shape (2,), but the run was trained on (64,)" in narrow
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
-    assert "no array 'x' among y; give x" in _flat(
-        command("predict", folder, "--data", tmp_path / "y.npz")
-    )
+    lacking = _flat(command("predict", folder, "--data", tmp_path / "y.npz"))
+    assert "no array 'x' among y; give x" in lacking
 
 
 def _flat(ended: Result) -> str:

@@ -82,11 +82,12 @@ def test_a_stopped_and_resumed_run_logs_every_round_once(mine: Path) -> None:
     assert ended.out.count("the tracker mine_tracked:Torn failed: KeyError: 'no such key'") == 1
     exits(0, "run", "--resume", folder, "--log", "mine_tracked:Lines")
     started = ["start", "sfedhp", 0]
+    ends = [["finish", False, 3, True], ["finish", True, 4, True]]
     assert [line for line in lines(folder) if line[0] != "log"] == [
         started,
-        ["finish", False, 3, True],
+        ends[0],
         started,
-        ["finish", True, 4, True],
+        ends[1],
     ]
     assert [line[1] for line in lines(folder) if line[0] == "log"] == [1, 2, 3, 4]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -31,17 +31,11 @@ many = settings(max_examples=100, suppress_health_check=[HealthCheck.function_sc
 ROW = torch.tensor([0.0, 1.5, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
 MASK = ROW > 0
 LONG = torch.nn.functional.pad(ROW, (0, 90))
+GOOD_ROWS = (ROW, None), (ROW, MASK), (ROW.double(), None), (LONG, None), (LONG, LONG > 0)
 GOOD = [
     codec.encode(row, mask, 7)
     for codec in ALL.values()
-    for row, mask in [
-        (ROW, None),
-        (ROW, MASK),
-        (ROW.double(), None),
-        (LONG, None),
-        (LONG, LONG > 0),
-        (ROW * torch.nan, None),
-    ]
+    for row, mask in (*GOOD_ROWS, (ROW * torch.nan, None))
 ]
 
 

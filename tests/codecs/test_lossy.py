@@ -72,19 +72,8 @@ def test_every_half_there_is_arrives_as_it_is(values: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("values", HALVES)
 def test_what_is_finite_stays_finite(values: str, dtype: torch.dtype) -> None:
     largest = torch.finfo(HALVES[values]).max
-    rows = torch.tensor(
-        [
-            [
-                torch.finfo(dtype).max,
-                -torch.finfo(dtype).max,
-                torch.inf,
-                -torch.inf,
-                torch.nan,
-                1e-45,
-            ]
-        ],
-        dtype=dtype,
-    )
+    most = torch.finfo(dtype).max
+    rows = torch.tensor([[most, -most, torch.inf, -torch.inf, torch.nan, 1e-45]], dtype=dtype)
     got = Dense(values).roundtrip(rows)[0].tolist()
     assert got[:4] == [largest, -largest, torch.inf, -torch.inf]
     assert got[4] != got[4]

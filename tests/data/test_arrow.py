@@ -78,9 +78,8 @@ def test_parts_are_those_of_the_folder(tmp_path: Path) -> None:
     index = {"splits": ["train", "val", "test"]}
     (tmp_path / "dataset_dict.json").write_text(json.dumps(index), encoding="utf-8")
     shards = arrow(str(tmp_path), device="user", size=3, grey=True)
-    assert [shards.part(part).counts().tolist() for part in ("train", "validation", "test")] == [
-        [2, 2]
-    ] * 3
+    counts = [shards.part(part).counts().tolist() for part in ("train", "validation", "test")]
+    assert counts == [[2, 2]] * 3
     assert tuple(shards.x.shape[1:]) == (1, 3, 3)
     index["splits"].append("extra")
     (tmp_path / "dataset_dict.json").write_text(json.dumps(index), encoding="utf-8")

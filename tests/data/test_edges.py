@@ -68,9 +68,8 @@ def test_every_device_is_kept_once_with_its_examples(way: str) -> None:
     order = [device for edge in who(after) for device in edge]
     assert sorted(order) == list(range(DEVICES))
     assert tree == Tree.grouped(after.edges)
-    assert all(
-        after.train.held(at).equal(before.train.held(device)) for at, device in enumerate(order)
-    )
+    held = zip(range(len(order)), order, strict=True)
+    assert all(after.train.held(at).equal(before.train.held(old)) for at, old in held)
     assert all(edge == sorted(edge) for edge in who(after))
 
 

@@ -92,10 +92,8 @@ def test_it_is_refused_by_name(what: str) -> None:
 
 
 def test_what_may_be_odd_is_taken() -> None:
-    assert (
-        own([(X.astype(">f8")[::-1], Y > 0), (X.astype(np.float16), Y.astype(np.uint8))]).classes
-        == 2
-    )
+    turned = (X.astype(">f8")[::-1], Y > 0)
+    assert own([turned, (X.astype(np.float16), Y.astype(np.uint8))]).classes == 2
     assert own([(np.ma.masked_array(X), Y), (X.tolist(), Y.tolist())]).devices == 2  # type: ignore[list-item]
     assert own([(torch.tensor(X, requires_grad=True), Y)]).x.requires_grad is False
 

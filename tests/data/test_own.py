@@ -20,11 +20,8 @@ PAIRS = [(rng.normal(size=(n, 3)), rng.integers(0, 4, n)) for n in (20, 40, 8)]
 
 def test_every_device_keeps_its_own_examples() -> None:
     shards = own(PAIRS, classes=4)
-    assert [shards.part(s).counts().tolist() for s in ("train", "validation", "test")] == [
-        [12, 24, 5],
-        [3, 6, 1],
-        [5, 10, 2],
-    ]
+    counts = [shards.part(split).counts().tolist() for split in ("train", "validation", "test")]
+    assert counts == [[12, 24, 5], [3, 6, 1], [5, 10, 2]]
     for device, (x, y) in enumerate(PAIRS):
         held = (
             torch.cat([shards.part(s).held(device) for s in ("train", "validation", "test")])

@@ -33,10 +33,8 @@ def test_text_labels_are_numbered_over_all_parts() -> None:
     train = [(zeros(1), ["b"]), (zeros(1), ["c"])]
     shards = own_parts(train=train, test=[(zeros(1), ["a"]), (zeros(0), [])])
     assert shards.names.classes == ("a", "b", "c")
-    assert [shards.y[shards.test.held(0)].tolist(), shards.y[shards.train.held(1)].tolist()] == [
-        [0],
-        [2],
-    ]
+    labels = [shards.y[shards.test.held(0)], shards.y[shards.train.held(1)]]
+    assert [held.tolist() for held in labels] == [[0], [2]]
 
 
 def test_text_labels_train() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from covey.data import recipes
 from covey.data.partitions.partition import Numbers
 from covey.data.partitions.recipes import Dealt
+from tests.data.tiny import labels_of
 from tests.given import refused
 
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
@@ -26,10 +27,6 @@ def mnist() -> Numbers:
     """
     rest = np.array(MNIST_COUNTS) - np.bincount(MNIST_BEGINS, minlength=10)
     return np.concatenate([MNIST_BEGINS, np.repeat(np.arange(10), rest)])
-
-
-def labels_of(counts: list[int]) -> Numbers:
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 def whole(dealt: Dealt) -> list[Numbers]:
@@ -164,10 +161,8 @@ def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(
 def test_sfedhp_on_cifar10_has_half_and_no_repeats(setting: int, train: int, test: int) -> None:
     dealt = recipes.sfedhp(labels_of([6000] * 10), setting=setting)
     assert dealt.test is not None
-    assert ({len(pile) for pile in dealt.train}, {len(pile) for pile in dealt.test}) == (
-        {train},
-        {test},
-    )
+    lengths = [{len(pile) for pile in piles} for piles in (dealt.train, dealt.test)]
+    assert lengths == [{train}, {test}]
     assert distinct(whole(dealt)) == 20 * (train + test)
     validated = recipes.sfedhp(labels_of([6000] * 10), setting=setting, validation_share=0.2)
     assert distinct(whole(validated)) == 20 * (train + test)
@@ -239,13 +234,11 @@ def test_permfl_draws_in_the_order_of_the_papers_code() -> None:
         / shares.sum(axis=(1, 2), keepdims=True)
     )
     draws = random.Random(5)
-    piles = published(
-        y,
-        devices,
-        2,
-        lambda label, u, j, d: int(shares[label, u // 4, j]) + d.randint(300, 600),
-        draws,
-    )
+
+    def draw(label: int, u: int, j: int, d: random.Random) -> int:
+        return int(shares[label, u // 4, j]) + d.randint(300, 600)
+
+    piles = published(y, devices, 2, draw, draws)
     dealt = recipes.permfl(y)
     assert dealt.test is not None
     for u, pile in enumerate(piles):
@@ -275,9 +268,8 @@ def test_permfl_without_shares_draws_in_the_order_of_the_papers_code(
         draws.shuffle(pile)
     dealt = deal(y, devices=130)
     assert dealt.test is not None
-    assert [
-        [*tested, *trained] for tested, trained in zip(dealt.test, dealt.train, strict=True)
-    ] == piles
+    dealt_piles = zip(dealt.test, dealt.train, strict=True)
+    assert [[*tested, *trained] for tested, trained in dealt_piles] == piles
 
 
 def test_permfl_cifar100_leaves_most_devices_with_30_images() -> None:

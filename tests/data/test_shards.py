@@ -40,11 +40,8 @@ def test_part_may_hold_nothing() -> None:
 def test_parts_by_name() -> None:
     ready = shards()
     assert ready.devices == 2
-    assert [ready.part(s) for s in ("train", "validation", "test")] == [
-        ready.train,
-        ready.validation,
-        ready.test,
-    ]
+    parts = [ready.part(name) for name in ("train", "validation", "test")]
+    assert parts == [ready.train, ready.validation, ready.test]
     error = r"'valid' \(did you mean 'validation'\?\); ask for one of 'train', 'validation', 'test'"
     with pytest.raises(ConfigError, match=error):
         ready.part("valid")

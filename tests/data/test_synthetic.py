@@ -35,9 +35,8 @@ def test_sizes_are_the_papers(
 
 @pytest.mark.parametrize("sizes", ["pfedme", "fedprox"])
 def test_devices_hold_as_many_examples_as_drawn(sizes: str) -> None:
-    assert totals(synthetic(devices=5, sizes=sizes)).tolist() == _sizes(
-        sizes, 5, np.random.RandomState(0)
-    )
+    drawn = _sizes(sizes, 5, np.random.RandomState(0))
+    assert totals(synthetic(devices=5, sizes=sizes)).tolist() == drawn
 
 
 def test_draws_come_in_the_order_of_the_papers_code() -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import struct
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,8 @@ MNIST = catalog.known("mnist").ways[0].files
 def examples(*counts: int, shape: tuple[int, ...] = (28, 28), classes: int = 10) -> Parts:
     """Random images and labels, a pair for each count; every class that there is room for occurs."""
     rng = np.random.default_rng(len(counts))
-    return [
-        (
-            rng.integers(0, 256, (n, *shape), dtype=np.uint8),
-            (np.arange(n) % classes).astype(np.uint8),
-        )
-        for n in counts
-    ]
+    labels = [(np.arange(n) % classes).astype(np.uint8) for n in counts]
+    return [(rng.integers(0, 256, (len(y), *shape), dtype=np.uint8), y) for y in labels]
 
 
 def idx(array: Bytes) -> bytes:
@@ -100,3 +96,8 @@ def write_leaf(folder: Path, files: list[dict[str, tuple[Bytes, Bytes]]]) -> Non
             "user_data": data,
         }
         (folder / f"all_data_{number}.json").write_text(json.dumps(table))
+
+
+def labels_of(counts: Sequence[int]) -> Any:
+    """So many examples of each label, in order."""
+    return np.repeat(np.arange(len(counts)), counts)

@@ -37,12 +37,6 @@ PATIENCE = Patience(seconds=0.01, quorum=1)
 FEEDBACK = {"name": "int8", "update": True, "feedback": True}
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Family]:
-    with family(tmp_path, count=2, secure=False) as out:
-        yield out
-
-
 def noted(handled: list[str], gate: threading.Event | None = None) -> Handler:
     """A handler that notes the keys it gets, once a gate is open."""
 

@@ -49,8 +49,8 @@ from tests.deployed.attacks import with_value
 from tests.deployed.tree import family, key, until
 from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, SHARDS, Case, differences, experiment, state
-from tests.laws.test_deployed import everything, rows_of
-from tests.laws.test_loopback import Failing
+from tests.laws.test_deployed import rows_of
+from tests.laws.test_loopback import Failing, everything
 
 ALL = "COVEY_TEST_ALL" in os.environ
 MAY_MISS = [name for name, case in PLAIN.items() if case.algorithm.idle_trains]

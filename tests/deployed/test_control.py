@@ -428,9 +428,8 @@ def test_a_control_port_must_show_the_seat_that_is_meant(
             call("POST", ("127.0.0.1", control.port), "/stop", operator, "edge0", ("edge0",))
         meant = covey("ctl", "stop", "--node", f"edge0@{place}", *certs)
         assert (meant.code, "certificate of device7, not of edge0" in meant.err) == (2, True)
-        assert (
-            "it is not running on this machine" in covey("ctl", "stop", "--plan", plan, *certs).out
-        )
+        stopped = covey("ctl", "stop", "--plan", plan, *certs)
+        assert "it is not running on this machine" in stopped.out
         assert not progress.draining
         exits(0, "ctl", "status", "--node", f"device7@{place}", *certs)
     anybody = covey("ctl", "stop", "--node", "edge0.example:9443", *certs)
@@ -469,9 +468,8 @@ def test_the_screen_says_that_a_certificate_ends_soon(
 ) -> None:
     identity = Identity(authority.issue("edge0", days=3))
     progress.certificate_left = identity.seconds_left
-    assert waiting([progress.as_dict()]) == [
-        "edge0: its certificate ends in 3.0 days; covey certs renew edge0"
-    ]
+    soon = "edge0: its certificate ends in 3.0 days; covey certs renew edge0"
+    assert waiting([progress.as_dict()]) == [soon]
     assert 'covey_certificate_left_seconds{process="edge0"} 259' in progress.prometheus()
     ended = waiting([progress.as_dict() | {"certificate_left": -86_400.0}])
     assert ended == ["edge0: its certificate ended 1.0 days ago; covey certs renew edge0"]

@@ -90,10 +90,8 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert disk.last_key is None
     answers = disk.journalled(KEY)
     assert answers is not None
-    assert [(seat, answer.status, answer.read()) for seat, answer in answers.items()] == [
-        (4, "answered", b"a"),
-        (7, "late", b""),
-    ]
+    told = [(seat, answer.status, answer.read()) for seat, answer in answers.items()]
+    assert told == [(4, "answered", b"a"), (7, "late", b"")]
     assert disk.received(4) == 9
     assert disk.received(7) == 0
     assert not disk.trained(KEY)

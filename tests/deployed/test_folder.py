@@ -95,6 +95,16 @@ def opened(config: Config, path: Path) -> ServerFolder:
     return ServerFolder(config, RunFolder(path), ["covey", "node"])
 
 
+def played_into(path: Path, config: Config, nodes: Path, stop: int | None = None) -> None:
+    """Play a run on the disks of a tree, which leaves this folder."""
+    tree = LocalTree(nodes)
+    folder = opened(config, path)
+    with folder.open():
+        run = server_run(config.experiment(config.seed), tree)
+        rounds_of(run, folder, stop)
+    tree.close()
+
+
 @pytest.fixture(scope="module")
 def config() -> Config:
     return load(BASE, CHANGES)
@@ -113,12 +123,7 @@ def deployed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = tmp_path_factory.mktemp("nodes")
     out = nodes / "server" / "state" / "run"
     for stop in (2, None):
-        tree = LocalTree(nodes)
-        folder = opened(config, out)
-        with folder.open():
-            run = server_run(config.experiment(config.seed), tree)
-            rounds_of(run, folder, stop)
-        tree.close()
+        played_into(out, config, nodes, stop)
     return out
 
 
@@ -207,12 +212,7 @@ def test_a_tree_that_has_ended_gets_more_rounds(tmp_path: Path) -> None:
     out = tmp_path / "server" / "state" / "run"
     changes = [*SMALL[1:], "score_every=2"]
     for rounds in (3, 5):
-        config = load(BASE, [*changes, f"rounds={rounds}"])
-        tree = LocalTree(tmp_path)
-        folder = opened(config, out)
-        with folder.open():
-            rounds_of(server_run(config.experiment(config.seed), tree), folder)
-        tree.close()
+        played_into(out, load(BASE, [*changes, f"rounds={rounds}"]), tmp_path)
     again = tmp_path / "again"
     exits(0, "run", BASE, *changes, "rounds=3", "--out", again)
     exits(0, "run", "--resume", again, "rounds=5")
@@ -257,11 +257,7 @@ def test_a_full_disk_ends_the_round_everywhere(tmp_path: Path) -> None:
     set_fault(None)
     assert status.read(out).state == "stopped"
     tree.close()
-    tree = LocalTree(tmp_path)
-    folder = opened(config, out)
-    with folder.open():
-        rounds_of(server_run(config.experiment(config.seed), tree), folder)
-    tree.close()
+    played_into(out, config, tmp_path)
     exits(0, "replay", tmp_path)
 
 

@@ -7,7 +7,7 @@ the last; after every test it still answers, over the same stream.
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -73,17 +73,26 @@ def joined(tree: Family, seat: int) -> Peer:
 # Refused by covey: who it is
 
 
-def refused(caplog: pytest.LogCaptureFixture, end: tuple[str, str], code: str, text: str) -> None:
-    """The stream ended with this status, and the reason was logged with the peer's address."""
-    assert (end[0], text in end[1]) == (code, True), end
-    lines = [record.getMessage() for record in caplog.records]
-    assert any("refused" in line and "127.0.0.1" in line and text in line for line in lines), lines
+Refused = Callable[[tuple[str, str], str, str], None]
 
 
-def test_a_revoked_certificate(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def refused(caplog: pytest.LogCaptureFixture) -> Refused:
+    """Asserts that a stream ended with a status, and that the reason was logged with the address."""
+
+    def check(end: tuple[str, str], code: str, text: str) -> None:
+        assert (end[0], text in end[1]) == (code, True), end
+        words = ("refused", "127.0.0.1", text)
+        lines = [record.getMessage() for record in caplog.records]
+        assert any(all(word in line for word in words) for line in lines), lines
+
+    return check
+
+
+def test_a_revoked_certificate(tree: Family, refused: Refused) -> None:
     tree.authority.revoke("device2")
     end = peer(tree, 2, hello("device2")).end()
-    refused(caplog, end, "UNAUTHENTICATED", "is revoked")
+    refused(end, "UNAUTHENTICATED", "is revoked")
     assert "is revoked" in tree.parent.turned_away()[2]
     tree.authority.issue("device2")
     again = joined(tree, 2)
@@ -92,19 +101,17 @@ def test_a_revoked_certificate(tree: Family, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_certificate_that_is_revoked_while_its_stream_is_open(
-    tree: Family, caplog: pytest.LogCaptureFixture
+    tree: Family, refused: Refused
 ) -> None:
     thief = joined(tree, 3)
     tree.authority.revoke("device3")
-    refused(caplog, thief.end(), "UNAUTHENTICATED", "is revoked")
+    refused(thief.end(), "UNAUTHENTICATED", "is revoked")
     until(lambda: 3 not in tree.parent.members())
 
 
-def test_a_certificate_that_ends_while_its_stream_is_open(
-    tree: Family, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_that_ends_while_its_stream_is_open(tree: Family, refused: Refused) -> None:
     tree.authority.renew("device4", days=1.5 / 86_400)
-    refused(caplog, joined(tree, 4).end(), "UNAUTHENTICATED", "its certificate ended at")
+    refused(joined(tree, 4).end(), "UNAUTHENTICATED", "its certificate ended at")
 
 
 # Refused by covey: what it says first
@@ -124,20 +131,18 @@ def test_a_certificate_that_ends_while_its_stream_is_open(
     ],
     ids=["draws", "version", "nobody", "twice", "reply", "welcome", "text", "empty"],
 )
-def test_a_bad_hello(
-    tree: Family, caplog: pytest.LogCaptureFixture, first: bytes, code: str, text: str
-) -> None:
-    refused(caplog, peer(tree, 5, first).end(), code, text)
+def test_a_bad_hello(tree: Family, refused: Refused, first: bytes, code: str, text: str) -> None:
+    refused(peer(tree, 5, first).end(), code, text)
 
 
 def test_a_hello_that_is_longer_than_its_seats_need(
-    tree: Family, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tree: Family, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused before it is read, however many seats it asks for."""
     names = [f"device{number}" for number in range(5_000)]
     monkeypatch.setattr(grpc_transport, "Assembler", None)  # which would read it
     end = peer(tree, 5, hello(*names)).end()
-    refused(caplog, end, "INVALID_ARGUMENT", "bytes, more than its seats need")
+    refused(end, "INVALID_ARGUMENT", "bytes, more than its seats need")
 
 
 def test_a_hello_of_many_seats_is_read(tmp_path: Path) -> None:
@@ -206,10 +211,8 @@ def test_what_is_revoked_is_read_when_its_file_changes(
     ],
     ids=["number", "hello again", "kind", "key"],
 )
-def test_a_bad_message(
-    tree: Family, caplog: pytest.LogCaptureFixture, seat: int, data: bytes, text: str
-) -> None:
-    refused(caplog, joined(tree, seat).send(data).end(), "INVALID_ARGUMENT", text)
+def test_a_bad_message(tree: Family, refused: Refused, seat: int, data: bytes, text: str) -> None:
+    refused(joined(tree, seat).send(data).end(), "INVALID_ARGUMENT", text)
     until(lambda: seat not in tree.parent.members())
 
 
@@ -252,10 +255,10 @@ def test_an_answer_for_another(tree: Family, caplog: pytest.LogCaptureFixture) -
     honest.close()
 
 
-def test_an_evicted_seat(tree: Family, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evicted_seat(tree: Family, refused: Refused) -> None:
     thief = joined(tree, 20)
     tree.parent.evict("device20")
-    refused(caplog, thief.end(), "PERMISSION_DENIED", "device20 is evicted")
+    refused(thief.end(), "PERMISSION_DENIED", "device20 is evicted")
 
 
 # A parent that is not the parent

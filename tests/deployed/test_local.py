@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -208,21 +209,14 @@ EVICTED = '{"level": "error", "event": "failed", "kind": "EvictedError", "text":
 BEHIND = '{"level": "error", "event": "failed", "kind": "TransportError", "text": "behind"}\n'
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits before it looks, or before it starts a process again."""
-    monkeypatch.setattr(local, "_START_AGAIN", 0.0)
-    monkeypatch.setattr(local, "_POLL", 0.0)
-
-
 class Scripted:
     """A server and a device, one of which runs; the starts of the other end as the script says."""
 
     def __init__(
         self,
         folder: Path,
-        script: Sequence[tuple[int | None, str]],
         patch: pytest.MonkeyPatch,
+        script: Sequence[tuple[int | None, str]],
         name: str = "device0",
     ) -> None:
         """The script has the code and the log of each start of the process `name`."""
@@ -249,12 +243,20 @@ class Scripted:
                 pass
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_process_that_is_evicted_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Make = Callable[..., Scripted]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes such a tree; nothing waits before it looks, or before it starts a process again."""
+    monkeypatch.setattr(local, "_START_AGAIN", 0.0)
+    monkeypatch.setattr(local, "_POLL", 0.0)
+    return partial(Scripted, tmp_path, monkeypatch)
+
+
+def test_a_process_that_is_evicted_is_started_again(scripted: Make) -> None:
     """As after `covey ctl evict`: systemd does the same, and `covey ctl admit` lets it back in."""
-    tree = Scripted(tmp_path, [(6, EVICTED)] * 3 + [(None, "")], monkeypatch)
+    tree = scripted([(6, EVICTED)] * 3 + [(None, "")])
     tree.watch()
     assert tree.starts == 4
     assert tree.said == ["device0 ended with code 6: evicted (it is started again every 0 s)"]
@@ -263,75 +265,56 @@ def test_a_process_that_is_evicted_is_started_again(
 STARTED = '{"level": "info", "event": "started"}\n'
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("name", ["server", "device0"])
-def test_a_process_that_is_killed_is_started_again(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Scripted(tmp_path, [(-9, STARTED), (-11, STARTED), (None, "")], monkeypatch, name)
+def test_a_process_that_is_killed_is_started_again(name: str, scripted: Make) -> None:
+    tree = scripted([(-9, STARTED), (-11, STARTED), (None, "")], name)
     tree.watch()
-    assert tree.said == [
-        f"{name} was killed; started again (1)",
-        f"{name} was killed by signal 11; started again (2)",
-    ]
+    ends = ("killed; started again (1)", "killed by signal 11; started again (2)")
+    assert tree.said == [f"{name} was {end}" for end in ends]
     assert tree.tree.started_again == {name: 2}
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_process_that_is_killed_too_often_ends_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Scripted(tmp_path, [(-9, STARTED)] * 9, monkeypatch)
+def test_a_process_that_is_killed_too_often_ends_the_command(scripted: Make) -> None:
+    tree = scripted([(-9, STARTED)] * 9)
     text = r"device0 was killed, after it was started again 5 times; .*devices_per_process"
     with pytest.raises(ProcessFailed, match=text):
         tree.watch()
     assert (tree.starts, len(tree.said)) == (6, 5)
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("code", [0, -15, *plan_files.NO_RESTART])
-def test_what_systemd_leaves_ended_is_not_started_again(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Scripted(tmp_path, [(code, STARTED)] * 9, monkeypatch)
+def test_what_systemd_leaves_ended_is_not_started_again(code: int, scripted: Make) -> None:
+    tree = scripted([(code, STARTED)] * 9)
     with pytest.raises(CoveyError, match=r"device0 (was told to end|ended with code)") as failed:
         tree.watch()
     assert tree.starts == 1
     assert "{" not in str(failed.value)  # an event that is no error is no reason
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("words", "starts"), [(["no room"] * 9, 2), (list("abcdefghi"), 6)])
 def test_an_error_that_does_not_pass_ends_the_command(
-    words: list[str], starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], starts: int, scripted: Make
 ) -> None:
-    tree = Scripted(tmp_path, [(4, f"{word}\n") for word in words], monkeypatch)
+    tree = scripted([(4, f"{word}\n") for word in words])
     with pytest.raises(ProcessFailed, match=f"device0 ended with code 4: {words[starts - 1]}"):
         tree.watch()
     assert tree.starts == starts
     assert tree.said[0] == f"device0 ended with code 4: {words[0]}; it is started again in 0 s (1)"
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_refusal_that_does_not_pass_ends_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Scripted(tmp_path, [(6, EVICTED)] + [(6, BEHIND)] * 9, monkeypatch)
+def test_a_refusal_that_does_not_pass_ends_the_command(scripted: Make) -> None:
+    tree = scripted([(6, EVICTED)] + [(6, BEHIND)] * 9)
     with pytest.raises(ProcessFailed, match="device0 ended with code 6: behind") as failed:
         tree.watch()
     assert (tree.starts, failed.value.exit_code) == (3, 6)
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_death_is_not_explained_by_an_earlier_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Scripted(tmp_path, [(6, EVICTED), (4, ""), (None, "")], monkeypatch)
+def test_a_death_is_not_explained_by_an_earlier_start(scripted: Make) -> None:
+    tree = scripted([(6, EVICTED), (4, ""), (None, "")])
     tree.watch()
     assert "device0 ended with code 4: its log has no reason" in tree.said[-1]
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("code", "exit_code"), [(4, 4), (-9, 6), (130, 6), (6, 6)])
 def test_a_process_that_fails_gives_its_code(
     code: int, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,15 @@ def nodes(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     tree.close()
 
 
+def finished(experiment: covey.Experiment, folder: Path) -> LocalTree:
+    """A tree whose run has ended, and whose disks are closed."""
+    tree = LocalTree(folder)
+    run = drained(server_run(experiment, tree))
+    finish(run)
+    tree.close()
+    return tree
+
+
 def test_a_device_predicts_with_its_own_disk(nodes: LocalTree, simulated: Path) -> None:
     """As the server's folder would, with every model that it uses."""
     whole = covey.load(simulated)
@@ -89,12 +98,8 @@ def test_a_nodes_module_takes_the_units_of_the_table(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     config = load(tmp_path / "prices.toml")
-    tree = LocalTree(tmp_path / "nodes")
     experiment = config.experiment(config.seed)
-    run = server_run(experiment, tree)
-    drained(run)
-    finish(run)
-    tree.close()
+    tree = finished(experiment, tmp_path / "nodes")
     shards = experiment.data
     assert shards.target is not None
     cells = [row.split(",") for row in rows[1:]]
@@ -213,12 +218,8 @@ def test_devices_predict_as_their_algorithm_does(name: str, tmp_path: Path) -> N
     whole = tmp_path / "whole"
     exits(0, "run", BASE, *changes, "--out", whole)
     config = load(BASE, changes)
-    tree = LocalTree(tmp_path / "nodes")
     experiment = config.experiment(config.seed)
-    run = server_run(experiment, tree)
-    drained(run)
-    finish(run)
-    tree.close()
+    tree = finished(experiment, tmp_path / "nodes")
     simulated = covey.load(whole)
     x = experiment.data.x[:20].numpy()
     for number in (1, 4):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,13 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from tests.deployed.fleet import NAMES, Fleet
-from tests.deployed.namespaces import Machines, skip_without_namespaces
+from tests.deployed.fleet import Fleet
+from tests.deployed.namespaces import Machines
 
 pytestmark = pytest.mark.skipif(
     "COVEY_TEST_ALL" not in os.environ, reason="starts many processes: make test-deployed"
 )
 FEEDBACK = 'codec = {name = "int8", update = true, feedback = true}'
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    skip_without_namespaces()
-    with Machines(NAMES) as out:
-        yield out
 
 
 # What the network does while the tree trains. A round has 30 or more messages.

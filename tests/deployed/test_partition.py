@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from tests.cli.command import exits
-from tests.deployed.fleet import NAMES, Fleet, seconds_of
-from tests.deployed.namespaces import Machines, skip_without_namespaces
+from tests.deployed.fleet import Fleet, seconds_of
+from tests.deployed.namespaces import Machines
 
 pytestmark = pytest.mark.skipif(
     "COVEY_TEST_ALL" not in os.environ, reason="starts many processes: make test-deployed"
@@ -31,13 +30,6 @@ FOUND = 30.0
 CUT = 60.0
 PERMFL = 'name = "permfl"\nedge_rounds = 2\nsteps = 3'
 FEEDBACK = 'codec = {name = "int8", update = true, feedback = true}'
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    skip_without_namespaces()
-    with Machines(NAMES) as out:
-        yield out
 
 
 def report(**figures: float) -> None:

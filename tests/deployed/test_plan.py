@@ -205,9 +205,8 @@ def test_devices_on_a_named_machine_have_control_ports_of_their_own(tmp_path: Pa
     assert [ports[name] for name in ("edge0", "device0", "device2")] == [9443, 9444, 9445]
     assert ports["device1"] == 9443
     assert "machine" not in processes["device0"].as_dict()
-    assert "\ntry device0 copy device0 edge0.example\n" in start_script(
-        list(processes.values()), tmp_path
-    )
+    script = start_script(list(processes.values()), tmp_path)
+    assert "\ntry device0 copy device0 edge0.example\n" in script
 
 
 @pytest.mark.parametrize(
@@ -240,11 +239,8 @@ def test_who_dials_loopback_has_no_machine_of_its_own() -> None:
 def test_who_is_dialled_on_loopback_listens_there_alone() -> None:
     address = {"server": "127.0.0.1:1", "edge0": "localhost:2", "edge1": "[::1]:3"}
     processes = processes_of(TREE, DeploySettings(address=address))
-    assert [process.listen for process in processes[:3]] == [
-        "127.0.0.1:1",
-        "localhost:2",
-        "[::1]:3",
-    ]
+    addresses = [process.listen for process in processes[:3]]
+    assert addresses == ["127.0.0.1:1", "localhost:2", "[::1]:3"]
     text = compose(processes, "covey")
     for port in (1, 2, 3):  # other containers dial it
         assert f'"--listen"\n      - "0.0.0.0:{port}"' in text
@@ -331,9 +327,8 @@ def test_the_folder_of_a_process_holds_what_its_machine_needs(file: Path, tmp_pa
     assert Identity(own).check().seats == ("device0", "device1")
     for key in (out / "ca.key", own / "key.pem"):
         assert key.stat().st_mode & 0o777 == 0o600
-    assert (
-        load(own / "experiment.toml").resolved() == load(out / "edge0/experiment.toml").resolved()
-    )
+    files = [folder / "experiment.toml" for folder in (own, out / "edge0")]
+    assert load(files[0]).resolved() == load(files[1]).resolved()
     assert json.loads(result.out)["commands"] == [f"sh {out / 'start.sh'}"]
     assert (out / "start.sh").exists()
 
@@ -664,11 +659,8 @@ def test_only_parents_of_devices_with_a_quorum_drop_who_diverged() -> None:
         address=address, diverged="drop", quorum={"edge": 1}, deadline={"edge": 9}
     )
     planned = {one.name: one for one in processes_of(tree, settings)}
-    assert {name: one.diverged for name, one in planned.items() if one.listen} == {
-        "server": "end",
-        "edge0": "drop",
-        "edge1": "drop",
-    }
+    diverged = {name: one.diverged for name, one in planned.items() if one.listen}
+    assert diverged == {"server": "end", "edge0": "drop", "edge1": "drop"}
     table = planned["edge0"].as_dict()
     assert Process.read(table).placed(tree) == planned["edge0"]
     top = planned["server"].as_dict()

@@ -42,12 +42,6 @@ LOCAL = (*SMALL[1:], "rounds=2", "data.devices=4")
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Family]:
-    with family(tmp_path, count=2, secure=False) as out:
-        yield out
-
-
-@pytest.fixture
 def events() -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     """The events of a name that were logged."""
     stream = io.StringIO()

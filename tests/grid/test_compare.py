@@ -33,9 +33,8 @@ def test_the_table_has_their_models_under_their_names(folder: Path) -> None:
     table = covey.load(folder).table()
     for text in (said, table):
         starts = [line[:18].strip() for line in text.splitlines()]
-        assert [start for start in starts if start.startswith(("Local", "FineTune"))] == [
-            "Local personal", "FineTune global", "FineTune personal",
-        ]  # fmt: skip
+        beside = [start for start in starts if start.startswith(("Local", "FineTune"))]
+        assert beside == ["Local personal", "FineTune global", "FineTune personal"]
     assert f"folder: {folder}   pictures: plot.png, devices.png, compare.png" in said
     assert "…" not in said  # a console of 80 columns cuts no figure
 

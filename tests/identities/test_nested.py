@@ -51,22 +51,11 @@ def fedprox(batch: int | None) -> Pair:
 def pfedme(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
     algorithm = PFedMe(lam=LAM, local_rounds=3, steps=4, lr=0.5, personal_lr=LR, beta=1.5, batch=batch, gamma=gamma, rho=RHO,
                        **inner)  # fmt: skip
+    inner |= {"gamma": gamma, "rho": RHO, "warm": True, "batch": batch, "fresh": False}
     levels = (
         Level("server", pull=1.0, lr=1.5),
         Level("device", "local", steps=3, lr=0.5),
-        Level(
-            "device",
-            "personal",
-            lam=LAM,
-            steps=4,
-            lr=LR,
-            gamma=gamma,
-            rho=RHO,
-            warm=True,
-            batch=batch,
-            fresh=False,
-            **inner,
-        ),
+        Level("device", "personal", lam=LAM, steps=4, lr=LR, **inner),
     )
     return Pair(algorithm, levels, models=("local", "personal"))
 
@@ -118,23 +107,12 @@ def sfedhp(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
     lam2 = 1.9
     algorithm = SFedHP(lam1=LAM, lam2=lam2, gamma1=gamma, gamma2=gamma, rho=RHO, sample=3, edge_rounds=3, steps=4, lr1=0.4,
                        lr2=LR, beta=0.8, batch=batch, **inner)  # fmt: skip
+    inner |= {"gamma": gamma, "rho": RHO, "warm": True, "batch": batch, "fresh": False}
     levels = (
         Level("server", pull=1.0, lr=0.8, sample=3),
         Level("edge", "edge_global", steps=3, lr=0.4, gamma=gamma, rho=RHO),
         Level("edge", "edge", lam=lam2, lr=1 / (LAM + lam2), warm=True),
-        Level(
-            "device",
-            "personal",
-            lam=LAM,
-            steps=4,
-            lr=LR,
-            gamma=gamma,
-            rho=RHO,
-            warm=True,
-            batch=batch,
-            fresh=False,
-            **inner,
-        ),
+        Level("device", "personal", lam=LAM, steps=4, lr=LR, **inner),
     )
     return Pair(algorithm, levels, UNEQUAL, models=("edge_global", "edge", "personal"))
 

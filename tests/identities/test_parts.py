@@ -70,17 +70,8 @@ def test_with_all_layers_shared_it_is_hierfavg_on_edges(batch: int | None, weigh
 def test_with_all_layers_private_it_is_local_training(algorithm: Any) -> None:
     runs = []
     for one, private in ((algorithm, "*"), (Local(steps=4, lr=LR, batch=None), ())):
-        run = covey.run(
-            Experiment(
-                algorithm=one,
-                tree=FLAT,
-                rounds=3,
-                workers=1,
-                score_every=3,
-                private=private,
-                **digits(),
-            )
-        )
+        settings = {"workers": 1, "score_every": 3, "private": private, **digits()}
+        run = covey.run(Experiment(algorithm=one, tree=FLAT, rounds=3, **settings))
         list(run)
         runs.append(run)
     assert deviation(runs[0].rows("personal")[1], runs[1].rows("personal")[1]) < ROUNDING
@@ -147,17 +138,8 @@ def test_edges_that_average_nothing_new_change_nothing(tree: Tree) -> None:
 @every_tree
 def test_who_prunes_everything_leaves_the_shared_part_as_it_was(tree: Tree) -> None:
     algorithm = Pruned(1.0, steps=3, personal_steps=3, lr=LR, personal_lr=LR, batch=6)
-    run = covey.run(
-        Experiment(
-            algorithm=algorithm,
-            tree=tree,
-            rounds=2,
-            workers=1,
-            private="head",
-            codec="bitmap",
-            **digits(),
-        )
-    )
+    settings = {"workers": 1, "private": "head", "codec": "bitmap", **digits()}
+    run = covey.run(Experiment(algorithm=algorithm, tree=tree, rounds=2, **settings))
     for record in run:
         assert record.notes["server"]["uncovered"].least == 1.0
     assert torch.equal(run.w, run.runtime.start)

@@ -22,7 +22,7 @@ from covey.runtimes.ranks import ranks as processes
 from covey.runtimes.ranks.sharded import Sharded
 from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state
-from tests.laws.test_loopback import FEW, LINKS, WIRED, nodes
+from tests.laws.test_loopback import FEW, LINKS, WIRED, everything
 from tests.laws.test_receivers import among
 from tests.test_rank_parts import save_as_ranks
 
@@ -43,10 +43,6 @@ def ran(case: Case, runtime: str = "sharded", **changes: Any) -> covey.Run:
 def shard(run: covey.Run) -> Sharded:
     assert isinstance(run.runtime, Sharded)
     return run.runtime
-
-
-def everything(run: covey.Run) -> dict[str, Any]:
-    return state(run) | nodes(run)
 
 
 def compared(number: int, expected: Callable[[], dict[str, Any]], got: dict[str, Any]) -> Found:

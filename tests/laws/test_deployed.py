@@ -28,7 +28,7 @@ from covey.runtimes.alone.envelope import header_of
 from tests.given import drained, played
 from tests.laws import test_least as least
 from tests.laws.cases import CASES, PLAIN, TIMED, TREES, Case, differences, experiment, state, whole
-from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, nodes
+from tests.laws.test_loopback import ALL, FEW, LINKS, WIRED, Failing, everything
 
 VARIED = [case for case in WIRED.values() if case.name not in PLAIN]
 SOME = list(WIRED.values()) if ALL else [*list(PLAIN.values())[::4], *VARIED[::12]]
@@ -41,10 +41,6 @@ def tree(folder: Path) -> Iterator[LocalTree]:
     yield local
     set_fault(None)
     local.close()
-
-
-def everything(run: covey.Run) -> dict[str, Any]:
-    return state(run) | nodes(run)
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)

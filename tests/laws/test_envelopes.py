@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -64,20 +65,9 @@ def nested_run(*between: Level) -> Run:
     )
     tree = Tree.grouped([3, 1]) if between else Tree.flat(4)
     algorithm = Nested((Level("server", lr=1.0), *between, last))
-    return covey.run(
-        Experiment(
-            algorithm,
-            SHARDS,
-            MODEL,
-            tree,
-            rounds=100,
-            score_every=100,
-            loss="squared_error",
-            dtype=torch.float64,
-            parts=("train",),
-            workers=1,
-        )
-    )
+    settings: dict[str, Any] = {"rounds": 100, "score_every": 100, "workers": 1}
+    settings |= {"loss": "squared_error", "dtype": torch.float64, "parts": ("train",)}
+    return covey.run(Experiment(algorithm, SHARDS, MODEL, tree, **settings))
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from covey.runs.scores.scoring import Scorer
 from covey.runtimes.alone.envelope import open_sealed
 from covey.runtimes.alone.loopback import Station
 from tests.given import drained, played
-from tests.laws.cases import differences, state
+from tests.laws.cases import differences
 from tests.laws.networks import lstm, sentences
-from tests.laws.test_loopback import nodes
+from tests.laws.test_loopback import everything
 
 LEAST = 5
 COUNTS = [(6, 8), (1, 2), (3, 3), (9, 4), (5, 5), (4, 12), (2, 1), (7, 6)]
@@ -61,10 +61,6 @@ def experiment(numbers: bool = False, **changes: Any) -> Experiment:
     if not numbers:
         plain["metrics"] = METRICS
     return Experiment(**plain | changes)
-
-
-def everything(run: covey.Run) -> dict[str, Any]:
-    return state(run) | nodes(run)
 
 
 FORMS: dict[str, dict[str, Any]] = {

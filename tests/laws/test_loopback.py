@@ -78,6 +78,11 @@ def nodes(run: covey.Run) -> dict[str, Any]:
     return totals | {model: figures.dense() for model, figures in shares.items()}
 
 
+def everything(run: covey.Run) -> dict[str, Any]:
+    """What a run and each of its nodes hold."""
+    return state(run) | nodes(run)
+
+
 @every(WIRED)
 def test_every_case_is_the_simulators(case: Case) -> None:
     simulated = whole(case.name)

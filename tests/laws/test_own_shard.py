@@ -150,10 +150,8 @@ def test_a_device_with_its_own_examples_computes_the_same_bits(
             alone = task(name, everything.only([d]), dtype, told)
             got = WORK[work](alone, x[d : d + 1], IDS[d : d + 1])
             assert len(got) == len(want)
-            assert all(
-                torch.equal(a, b[d : d + 1] if b.numel() else b)
-                for a, b in zip(got, want, strict=True)
-            )
+            own = [b[d : d + 1] if b.numel() else b for b in want]
+            assert all(map(torch.equal, got, own))
 
 
 @every_model
@@ -232,11 +230,8 @@ def test_only_keeps_the_names_and_the_shape() -> None:
     everything = replace(shards(), edges=(2, 2), names=names)
     for held in (everything.only([2]), Shards.none(everything)):
         assert (held.devices, held.names, held.edges, held.classes) == (4, names, (2, 2), 4)
-        assert (held.x.shape[1:], held.x.dtype, held.y.dtype) == (
-            everything.x.shape[1:],
-            torch.float64,
-            torch.int64,
-        )
+        assert (held.x.shape[1:], held.x.dtype) == (everything.x.shape[1:], torch.float64)
+        assert held.y.dtype == torch.int64
     assert len(Shards.none(everything).x) == 0
 
 

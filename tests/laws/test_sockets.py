@@ -1,7 +1,6 @@
 """Over gRPC, with certificates, nodes do what they do in the simulator, bit for bit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,8 @@ pytest.importorskip("cryptography")
 import covey
 from tests.deployed.socket_tree import SocketTree
 from tests.given import drained
-from tests.laws.cases import CASES, Case, differences, experiment, state, whole
-from tests.laws.test_loopback import ALL, WIRED, nodes
+from tests.laws.cases import CASES, Case, differences, experiment, whole
+from tests.laws.test_loopback import ALL, WIRED, everything
 
 SOME = list(WIRED.values()) if ALL else list(WIRED.values())[1::3]
 """The third of the cases that CI tries; `make test-deployed` tries every one."""
@@ -21,10 +20,6 @@ SOME = list(WIRED.values()) if ALL else list(WIRED.values())[1::3]
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("certs")
-
-
-def everything(run: covey.Run) -> dict[str, Any]:
-    return state(run) | nodes(run)
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)

@@ -62,11 +62,8 @@ def test_padding_and_stride_decide_what_is_left_of_an_image() -> None:
     model = cnn(
         (1, 9, 8), channels=(2, 3), hidden=(7, 6), classes=4, kernel=3, padding="valid", stride=1
     )
-    assert [layer.in_features for layer in model if isinstance(layer, nn.Linear)] == [
-        3 * 3 * 2,
-        7,
-        6,
-    ]
+    inputs = [layer.in_features for layer in model if isinstance(layer, nn.Linear)]
+    assert inputs == [3 * 3 * 2, 7, 6]
     assert model(torch.rand(5, 72)).shape == (5, 4)
 
 
@@ -98,11 +95,8 @@ def test_examples_without_channels_are_grey_and_flat_ones_square(shape: tuple[in
 def test_convolutional_networks_have_the_papers_parameters(model: nn.Module, count: int) -> None:
     assert parameters(model) == count
     image, classes = model[1].unflattened_size, model[-1].out_features
-    assert (
-        model(torch.zeros(2, *image)).shape
-        == model(torch.zeros(2, *image).flatten(1)).shape
-        == (2, classes)
-    )
+    x = torch.zeros(2, *image)
+    assert model(x).shape == model(x.flatten(1)).shape == (2, classes)
 
 
 def test_the_convolutions_of_vgg_alone() -> None:
@@ -125,17 +119,8 @@ def test_layers_of_permfl_for_mnist() -> None:
 def test_layers_of_vgg() -> None:
     kinds = [type(layer) for layer in vgg((1, 4, 4), layers=(4, "M", 6), head=(5,), groups=2)]
     block = [nn.Conv2d, nn.GroupNorm, nn.ReLU]
-    assert kinds == [
-        nn.Flatten,
-        nn.Unflatten,
-        *block,
-        nn.MaxPool2d,
-        *block,
-        nn.Flatten,
-        nn.Linear,
-        nn.ReLU,
-        nn.Linear,
-    ]
+    ends = [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+    assert kinds == [nn.Flatten, nn.Unflatten, *block, nn.MaxPool2d, *block, *ends]
 
 
 IMPOSSIBLE: list[tuple[Callable[..., nn.Module], Any, str]] = [

@@ -75,12 +75,8 @@ def test_sight_is_certain_up_to_18_metres_and_as_frequent_as_the_standard_says()
     want = 18 / 100 + math.exp(-100 / 63) * (1 - 18 / 100)
     assert Urban("macro").sight_probability(metres(100)).item() == pytest.approx(want)
     channel = Channel(NOISE, Urban("macro"), fading="none")
-    gains = channel.gain(
-        torch.full((20_000,), 100.0, dtype=torch.float64),
-        torch.arange(20_000),
-        rounds=range(1),
-        seed=3,
-    )
+    distance = torch.full((20_000,), 100.0, dtype=torch.float64)
+    gains = channel.gain(distance, torch.arange(20_000), rounds=range(1), seed=3)
     assert len(set(gains[0].tolist())) == 2
     assert abs((gains[0] == gains.max()).double().mean() - want) < 0.01
 

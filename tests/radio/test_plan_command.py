@@ -56,12 +56,8 @@ def test_other_sweeps(sweep: str, tmp_path: Path) -> None:
 
 def test_units_are_interchangeable(tmp_path: Path) -> None:
     plain = facts(tmp_path)["devices"]
-    assert (
-        facts(tmp_path, "deadline=0.025 s", "cells.bandwidth=20000 kHz", "channel.noise=-140 dBW")[
-            "devices"
-        ]
-        == plain
-    )
+    words = ("deadline=0.025 s", "cells.bandwidth=20000 kHz", "channel.noise=-140 dBW")
+    assert facts(tmp_path, *words)["devices"] == plain
 
 
 def test_a_table_of_devices(tmp_path: Path) -> None:
@@ -112,7 +108,5 @@ def test_mistakes_are_named(words: list[str], error: str, tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert (
-        "examples/plan/scenario.toml is one to start from"
-        in covey("plan", tmp_path / "none.toml").err
-    )
+    missing = covey("plan", tmp_path / "none.toml")
+    assert "examples/plan/scenario.toml is one to start from" in missing.err

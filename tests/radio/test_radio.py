@@ -44,11 +44,9 @@ def test_a_run_has_seconds_and_joules_everywhere(tmp_path: Path) -> None:
         ]
         assert all(record["seconds"] >= record["formula_seconds"] > 0 for record in records)
         assert all(record["upload_bytes"] > record["formula_bytes"] > 0 for record in records)
-        assert [
-            record.radio.joules
-            for record in covey.history(folder / "checkpoint.safetensors")
-            if record.radio
-        ] == [record["joules"] for record in records]
+        saved = covey.history(folder / "checkpoint.safetensors")
+        joules = [record.radio.joules for record in saved if record.radio]
+        assert joules == [record["joules"] for record in records]
         assert sum(record["seconds"] for record in records) == pytest.approx(
             summary["seconds"]["mean"], rel=0.05
         )
@@ -133,12 +131,8 @@ def test_mistakes(change: str, words: list[str]) -> None:
 
 def test_none_is_the_default() -> None:
     """As everywhere in a file, and as the messages about these fields say."""
-    nothing = [
-        "radio.policy=none",
-        "radio.deadline=none",
-        "radio.devices.table=none",
-        "radio.channel.edge_height=none",
-    ]
+    keys = ("policy", "deadline", "devices.table", "channel.edge_height")
+    nothing = [f"radio.{key}=none" for key in keys]
     radio: Any = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
     assert radio is not None
     assert (radio.policy, radio.deadline) == (None, None)

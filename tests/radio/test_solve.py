@@ -270,10 +270,6 @@ def test_a_weak_signal_loses_no_digits() -> None:
 
 
 def test_a_root_beyond_the_bracket_is_its_end() -> None:
-    found = root(
-        lambda x: (x - 3, torch.ones_like(x)),
-        torch.zeros(1, dtype=torch.float64),
-        low=-1.0,
-        high=1.0,
-    )
+    start = torch.zeros(1, dtype=torch.float64)
+    found = root(lambda x: (x - 3, torch.ones_like(x)), start, low=-1.0, high=1.0)
     assert found.item() == pytest.approx(1.0)

@@ -48,9 +48,8 @@ def test_they_are_json(known: dict[str, Any]) -> None:
     assert known["baselines"] == ["run/fedavg"]
     assert known["title"] == "digits on 6 devices"
     for run in known["runs"]:
-        assert (run["state"], run["finished"], run["done"], run["planned"]) == (
-            "finished", True, 4, 4,
-        )  # fmt: skip
+        facts_of = [run[key] for key in ("state", "finished", "done", "planned")]
+        assert facts_of == ["finished", True, 4, 4]
         assert [seed["seed"] for seed in run["seeds"]] == [0, 1]
 
 
@@ -65,15 +64,12 @@ def test_figures_are_those_of_the_summary(folder: Path, known: dict[str, Any]) -
             for seed in seeds
         ]
         for key, value in (("accuracy", "value"), ("last", "last")):
-            assert np.mean([part[name][value] for part in parts]) == pytest.approx(
-                model[key]["mean"]
-            )
+            mean = np.mean([part[name][value] for part in parts])
+            assert mean == pytest.approx(model[key]["mean"])
         assert [part[name]["chosen"] - 1 for part in parts] == model["chosen_round"]
     for link in summary["links"]:
         bytes_ = seeds[0]["links"][link["link"]]
-        assert (sum(bytes_["down"]), sum(bytes_["up"]), sum(bytes_["dense"])) == (
-            link["down"], link["up"], link["dense"],
-        )  # fmt: skip
+        assert all(sum(bytes_[way]) == link[way] for way in ("down", "up", "dense"))
 
 
 def test_devices_are_those_of_the_table(folder: Path, known: dict[str, Any]) -> None:
