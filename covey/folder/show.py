@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.progress
 from rich.measure import Measurement
@@ -18,8 +18,12 @@ from covey.folder.personalize import Personalized
 from covey.folder.terminal import Console
 from covey.report.summary import ModelFigures, OverSeeds, SampleFigures, Summary
 from covey.runs.run import Round
-from covey.runs.scores.headline import headline, named
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.headline import asked_for, for_devices, headline, named
 from covey.runs.tracker import RunTracker
+
+if TYPE_CHECKING:
+    from covey.folder.load import Loaded
 
 LINES = 8  # of progress without a terminal, after the first
 
@@ -332,6 +336,45 @@ def _gains(summary: Summary) -> Iterator[str]:
         limits = gain.ends(gain.least, gain.most)
         together = f"; together {gain.difference}" if gain.difference else ""
         yield f"{pair}: {counts} ({what}median {gain.signed(gain.median)}, from {limits}){together}"
+
+
+def devices(console: Console, seeds: Sequence[Loaded], wanted: str | None) -> None:
+    """A row per device, all models side by side; worst first by the most personal one.
+
+    `wanted` is the metric; None: the one by which rounds are chosen.
+    """
+    lines = [(seed.seed, line) for seed in seeds for line in seed.devices()]
+    tested = [(seed, line) for seed, line in lines if line.part == "test"]
+    compared = [line for _, line in tested]
+    metric = for_devices(headline(seeds[0].history), compared)
+    if wanted is not None:
+        metric = asked_for(wanted, headline(seeds[0].history), compared)
+    figures: dict[tuple[int, str], dict[str, float | None]] = {}
+    first: dict[tuple[int, str], DeviceScore] = {}
+    for seed, line in tested:
+        figures.setdefault((seed, line.device), {})[line.model] = metric.of_device(line)
+        first.setdefault((seed, line.device), line)
+    models = seeds[0].models()
+    own = seeds[0].most_personal()
+    with_seeds = len(seeds) > 1
+    with_edges = any(line.edge is not None for line in compared)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges:
+        table.add_column(head, no_wrap=True)
+    for head in ("test examples", *(f"{name} {metric.unit}" for name in models)):
+        table.add_column(head, justify="right", no_wrap=True)
+
+    def goodness(key: tuple[int, str]) -> float:
+        """A number whose min is that of the worst device; devices without a figure come last."""
+        figure = figures[key].get(own)
+        return float("inf") if figure is None else -metric.badness(figure)
+
+    for seed, device in sorted(figures, key=goodness):
+        line = first[seed, device]
+        words = [str(seed)] * with_seeds + [device] + [line.edge or ""] * with_edges
+        cells = [metric.text(figures[seed, device].get(name), digits=1) for name in models]
+        table.add_row(*words, str(line.examples), *cells)
+    print_wide(console, table)
 
 
 def newcomer(console: Console, done: Personalized) -> None:

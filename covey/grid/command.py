@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,15 +16,12 @@ from rich.table import Table as RichTable
 
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
-from covey.folder.show import print_wide
-from covey.folder.signals import Interrupted, stoppable
 from covey.folder.terminal import Console
-from covey.grid import grid, plan, result, store, tables
-from covey.grid import sweep as sweeps
-from covey.grid.grid import Came, Grid, Told
-from covey.grid.pool import cores
-from covey.grid.tables import TextTable
-from covey.runs.saved.run_folder import Folder
+
+if TYPE_CHECKING:
+    from covey.grid.grid import Came, Grid, Told
+    from covey.grid.tables import TextTable
+    from covey.runs.saved.run_folder import Folder
 
 Jobs = Annotated[
     int | None,
@@ -68,7 +65,7 @@ def compare(
     trials: Annotated[
         int,
         typer.Option(help="Settings tried for each method; 1 tunes nothing."),
-    ] = plan.TRIALS,
+    ] = 8,
     model: Annotated[
         str,
         typer.Option(
@@ -99,6 +96,8 @@ def compare(
 
       covey compare --resume runs/my-compare-1     after a crash, or to draw again
     """
+    from covey.grid import plan, result, tables
+
     words = _Words(arguments, jobs, out, resume, as_json)
     planned = partial(plan.comparison, budget=budget, trials=trials, model=model)
     collect = partial(result.collect, model=model)
@@ -139,6 +138,9 @@ def sweep(
 
       covey run runs/my-sweep-1/best.toml        the best setting, on test data
     """
+    from covey.grid import plan
+    from covey.grid import sweep as sweeps
+
     words = _Words(arguments, jobs, out, resume, as_json)
     planned = partial(plan.sweep, name=search, trials=trials)
     folder, found = words.play("sweep", planned, sweeps.collect, sweeps.write, sweeps.draw)
@@ -172,6 +174,10 @@ class _Words:
         draw: Callable[[Path, Came], None],
     ) -> tuple[Path, Came]:
         """Run a new grid, or what is left of one; its folder and what it came to."""
+        from covey.folder.signals import Interrupted, stoppable
+        from covey.grid import grid, store
+        from covey.grid.pool import cores
+
         path, changes = split(self.arguments)
         brought = [*([] if path is None else [path]), *changes]
         if self.out is not None:
@@ -201,6 +207,8 @@ class _Words:
         self, folder: Path, facts: dict[str, Any], listed: Iterable[TextTable], files: str
     ) -> None:
         """Print the tables, with their titles and notes, or all as JSON."""
+        from covey.folder.show import print_wide
+
         if self.as_json:
             print(json.dumps({"folder": str(folder), **facts}))
             return

@@ -52,20 +52,15 @@ class SeedFacts:
         self.described = record.described
         self.history = record.history
         self.nodes = record.nodes
-        self.metric: str = record.described["metric"]
+        with intact(str(record.folder)):
+            self.metric: str = record.described["metric"]
+            self.tiers: list[str] = record.described["tiers"]
+            """Their names, from the server down."""
+            self.sizes: list[int] = record.described["sizes"]
+            """The number of nodes of every tier."""
         self.scored = [round for round in record.history if round.models]
         self._asked: Mapping[str, bool] = record.described.get("metrics", {})
         """The metrics that the experiment asks for, and whether higher is better."""
-
-    @property
-    def tiers(self) -> list[str]:
-        """The names of the tiers, from the server down."""
-        return list(self.described["tiers"])
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of nodes of every tier."""
-        return list(self.described["sizes"])
 
     @cached_property
     def shown(self) -> Headline:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.cli.runs import runs_in
 from covey.errors import DivergedError
+from covey.folder.listed import runs_in
 from covey.report.summary import summarise
 from tests.cli.command import covey as command
 from tests.cli.command import exits
