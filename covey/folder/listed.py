@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
-
-from rich.table import Table
+from typing import Any
 
 from covey.errors import CheckpointError, ConfigError, CoveyError
-from covey.folder.show import print_wide
+from covey.folder.show import print_wide, table_of
 from covey.folder.terminal import Console
 from covey.report.run_files import RunFiles
 from covey.report.seed_facts import SeedFacts
@@ -21,8 +19,8 @@ from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.status import State
 from covey.runs.scores.headline import named
 
-_NUMBERS = ("rounds", "personal", "global", "MB", "seconds")
-"""The columns of numbers."""
+_WORDS = ("run", "algorithm", "data", "state", "started")
+"""The columns of words."""
 _FIGURES = ("accuracy", "rmse", "loss")
 """The figures of a model in summary.json by which a run without `select` is judged."""
 
@@ -84,11 +82,8 @@ def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
         kind = "run" if only is None else f"{only} run"
         console.print(f"no {kind} in {folder}")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
     rows = [run.cells() for run in listed]
-    for head in rows[0]:
-        justify: Literal["left", "right"] = "right" if head in _NUMBERS else "left"
-        table.add_column(head, justify=justify, no_wrap=True)
+    table = table_of(rows[0], _WORDS)
     for row in rows:
         table.add_row(*row.values())
     print_wide(console, table)

@@ -130,10 +130,14 @@ def personalize(
             }
             for name, by_part in tallies.items()
         }
-        own = None if statistics is None else statistics[number]
+        own = None
+        if statistics is not None:
+            own = statistics[number]
         module = space.fill(models["personal"][number].cpu(), own)
         _write(path, module, config, data, form)
-        begun = "global" if start is None else names[int(start[number])]
+        begun = "global"
+        if start is not None:
+            begun = names[int(start[number])]
         done.append(Personalized(device, path, begun, scores, counts, experiment.select))
     return done
 
@@ -160,9 +164,9 @@ def _start(new: Newcomers, above: Rows, names: Sequence[str], edge: str | None) 
     if edge is None:
         return new.fitting([above]) if names else None
     if edge not in names:
-        reason = "this algorithm has no edge models; leave it out"
-        if names:
-            reason = f"the edges are {', '.join(names)}"
+        reason = f"the edges are {', '.join(names)}"
+        if not names:
+            reason = "this algorithm has no edge models; leave it out"
         raise ConfigError(f"--edge {edge}: {reason}.")
     return torch.full((len(new.ids),), names.index(edge))
 

@@ -39,7 +39,9 @@ def predictions(
         answering = run.answering(owner, chosen)
         for row, cells in zip(places, _cells(run, table.x[places], owner, chosen), strict=True):
             name = owner if owner is not None or not table.device else table.device[row]
-            rows[row] = ({} if name is None else {"device": name}) | {"model": answering} | cells
+            rows[row] = {"model": answering, **cells}
+            if name is not None:
+                rows[row] = {"device": name, **rows[row]}
     return rows
 
 

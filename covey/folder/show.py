@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -260,7 +260,7 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     if any(model.nonzeros.mean < 0.9995 for model in models):
         columns["non-zero %"] = [_percent(model.nonzeros) for model in models]
     heads = [head for head in columns if head not in without]
-    out = _columns("model", "kept by", *heads)
+    out = table_of(["model", "kept by", *heads], ("model", "kept by"))
     for position, model in enumerate(models):
         ending = "" if model.holders.mean == 1 else "s"
         holders = f"{model.holders.mean:g} {model.tier}{ending}"
@@ -358,11 +358,9 @@ def devices(console: Console, seeds: Sequence[Loaded], wanted: str | None) -> No
     own = seeds[0].most_personal()
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for line in compared)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges:
-        table.add_column(head, no_wrap=True)
-    for head in ("test examples", *(f"{name} {metric.unit}" for name in models)):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges
+    numbers = ["test examples", *(f"{name} {metric.unit}" for name in models)]
+    table = table_of([*heads, *numbers], heads)
 
     def goodness(key: tuple[int, str]) -> float:
         """A number whose min is that of the worst device; devices without a figure come last."""
@@ -383,18 +381,20 @@ def newcomer(console: Console, done: Personalized) -> None:
     console.print(f"{done.device}: a new device with {sizes} examples")
     console.print(f"its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
-    columns = [(part, done.metric) for part in parts]
+    shown = [(part, done.metric) for part in parts]
     if "test" in parts:
-        columns += [("test", metric) for metric in done.others("test")]
-    rows = _columns("model", "", *(f"{part} {metric.unit}" for part, metric in columns))
+        shown += [("test", metric) for metric in done.others("test")]
+    heads = ["model", "", *(f"{part} {metric.unit}" for part, metric in shown)]
+    rows = table_of(heads, ("model", ""))
     for name, scores in done.scores.items():
-        rows.add_row(name, "", *(metric.text(metric.of(scores[part])) for part, metric in columns))
+        rows.add_row(name, "", *(metric.text(metric.of(scores[part])) for part, metric in shown))
     print_wide(console, rows)
     console.print(f"personal model: {done.path}")
 
 
 def _links(summary: Summary) -> Table:
-    links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zero")
+    heads = ["link", "", "MB down", "MB up", "of dense", "by formula", "non-zero"]
+    links = table_of(heads, ("link", ""))
     for k in summary.links:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
         ratios = ["-", "-"]
@@ -405,11 +405,11 @@ def _links(summary: Summary) -> Table:
     return links
 
 
-def _columns(*names: str) -> Table:
-    """Two columns of words, then numbers."""
+def table_of(heads: Iterable[str], words: Collection[str]) -> Table:
+    """A table without rows; the columns of `words` stand left, those of numbers right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for position, name in enumerate(names):
-        table.add_column(name, justify="left" if position < 2 else "right", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="left" if head in words else "right", no_wrap=True)
     return table
 
 
@@ -422,10 +422,8 @@ def _percent(figure: OverSeeds | None) -> str:
 
 
 def _score(records: Sequence[Round], name: str) -> str:
-    by_part = [record.models[name].scores for record in records]
-    scores = [parts.get("test") or next(iter(parts.values())) for parts in by_part]
     metric = headline(records)
-    figures = (metric.of_holders(score) for score in scores)
+    figures = (metric.of_holders(record.models[name].tested) for record in records)
     known = [figure for figure in figures if figure is not None]
     if not known:
         return "-"

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
@@ -207,16 +206,13 @@ class _Words:
         self, folder: Path, facts: dict[str, Any], listed: Iterable[TextTable], files: str
     ) -> None:
         """Print the tables, with their titles and notes, or all as JSON."""
-        from covey.folder.show import print_wide
+        from covey.folder.show import print_wide, table_of
 
         if self.as_json:
             print(json.dumps({"folder": str(folder), **facts}))
             return
         for table in listed:
-            rich = RichTable(box=None, pad_edge=False, header_style="bold")
-            for number, head in enumerate(table.heads):
-                justify: Literal["left", "right"] = "left" if number < table.left else "right"
-                rich.add_column(head, justify=justify, no_wrap=True)
+            rich = table_of(table.heads, table.heads[: table.left])
             for row in table.rows:
                 rich.add_row(*row)
             self.console.print(f"\n{table.title}")

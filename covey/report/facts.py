@@ -6,7 +6,6 @@ are checked against the figures that the run recorded.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -182,8 +181,12 @@ def _unique(keys: Sequence[str]) -> list[str]:
     """The keys, numbered where two are the same."""
     out: list[str] = []
     for key in keys:
-        numbered = (f"{key} ({number})" for number in itertools.count(2))
-        out.append(next(each for each in itertools.chain([key], numbered) if each not in out))
+        new = key
+        number = 1
+        while new in out:
+            number += 1
+            new = f"{key} ({number})"
+        out.append(new)
     return out
 
 
@@ -203,7 +206,7 @@ def write(runs: Sequence[Path], page: Path) -> None:
         raise ConfigError(f"--out {page} is a folder; name a file, as in {RunFolder(page).report}.")
     if not page.parent.is_dir():
         raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
-    value = facts(runs)
+    value = Facts(runs).read()
     first = value["runs"][0]
     if not any(seed["models"] for run in value["runs"] for seed in run["seeds"]):
         raise ConfigError(

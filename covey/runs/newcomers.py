@@ -141,9 +141,11 @@ class Newcomers:
             for number, rows in enumerate(above):
                 position = chosen[self._own(number)]
                 starts.append(rows[position.to(rows.device)])
-            learns = self._learns[:, None].to(start.device)
             fits = torch.cat(starts)
-            start = torch.where(learns, fits, start) if best is None else fits
+            if best is None:
+                learns = self._learns[:, None].to(start.device)
+                fits = torch.where(learns, fits, start)
+            start = fits
             out["edge"] = start
         out["personal"] = self.adapted(start, round)
         return out
