@@ -17,7 +17,7 @@ from covey.data import Shards, synthetic
 from covey.errors import ConfigError
 from covey.models import mlp
 from covey.runs.experiment import describe
-from covey.runs.saved.fingerprint import data_fingerprint, program_fingerprint
+from covey.runs.saved.fingerprint import program_fingerprint
 
 DATA = synthetic(devices=4, sizes=[12] * 4)
 MODEL = mlp(60, 10)
@@ -62,11 +62,10 @@ named.
 @pytest.mark.parametrize("more", [{}, {"seed": 3}, {"dtype": torch.float64}], ids=str)
 def test_the_fingerprint_is_that_of_the_program_and_that_of_the_data(more: dict[str, Any]) -> None:
     whole = experiment(**more)
-    program, data = program_fingerprint(whole), data_fingerprint(whole.data)
+    program = program_fingerprint(whole)
     assert tuple(whole.fingerprint()) == KEYS
     assert tuple(program) == tuple(key for key in KEYS if key != "data")
-    assert data == {"data": DATA.fingerprint()}
-    assert program | data == whole.fingerprint()
+    assert program | {"data": DATA.fingerprint()} == whole.fingerprint()
 
 
 def test_nodes_with_other_examples_have_the_same_program() -> None:
@@ -74,9 +73,9 @@ def test_nodes_with_other_examples_have_the_same_program() -> None:
     held = [DATA.only([0]), DATA.only([1]), Shards.none(DATA)]
     nodes = [experiment(data=shards) for shards in held]
     assert all(program_fingerprint(node) == program_fingerprint(whole) for node in nodes)
-    digests = [data_fingerprint(shards)["data"] for shards in (DATA, *held)]
+    digests = [shards.fingerprint() for shards in (DATA, *held)]
     assert len(set(digests)) == 4
-    assert data_fingerprint(DATA.only([1])) == data_fingerprint(held[1])
+    assert DATA.only([1]).fingerprint() == held[1].fingerprint()
 
 
 def test_another_program_is_told_apart_without_data() -> None:

@@ -21,13 +21,13 @@ def records(*rounds: int) -> list[dict[str, Any]]:
 
 def test_what_was_appended_is_read(tmp_path: Path) -> None:
     journal = Journal.beside(tmp_path / "run.safetensors")
-    assert journal.path.name == "run.history.jsonl"
+    assert journal.file.path.name == "run.history.jsonl"
     journal.append(records(0, 1), 2)
     first = journal.facts()
     journal.append(records(2), 3)
     again, read = Journal.read(tmp_path / "run.safetensors", journal.facts())
     assert read == records(0, 1, 2)
-    assert (again.records, again.length, again.facts()) == (3, journal.length, journal.facts())
+    assert (again.records, again.facts()) == (3, journal.facts())
     assert Journal.read(tmp_path / "run.safetensors", first)[1] == records(0, 1)
 
 
@@ -37,19 +37,19 @@ def test_what_a_dead_process_wrote_behind_the_last_checkpoint_is_cut_off(
 ) -> None:
     journal = Journal.beside(tmp_path / "run")
     journal.append(records(0), 1)
-    with open(journal.path, "ab") as file:
+    with open(journal.file.path, "ab") as file:
         file.write(b'{"round": 1, "val' + b"u" * more)
     again, read = Journal.read(tmp_path / "run", journal.facts())
     assert read == records(0)
     again.append(records(1), 2)
-    assert [json.loads(line) for line in again.path.read_text().splitlines()] == records(0, 1)
+    assert [json.loads(line) for line in again.file.path.read_text().splitlines()] == records(0, 1)
 
 
 def test_a_length_beyond_the_end_is_refused_whatever_the_sum(tmp_path: Path) -> None:
     """Else the next record would be written behind a hole."""
     journal = Journal.beside(tmp_path / "run")
     journal.append(records(0), 1)
-    facts = {**journal.facts(), "length": journal.length + 1}
+    facts = {**journal.facts(), "length": journal.file.length + 1}
     with pytest.raises(CheckpointError, match="is damaged"):
         Journal.read(tmp_path / "run", facts)
 
@@ -69,7 +69,7 @@ def test_a_later_line_replaces_an_earlier_one_and_older_checkpoints_still_read(
 def test_a_journal_that_may_belong_to_another_run_is_left_alone(tmp_path: Path) -> None:
     Journal.beside(tmp_path / "run").append(records(0), 1)
     other = Journal.beside(tmp_path / "run")
-    assert other.path.name == "run.history-2.jsonl"
+    assert other.file.path.name == "run.history-2.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,7 @@ def test_a_journal_with_nonsense_is_refused(tmp_path: Path, lines: bytes) -> Non
     path = tmp_path / "run.safetensors"
     run.save(path)
     journal = Journal(tmp_path / "run.history.jsonl")
-    journal.path.write_bytes(lines)
-    journal._sum.update(lines)
-    journal.length = len(lines)
+    journal.file.append(lines)
     saved = checkpoint.read(path)
     checkpoint.write(
         path, checkpoint.Checkpoint(saved.tensors, saved.facts | {"history": journal.facts()})

@@ -8,22 +8,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.markup import escape
 
 from covey.atomic import refused
 from covey.cli.options import AsJson, What, split
-from covey.data import Shards, overlaps
-from covey.data.partitions.leaks import copies
-from covey.data.published import inventory, locations
-from covey.data.published.catalog import known
-from covey.data.shards import SPLITS
-from covey.files.config import load
 from covey.folder.terminal import Console
-from covey.tree import Tree
+
+if TYPE_CHECKING:
+    from covey.data import Shards
+    from covey.tree import Tree
 
 _BARS = " ▁▂▃▄▅▆▇█"
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,6 +50,8 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     """
     if context.invoked_subcommand is not None:
         return
+    from covey.data.published import inventory, locations
+
     statuses = inventory.present(data_dir)
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], default=str))
@@ -91,6 +89,9 @@ def check(
 
       covey data check emnist-byclass --data-dir /data/images
     """
+    from covey.data.published import inventory, locations
+    from covey.data.published.catalog import known
+
     verdicts = inventory.check(name, data_dir)
     bad = sum(not verdict.good for verdict in verdicts)
     if as_json:
@@ -130,6 +131,7 @@ def show(
 
       covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
     """
+    from covey.files.config import load
     from covey.report.pictures.data_picture import draw
 
     path, changes = split(arguments)
@@ -236,6 +238,12 @@ def _leaks(facts: dict[str, Any]) -> str:
 
 def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
     """What a partition comes to, as JSON can hold it."""
+    import numpy as np
+
+    from covey.data import overlaps
+    from covey.data.partitions.leaks import copies
+    from covey.data.shards import SPLITS
+
     sizes = {}
     for part in SPLITS:
         counts = shards.part(part).counts()

@@ -7,18 +7,15 @@ import os
 import shutil
 import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.table import Table
 
-from covey import native
 from covey.cli.options import AsJson, What, load_and_note, split
-from covey.data.published import inventory
-from covey.files.config import Config
-from covey.folder.outcome import environment
 from covey.folder.terminal import Console
-from covey.runs.run import Run
+
+if TYPE_CHECKING:
+    from covey.files.config import Config
 
 _EXTRAS = {
     "hub": ("datasets", "PIL"),
@@ -61,6 +58,12 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
 
 
 def _diagnose(config: Config) -> dict[str, Any]:
+    import torch
+
+    from covey import native
+    from covey.folder.outcome import environment
+    from covey.runs.run import Run
+
     facts = environment(sys.argv)
     experiment = config.experiment(config.seed)
     run = Run(experiment)
@@ -98,6 +101,8 @@ def memory_free() -> str:
 
 def _data_sets() -> dict[str, str]:
     """Which of the sets that are not built in lie on this machine, and where."""
+    from covey.data.published import inventory
+
     sets = inventory.present()
     present = [f"{status.name} ({status.source})" for status in sets if status.present]
     lacking = [status.name for status in sets if not status.present]

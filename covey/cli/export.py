@@ -11,10 +11,6 @@ import typer
 
 from covey.cli.options import AsJson
 from covey.cli.results import OfSeed, RunFolder, Trust
-from covey.folder import nodes
-from covey.folder.export import ALL, export, export_all, format_of
-from covey.folder.formats import FORMATS
-from covey.folder.load import load
 from covey.folder.terminal import Console
 
 
@@ -26,7 +22,7 @@ def export_command(
     ],
     to: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help=f"{', '.join(FORMATS)}."),
+        typer.Option(metavar="FORMAT", help="safetensors, onnx, torchscript, torch.export."),
     ] = "safetensors",
     model: Annotated[
         str | None,
@@ -58,6 +54,10 @@ def export_command(
 
       covey export runs/demo-sfedhp-1 --node all
     """
+    from covey.folder import nodes
+    from covey.folder.export import ALL, export, export_all, format_of
+    from covey.folder.load import load
+
     format = format_of(to)
     loaded = load(run, seed=seed, trust=trust)
     if node == ALL:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
 from rich.markup import escape
 
 from covey.cli.options import AsJson
-from covey.files import registry
-from covey.files.config import SECTIONS, defaults, explain
-from covey.files.registry import Listed
-from covey.files.settings import SETTINGS as SETTINGS  # which `covey list` shows
 from covey.folder.terminal import Console
+
+if TYPE_CHECKING:
+    from covey.files.registry import Listed
 
 
 class Kind(StrEnum):
@@ -53,6 +52,10 @@ def list_(
 
       covey list codecs --json
     """
+    import covey.files.settings  # noqa: F401  # which it lists
+    from covey.files import registry
+    from covey.files.config import defaults
+
     if kind is not None and name is None:
         _list_entries(kind, as_json)
         return
@@ -72,6 +75,8 @@ def list_(
 
 
 def _list_entries(kind: Kind, as_json: bool) -> None:
+    from covey.files import registry
+
     rows = [
         {"name": entry.name, "about": entry.line, **_more(kind, entry)}
         for entry in registry.entries(kind)
@@ -94,6 +99,8 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
 
 def _table_with_meanings(kind: Kind, name: str) -> str:
     """The TOML table of one entry, every field with its meaning as a comment."""
+    from covey.files.config import SECTIONS, defaults, explain
+
     fields = defaults(kind, name)
     meanings = explain(kind, name)
     lines = {key: tomli_w.dumps({key: value}).rstrip("\n") for key, value in fields.items()}

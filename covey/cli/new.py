@@ -17,7 +17,6 @@ import typer
 import covey
 from covey.atomic import refused
 from covey.errors import ConfigError
-from covey.files import registry
 from covey.folder.terminal import Console
 
 app = typer.Typer(no_args_is_help=True)
@@ -129,6 +128,8 @@ def _filled(template: str, names: AlgorithmNames, **more: str) -> str:
 
 def _check_free(names: AlgorithmNames, root: Path, files: dict[str, str]) -> None:
     """An error if the name means something else already, or if a file or module has it."""
+    from covey.files import registry  # it imports torch
+
     if keyword.iskeyword(names.stem) or names.Name in covey.__all__:
         raise ConfigError(f"{names.Name} means something else in such a file; choose another name.")
     if names.stem in registry.names("algorithms"):

@@ -9,12 +9,9 @@ from typing import Annotated
 
 import typer
 
-from covey.cli import runs
 from covey.cli.options import AsJson
 from covey.errors import ConfigError
 from covey.folder.terminal import Console
-from covey.report.facts import Facts
-from covey.runs.saved import status
 
 _WAIT = 0.2  # s between two looks at a run that has not begun
 
@@ -44,14 +41,24 @@ def watch(
 
       covey watch runs/demo-sfedhp-1 runs/fedavg-1 --port 8000
     """
-    if not folders:
-        runs.print_runs(Path("runs"), as_json, only="running")
-        return
+    from covey.folder.listed import print_runs
+    from covey.report.facts import Facts
     from covey.report.page import live
     from covey.report.page.page import build
 
+    if not folders:
+        print_runs(Path("runs"), as_json, only="running")
+        return
     facts = Facts(folders)
-    _wait_for_beginning(facts)
+    begun = False
+    while not begun:
+        try:
+            facts.read()
+            begun = True
+        except ConfigError:
+            if not facts.running:  # nothing is going to be written
+                raise
+            time.sleep(_WAIT)
     current = live.LiveFacts(facts)
     listener = live.listen(port)
     address = f"http://{live.HOST}:{listener.getsockname()[1]}/"
@@ -64,15 +71,3 @@ def watch(
     server, _ = live.server(current, lambda value: build(value, live=True))
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
-
-
-def _wait_for_beginning(facts: Facts) -> None:
-    """Return when a run has written its first files; an error where nothing is going to."""
-    while True:
-        try:
-            facts.read()
-            return
-        except ConfigError:
-            if not any(status.running(folder) for folder in facts.folders):
-                raise
-            time.sleep(_WAIT)

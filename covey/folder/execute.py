@@ -131,12 +131,13 @@ class RunCommand:
         What a crash has damaged is mended, and what cannot go on is refused.
         """
         folders = folder.of_seeds(config.every_seed)
+        begun = {seed: target for seed, target in folders.items() if target.checkpoint.exists()}
         with self.experiments.ranks.together("mend the folder"):
-            for seed, target in folders.items() if folder.writes else ():
+            for seed, target in begun.items() if folder.writes else ():
                 recover.mend(target, self.console)
                 if self.anyway:
                     recover.take_code(target, self.experiments.of(config, seed))
-        for seed, target in folders.items():
+        for seed, target in begun.items():
             recover.check_rounds(config, target)
             if config.stop is not None:
                 recover.check_stop(target, self.experiments.of(config, seed))

@@ -444,7 +444,8 @@ def summary(seeds: Sequence[Loaded]) -> Summary:
     for seed in seeds:
         seed.most_personal()  # or an error: no round was scored
     histories = [seed.history for seed in seeds]
-    described = first.source.place.described_nodes()
+    place = first.source.place
+    described = place.read_json(place.described)
     # Of an unfinished run they are in the checkpoint, which needs the model.
     devices = [
         seed.devices() if seed.finished or seed.source.file.refusal is None else []

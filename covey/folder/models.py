@@ -20,6 +20,7 @@ from covey.runs.saved import checkpoint, snapshot, status
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.saved.snapshot import PRIVATE, Snapshot
 from covey.runs.scores.devices import DeviceScore, from_csv
+from covey.runs.scores.record import scored_rounds
 from covey.runs.selection import select
 from covey.runtimes.simulator import Simulator
 
@@ -154,7 +155,7 @@ class RunModels:
     @cached_property
     def chosen(self) -> dict[str, int]:
         """Models of held-out devices are left out."""
-        scored = [record for record in self.history if record.models]
+        scored = scored_rounds(self.history)
         names = (
             [name for name in scored[-1].models if not name.startswith("new_")] if scored else []
         )

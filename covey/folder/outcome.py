@@ -83,7 +83,7 @@ def write_outcome(
         if other.method() in others:
             scores = device_scores(other, folder.beside(name))
             compared[other.method()] = (others[other.method()], scores)
-    described = first.described_nodes()
+    described = first.read_json(first.described)
     summary = summarise(histories, config.protocol, devices, described, compared)
     folder.write_json(folder.environment, environment(command) | {"engine": dict(engine)})
     folder.write_json(folder.summary, summary.as_dict())

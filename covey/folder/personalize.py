@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,12 @@ from covey.files.config import Config, load
 from covey.files.data_form import DataForm
 from covey.folder.formats import KEY, units
 from covey.folder.models import RunModels
-from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers
 from covey.runs.saved import checkpoint, snapshot
 from covey.runs.saved.run_folder import RunFolder
-from covey.runs.saved.snapshot import Snapshot
 from covey.runs.scores.headline import Headline, named
 from covey.runs.scores.scoring import Score, score_of
+from covey.types import Rows
 
 
 @dataclass(frozen=True)
@@ -99,37 +99,20 @@ def personalize(
     form = DataForm.read(folder.data)
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
-    task = Newcomers([experiment], [shards])
-    space = task.task.space
-    above = experiment.algorithm.above()
-    if not folder.model(above).exists():
-        above = "global"  # the run has no models of the tier above
-    w = snapshot.read(folder.model("global"), space).rows
-    rows, names = w, ["global"]
-    if above != "global":
-        rows, names = _edges(snapshot.read(folder.model(above), space), form, experiment)
-    if edge is None:
-        chosen = task.fitting([rows]).cpu()
-    elif above == "global":
-        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
-    elif edge not in names:
-        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
-    else:
-        chosen = torch.full((shards.devices,), names.index(edge))
-    start = rows[chosen].to(task.task.device)
-    personal = task.adapted(start, round=config.rounds)
-    models = {"global": w.to(start).expand_as(start)}
-    if above != "global":
-        models["edge"] = start
-    models["personal"] = personal
+    new = Newcomers([experiment], [shards])
+    space = new.task.space
+    w = snapshot.read(folder.model("global"), space).rows.to(new.task.device)
+    above, names = _edges(folder, form, new)
+    start = _start(new, above, names, edge)
+    models = new.models(w, [above], config.rounds, start)
     parts = [part for part in SPLITS if shards.part(part).counts().any()]
     with torch.no_grad():
         tallies = {
-            name: task.tallies(name, own, parts, config.rounds) for name, own in models.items()
+            name: new.tallies(name, rows, parts, config.rounds) for name, rows in models.items()
         }
     statistics = None
     if space.norms:
-        statistics = task.task.statistics(personal, task.ids).cpu()
+        statistics = new.task.statistics(models["personal"], new.ids).cpu()
     paths = {data.stem: out or folder.newcomer(data.stem)}
     if shards.devices > 1:
         paths = {
@@ -141,26 +124,51 @@ def personalize(
         counts = {part: int(shards.part(part).counts()[number]) for part in SPLITS}
         scores = {
             name: {
-                part: score_of(tally, slice(number, number + 1), task.task)
+                part: score_of(tally, slice(number, number + 1), new.task)
                 for part, tally in by_part.items()
                 if counts[part]
             }
             for name, by_part in tallies.items()
         }
-        own = None if statistics is None else statistics[number]
-        _write(path, space.fill(personal[number].cpu(), own), config, data, form)
-        begun = names[int(chosen[number])]
+        own = None
+        if statistics is not None:
+            own = statistics[number]
+        module = space.fill(models["personal"][number].cpu(), own)
+        _write(path, module, config, data, form)
+        begun = "global"
+        if start is not None:
+            begun = names[int(start[number])]
         done.append(Personalized(device, path, begun, scores, counts, experiment.select))
     return done
 
 
-def _edges(kept: Snapshot, form: DataForm, experiment: Experiment) -> tuple[Tensor, list[str]]:
-    """The models of edges, and what the edges are called: their numbers if nothing else."""
+def _edges(folder: RunFolder, form: DataForm, new: Newcomers) -> tuple[Rows, list[str]]:
+    """The models of edges, and what the edges are called: their numbers if nothing else.
+
+    There are none where the run has no models of the tier above devices.
+    """
+    name = new.algorithm.above()
+    space = new.task.space
+    if name == "global" or not folder.model(name).exists():
+        return torch.zeros(0, space.width), []
+    kept = snapshot.read(folder.model(name), space)
     numbers = kept.ids.tolist()
     names = list(map(str, numbers))
-    if form.names.edges and len(experiment.algorithm.tiers()) > 2:
+    if form.names.edges and len(new.algorithm.tiers()) > 2:
         names = [form.names.edges[number] for number in numbers]
-    return kept.rows, names
+    return kept.rows.to(new.task.device), names
+
+
+def _start(new: Newcomers, above: Rows, names: Sequence[str], edge: str | None) -> Tensor | None:
+    """The edge whose model every device starts from, [n]; None where there are no edges."""
+    if edge is None:
+        return new.fitting([above]) if names else None
+    if edge not in names:
+        reason = f"the edges are {', '.join(names)}"
+        if not names:
+            reason = "this algorithm has no edge models; leave it out"
+        raise ConfigError(f"--edge {edge}: {reason}.")
+    return torch.full((len(new.ids),), names.index(edge))
 
 
 def _run(

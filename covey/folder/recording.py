@@ -29,6 +29,7 @@ from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores import node_round
 from covey.runs.scores.devices import to_csv
 from covey.runs.scores.figures import PARTS
+from covey.runs.scores.record import scored_rounds
 from covey.runs.seed import Seed
 from covey.runs.selection import Protocol, select
 from covey.runs.tracker import RunTracker
@@ -211,7 +212,7 @@ def confusion_csv(
     There is a row per model and class: the examples of the class by predicted class. None where the
     run has no such matrices.
     """
-    scored = [record for record in history if record.models]
+    scored = scored_rounds(history)
     rows: list[list[str | int]] = []
     for name in scored[-1].models if scored else ():
         chosen = select(history, name, protocol).chosen
@@ -222,7 +223,8 @@ def confusion_csv(
             rows.append([name, chosen.round + 1, label, *counts])
     if not rows:
         return None
-    return csv_text(["model", "round", "class", *(f"predicted {label}" for label in classes)], rows)
+    predicted = [f"predicted {label}" for label in classes]
+    return csv_text(["model", "round", "class", *predicted], rows)
 
 
 def _devices(run: Seed) -> int:

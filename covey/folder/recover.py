@@ -115,8 +115,6 @@ def history(folder: RunFolder, experiment: Experiment) -> list[Round]:
 
 def take_code(folder: RunFolder, experiment: Experiment) -> None:
     """Let a checkpoint go on with the code of today; everything else must be as it was."""
-    if not folder.checkpoint.exists():
-        return
     saved = checkpoint.read(folder.checkpoint)
     wanted = experiment.fingerprint()
     facts = saved.facts["experiment"]
@@ -132,7 +130,7 @@ def mend(folder: RunFolder, console: Console) -> None:
     What it lacks happens again, bit for bit.
     """
     older = checkpoint.previous(folder.checkpoint)
-    if not folder.checkpoint.exists() or not older.exists():
+    if not older.exists():
         return
     try:
         _check_whole(folder.checkpoint)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.progress
 from rich.measure import Measurement
@@ -18,8 +18,12 @@ from covey.folder.personalize import Personalized
 from covey.folder.terminal import Console
 from covey.report.summary import ModelFigures, OverSeeds, SampleFigures, Summary
 from covey.runs.run import Round
-from covey.runs.scores.headline import headline, named
+from covey.runs.scores.devices import DeviceScore
+from covey.runs.scores.headline import asked_for, for_devices, headline, named
 from covey.runs.tracker import RunTracker
+
+if TYPE_CHECKING:
+    from covey.folder.load import Loaded
 
 LINES = 8  # of progress without a terminal, after the first
 
@@ -256,7 +260,7 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     if any(model.nonzeros.mean < 0.9995 for model in models):
         columns["non-zero %"] = [_percent(model.nonzeros) for model in models]
     heads = [head for head in columns if head not in without]
-    out = _columns("model", "kept by", *heads)
+    out = table_of(["model", "kept by", *heads], ("model", "kept by"))
     for position, model in enumerate(models):
         ending = "" if model.holders.mean == 1 else "s"
         holders = f"{model.holders.mean:g} {model.tier}{ending}"
@@ -334,24 +338,63 @@ def _gains(summary: Summary) -> Iterator[str]:
         yield f"{pair}: {counts} ({what}median {gain.signed(gain.median)}, from {limits}){together}"
 
 
+def devices(console: Console, seeds: Sequence[Loaded], wanted: str | None) -> None:
+    """A row per device, all models side by side; worst first by the most personal one.
+
+    `wanted` is the metric; None: the one by which rounds are chosen.
+    """
+    lines = [(seed.seed, line) for seed in seeds for line in seed.devices()]
+    tested = [(seed, line) for seed, line in lines if line.part == "test"]
+    compared = [line for _, line in tested]
+    metric = for_devices(headline(seeds[0].history), compared)
+    if wanted is not None:
+        metric = asked_for(wanted, headline(seeds[0].history), compared)
+    figures: dict[tuple[int, str], dict[str, float | None]] = {}
+    first: dict[tuple[int, str], DeviceScore] = {}
+    for seed, line in tested:
+        figures.setdefault((seed, line.device), {})[line.model] = metric.of_device(line)
+        first.setdefault((seed, line.device), line)
+    models = seeds[0].models()
+    own = seeds[0].most_personal()
+    with_seeds = len(seeds) > 1
+    with_edges = any(line.edge is not None for line in compared)
+    heads = ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges
+    numbers = ["test examples", *(f"{name} {metric.unit}" for name in models)]
+    table = table_of([*heads, *numbers], heads)
+
+    def goodness(key: tuple[int, str]) -> float:
+        """A number whose min is that of the worst device; devices without a figure come last."""
+        figure = figures[key].get(own)
+        return float("inf") if figure is None else -metric.badness(figure)
+
+    for seed, device in sorted(figures, key=goodness):
+        line = first[seed, device]
+        words = [str(seed)] * with_seeds + [device] + [line.edge or ""] * with_edges
+        cells = [metric.text(figures[seed, device].get(name), digits=1) for name in models]
+        table.add_row(*words, str(line.examples), *cells)
+    print_wide(console, table)
+
+
 def newcomer(console: Console, done: Personalized) -> None:
     """What each model does on a new device."""
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
     console.print(f"{done.device}: a new device with {sizes} examples")
     console.print(f"its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
-    columns = [(part, done.metric) for part in parts]
+    shown = [(part, done.metric) for part in parts]
     if "test" in parts:
-        columns += [("test", metric) for metric in done.others("test")]
-    rows = _columns("model", "", *(f"{part} {metric.unit}" for part, metric in columns))
+        shown += [("test", metric) for metric in done.others("test")]
+    heads = ["model", "", *(f"{part} {metric.unit}" for part, metric in shown)]
+    rows = table_of(heads, ("model", ""))
     for name, scores in done.scores.items():
-        rows.add_row(name, "", *(metric.text(metric.of(scores[part])) for part, metric in columns))
+        rows.add_row(name, "", *(metric.text(metric.of(scores[part])) for part, metric in shown))
     print_wide(console, rows)
     console.print(f"personal model: {done.path}")
 
 
 def _links(summary: Summary) -> Table:
-    links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zero")
+    heads = ["link", "", "MB down", "MB up", "of dense", "by formula", "non-zero"]
+    links = table_of(heads, ("link", ""))
     for k in summary.links:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
         ratios = ["-", "-"]
@@ -362,11 +405,11 @@ def _links(summary: Summary) -> Table:
     return links
 
 
-def _columns(*names: str) -> Table:
-    """Two columns of words, then numbers."""
+def table_of(heads: Iterable[str], words: Collection[str]) -> Table:
+    """A table without rows; the columns of `words` stand left, those of numbers right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for position, name in enumerate(names):
-        table.add_column(name, justify="left" if position < 2 else "right", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="left" if head in words else "right", no_wrap=True)
     return table
 
 
@@ -379,10 +422,8 @@ def _percent(figure: OverSeeds | None) -> str:
 
 
 def _score(records: Sequence[Round], name: str) -> str:
-    by_part = [record.models[name].scores for record in records]
-    scores = [parts.get("test") or next(iter(parts.values())) for parts in by_part]
     metric = headline(records)
-    figures = (metric.of_holders(score) for score in scores)
+    figures = (metric.of_holders(record.models[name].tested) for record in records)
     known = [figure for figure in figures if figure is not None]
     if not known:
         return "-"

@@ -8,23 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
 from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
-from covey.folder.show import print_wide
-from covey.folder.signals import Interrupted, stoppable
 from covey.folder.terminal import Console
-from covey.grid import grid, plan, result, store, tables
-from covey.grid import sweep as sweeps
-from covey.grid.grid import Came, Grid, Told
-from covey.grid.pool import cores
-from covey.grid.tables import TextTable
-from covey.runs.saved.run_folder import Folder
+
+if TYPE_CHECKING:
+    from covey.grid.grid import Came, Grid, Told
+    from covey.grid.tables import TextTable
+    from covey.runs.saved.run_folder import Folder
 
 Jobs = Annotated[
     int | None,
@@ -68,7 +64,7 @@ def compare(
     trials: Annotated[
         int,
         typer.Option(help="Settings tried for each method; 1 tunes nothing."),
-    ] = plan.TRIALS,
+    ] = 8,
     model: Annotated[
         str,
         typer.Option(
@@ -99,6 +95,8 @@ def compare(
 
       covey compare --resume runs/my-compare-1     after a crash, or to draw again
     """
+    from covey.grid import plan, result, tables
+
     words = _Words(arguments, jobs, out, resume, as_json)
     planned = partial(plan.comparison, budget=budget, trials=trials, model=model)
     collect = partial(result.collect, model=model)
@@ -139,6 +137,9 @@ def sweep(
 
       covey run runs/my-sweep-1/best.toml        the best setting, on test data
     """
+    from covey.grid import plan
+    from covey.grid import sweep as sweeps
+
     words = _Words(arguments, jobs, out, resume, as_json)
     planned = partial(plan.sweep, name=search, trials=trials)
     folder, found = words.play("sweep", planned, sweeps.collect, sweeps.write, sweeps.draw)
@@ -172,6 +173,10 @@ class _Words:
         draw: Callable[[Path, Came], None],
     ) -> tuple[Path, Came]:
         """Run a new grid, or what is left of one; its folder and what it came to."""
+        from covey.folder.signals import Interrupted, stoppable
+        from covey.grid import grid, store
+        from covey.grid.pool import cores
+
         path, changes = split(self.arguments)
         brought = [*([] if path is None else [path]), *changes]
         if self.out is not None:
@@ -201,14 +206,13 @@ class _Words:
         self, folder: Path, facts: dict[str, Any], listed: Iterable[TextTable], files: str
     ) -> None:
         """Print the tables, with their titles and notes, or all as JSON."""
+        from covey.folder.show import print_wide, table_of
+
         if self.as_json:
             print(json.dumps({"folder": str(folder), **facts}))
             return
         for table in listed:
-            rich = RichTable(box=None, pad_edge=False, header_style="bold")
-            for number, head in enumerate(table.heads):
-                justify: Literal["left", "right"] = "left" if number < table.left else "right"
-                rich.add_column(head, justify=justify, no_wrap=True)
+            rich = table_of(table.heads, table.heads[: table.left])
             for row in table.rows:
                 rich.add_row(*row)
             self.console.print(f"\n{table.title}")

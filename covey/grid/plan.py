@@ -35,8 +35,6 @@ from covey.runs.run import Round
 
 BASELINES = ("local", "finetune")
 """What every comparison has; the other methods are tested against them."""
-TRIALS = 8
-"""Of each method of a comparison."""
 _PROBED = 2  # rounds that say what a round costs
 _SMALLER = (1.0, 0.1, 0.01)  # times the steps, until a probed round does not diverge
 _MOST = 20  # times the rounds that the first ones suggest, where later ones may be cheaper

@@ -120,21 +120,16 @@ function radioSpec(seed, ids, { key, name, text }, columns, isLast) {
 
 function radioTile(run) {
   if (!run.first.facts.radio) return null;
-  const seconds = run.total((seed) => sum(seed.facts.radio.seconds)).mean;
   const joules = run.total((seed) => sum(seed.facts.radio.joules)).mean;
-  const [value, unit] = amountParts(seconds, SECONDS);
+  const [value, unit] = amountParts(modelled(run), SECONDS);
   return tile(null, "Modelled time", value, unit, `${amount(joules, JOULES)} of all devices`);
 }
 
-/** The modelled time of a run among runs side by side. */
 function modelledCell(run) {
-  const seconds = run.total((seed) => seed.facts.radio && sum(seed.facts.radio.seconds)).mean;
-  return isKnown(seconds) ? duration(seconds) : EMPTY;
+  return isKnown(modelled(run)) ? duration(modelled(run)) : EMPTY;
 }
 
-AXES.seconds = {
-  text: "By modelled time", units: SECONDS, of: (seed) => seed.facts.radio?.seconds,
-};
-ROOMS.push({
-  tile: radioTile, columns: radioColumns, ofRuns: { head: "Modelled", cell: modelledCell },
-});
+const modelled = (run) => run.total(({ facts }) => facts.radio && sum(facts.radio.seconds)).mean;
+const modelledSeconds = (seed) => seed.facts.radio?.seconds;
+AXES.seconds = { text: "By modelled time", units: SECONDS, of: modelledSeconds };
+ROOMS.push({ tile: radioTile, columns: radioColumns, head: "Modelled", cell: modelledCell });

@@ -1,4 +1,4 @@
-"""The facts of runs, from their folders, as one JSON value: what a report shows.
+"""The facts of runs, from their folders, as one JSON value, and the report that shows them.
 
 docs/watch.md has its keys. A key is left out where there is nothing to say. Sums of single nodes
 are checked against the figures that the run recorded.
@@ -6,16 +6,16 @@ are checked against the figures that the run recorded.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import covey
 from covey.errors import CheckpointError, ConfigError
+from covey.report.page.page import build
 from covey.report.run_files import RunFiles, SeedRecord, intact
 from covey.report.seed_facts import SeedFacts, thinned_to
 from covey.report.summary import labels
@@ -109,11 +109,6 @@ class _Run:
         return folder.name
 
     @property
-    def data(self) -> str:
-        """The name of its data."""
-        return str(self.files.settings.get("data", {}).get("name", "data"))
-
-    @property
     def method(self) -> str:
         """What the algorithm calls itself; the name in the file where no seed has begun."""
         if self.records:
@@ -186,16 +181,59 @@ def _unique(keys: Sequence[str]) -> list[str]:
     """The keys, numbered where two are the same."""
     out: list[str] = []
     for key in keys:
-        numbered = (f"{key} ({number})" for number in itertools.count(2))
-        out.append(next(each for each in itertools.chain([key], numbered) if each not in out))
+        new = key
+        number = 1
+        while new in out:
+            number += 1
+            new = f"{key} ({number})"
+        out.append(new)
     return out
 
 
 def _title(runs: Sequence[_Run]) -> str:
     """What the page is about: the data and the number of devices, or the number of runs."""
-    names = {
-        f"{run.data} on {record.described['sizes'][-1]:,} devices"
-        for run in runs
-        for record in run.records
-    }
+    names = set()
+    for run in runs:
+        data = run.files.settings.get("data", {}).get("name", "data")
+        names |= {f"{data} on {each.described['sizes'][-1]:,} devices" for each in run.records}
     return names.pop() if len(names) == 1 else f"{len(runs)} runs"
+
+
+def write(runs: Sequence[Path], page: Path) -> None:
+    """Write the page of these runs, in one step."""
+    folder = RunFolder(page.parent)
+    if page.is_dir():
+        raise ConfigError(f"--out {page} is a folder; name a file, as in {RunFolder(page).report}.")
+    if not page.parent.is_dir():
+        raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
+    value = Facts(runs).read()
+    first = value["runs"][0]
+    if not any(seed["models"] for run in value["runs"] for seed in run["seeds"]):
+        raise ConfigError(
+            f"{first['folder']} has no scored round yet "
+            f"({first['done']} of {first['planned']} rounds run); "
+            f"wait, or resume it with covey run --resume {first['folder']}."
+        )
+    for other in value["runs"][1:]:
+        _check_data(first, other)
+    folder.write(page, build(value))
+
+
+def _check_data(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse runs of different data: their figures cannot be compared."""
+    ours = _data_settings(first)
+    theirs = _data_settings(other)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise ConfigError(
+                f"{first['folder']} and {other['folder']} have different data: {name} = "
+                f"{ours.get(name)!r} and {theirs.get(name)!r}; write one report for each."
+            )
+
+
+def _data_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides which examples the devices of a run have."""
+    settings = run["settings"]
+    out = {f"data.{name}": value for name, value in settings.get("data", {}).items()}
+    out["holdout_devices"] = settings.get("holdout_devices")
+    return out

@@ -17,6 +17,7 @@ from covey.report.run_files import SeedRecord, intact
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.scores.headline import Headline, headline, named
 from covey.runs.scores.packing import Array, pack, packed_size
+from covey.runs.scores.record import scored_rounds
 from covey.runs.selection import Protocol, Selection, select
 from covey.runtimes.facts import ManyIds
 
@@ -52,20 +53,15 @@ class SeedFacts:
         self.described = record.described
         self.history = record.history
         self.nodes = record.nodes
-        self.metric: str = record.described["metric"]
-        self.scored = [round for round in record.history if round.models]
+        with intact(str(record.folder)):
+            self.metric: str = record.described["metric"]
+            self.tiers: list[str] = record.described["tiers"]
+            """Their names, from the server down."""
+            self.sizes: list[int] = record.described["sizes"]
+            """The number of nodes of every tier."""
+        self.scored = scored_rounds(record.history)
         self._asked: Mapping[str, bool] = record.described.get("metrics", {})
         """The metrics that the experiment asks for, and whether higher is better."""
-
-    @property
-    def tiers(self) -> list[str]:
-        """The names of the tiers, from the server down."""
-        return list(self.described["tiers"])
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of nodes of every tier."""
-        return list(self.described["sizes"])
 
     @cached_property
     def shown(self) -> Headline:

@@ -22,6 +22,7 @@ from covey.report.paired import Vector, interval
 from covey.runs.run import Round
 from covey.runs.scores.devices import DeviceScore, paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
+from covey.runs.scores.record import scored_rounds
 from covey.runs.scores.scoring import Model, Score
 from covey.runs.selection import Protocol, Selection, select
 
@@ -248,16 +249,29 @@ class Summary:
         return out
 
 
+def sent_in(history: Sequence[Round]) -> Meter:
+    """What all rounds have sent."""
+    meter = Meter()
+    for record in history:
+        meter = meter.plus(record.traffic)
+    return meter
+
+
+def trained_links(meter: Meter) -> list[str]:
+    """The links that training used; where there is none, the global model stays as it began."""
+    return list(dict.fromkeys(link for link, _, lane in meter.totals if lane == "train"))
+
+
 def compared_models(history: Sequence[Round]) -> list[str]:
     """The models to compare: not new devices', and no global one where nothing was ever sent.
 
     The one that is best on validation data stands for the algorithm, whichever tier keeps it.
     """
-    scored = [record for record in history if record.models]
+    scored = scored_rounds(history)
     if not scored:
         return []
     names = [name for name in scored[-1].models if not name.startswith("new_")]
-    if any(record.bytes() for record in history):
+    if trained_links(sent_in(history)):
         return names
     return [name for name in names if name != "global"]
 
@@ -292,7 +306,7 @@ def summarise(
     algorithms by method, over which the gains are.
     """
     about = described or {}
-    scored = [[record for record in history if record.models] for history in histories]
+    scored = [scored_rounds(history) for history in histories]
     names = list(scored[0][-1].models) if scored[0] else []
     gains = []
     if about.get("learns_global", True):
@@ -354,7 +368,9 @@ def _scored_devices(
         if sizes:
             errors[name] = largest([score.error(metric.name) for score in scores])
             drawn += sizes
-    sample = SampleFigures(max(drawn), errors, metric.name) if drawn else None
+    sample = None
+    if drawn:
+        sample = SampleFigures(max(drawn), errors, metric.name)
     return sample, max(uncounted, default=None)
 
 
@@ -544,13 +560,9 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
 
 
 def _links(history: Sequence[Round]) -> list[LinkFigures]:
-    meter = Meter()
-    for record in history:
-        for (link, direction, lane), traffic in record.traffic.items():
-            meter.count(link, direction, lane, traffic)
-    names = dict.fromkeys(link for link, _, lane in meter.totals if lane == "train")
+    meter = sent_in(history)
     out = []
-    for name in names:
+    for name in trained_links(meter):
         down = meter.traffic(link=name, direction="down")
         up = meter.traffic(link=name, direction="up")
         both = down + up

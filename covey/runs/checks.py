@@ -228,11 +228,11 @@ def _check_devices(experiment: Experiment) -> None:
     devices = experiment.tree.devices
     if isinstance(wanted, tuple):
         count = len(wanted)
-        numbered = all(_is_whole(device, devices) for device in wanted)
+        numbered = all(is_number(each, whole=True) and 0 <= each < devices for each in wanted)
         fits = numbered and len(set(wanted)) == count
     else:
         count = wanted
-        fits = _is_whole(wanted, devices + 1)
+        fits = is_number(wanted, whole=True) and 0 <= wanted <= devices
     if not fits:
         rule = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
         raise ConfigError(f"holdout_devices = {shown(wanted)}: give {rule}.")
@@ -258,11 +258,6 @@ def check_no_receivers(experiment: Experiment, reason: str) -> None:
     if receivers:
         devices = f"{len(receivers)} of {data.devices} devices have no training examples"
         raise DataError(f"{devices} (devices {some(receivers)}), but {reason}; leave them out.")
-
-
-def _is_whole(value: Any, below: int) -> bool:
-    """Whether a value is a whole number from 0 on, below a limit."""
-    return is_number(value, whole=True) and 0 <= value < below
 
 
 def check_device(name: Any) -> None:

@@ -124,29 +124,45 @@ class Newcomers:
         answer: Rows = played.answer
         return answer
 
+    def models(
+        self, w: Rows, above: Sequence[Rows], round: int, best: Tensor | None = None
+    ) -> dict[str, Rows]:
+        """The row of each newcomer by model, [n, P]: global, edge where there are edges, personal.
+
+        `above` holds the rows that the tier above the devices keeps, if any, and `best` the one
+        that each newcomer starts from. By default that is the one that fits it, or the global model
+        where it has no training examples.
+        """
+        start = w.repeat_interleave(self.each, 0)
+        out = {"global": start}
+        if all(len(rows) for rows in above):
+            chosen = self.fitting(above) if best is None else best
+            starts = []
+            for number, rows in enumerate(above):
+                position = chosen[self._own(number)]
+                starts.append(rows[position.to(rows.device)])
+            fits = torch.cat(starts)
+            if best is None:
+                learns = self._learns[:, None].to(start.device)
+                fits = torch.where(learns, fits, start)
+            start = fits
+            out["edge"] = start
+        out["personal"] = self.adapted(start, round)
+        return out
+
     def scores(
         self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
     ) -> list[NewScores]:
         """The models by name and their scores on the newcomers, for each experiment.
 
-        `above` holds the rows that the tier above the devices keeps, if any.
+        `above` is as in `models`.
         """
-        start = w.repeat_interleave(self.each, 0)
-        models = {"new_global": start}
-        if all(len(rows) for rows in above):
-            best = self.fitting(above)
-            starts = []
-            for number, rows in enumerate(above):
-                position = best[self._own(number)]
-                starts.append(rows[position.to(rows.device)])
-            learns = self._learns[:, None].to(start.device)
-            start = torch.where(learns, torch.cat(starts), start)
-            models["new_edge"] = start
-        models["new_personal"] = self.adapted(start, round)
+        models = self.models(w, above, round)
         out = [NewScores() for _ in above]
         with torch.no_grad():
-            for name, rows in models.items():
-                tallies = self.tallies(name.removeprefix("new_"), rows, parts, round)
+            for model, rows in models.items():
+                tallies = self.tallies(model, rows, parts, round)
+                name = f"new_{model}"
                 for number, scores in enumerate(out):
                     own = self._own(number)
                     scores.models[name] = self._model(rows, tallies, own)

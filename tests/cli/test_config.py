@@ -130,22 +130,15 @@ def test_what_is_not_toml_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("rounds = 3\nseed =\n")
     assert problem(path) == f"{path} is not TOML: Invalid value (at line 2, column 7)."
-
-
-def test_a_key_given_twice(tmp_path: Path) -> None:
-    path = tmp_path / "twice.toml"
     path.write_text("rounds = 3\nrounds = 4\n")
     assert "line 2" in problem(path)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_are_empty(tmp_path: Path) -> None:
     assert f"there is no file {tmp_path / 'no.toml'}" in problem(tmp_path / "no.toml")
     assert f"cannot read {tmp_path}: " in problem(tmp_path)
     (tmp_path / "latin.toml").write_bytes('name = "Zürich"'.encode("latin-1"))
     assert f"cannot read {tmp_path / 'latin.toml'}: " in problem(tmp_path / "latin.toml")
-
-
-def test_an_empty_file_needs_an_algorithm(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     assert problem(tmp_path / "empty.toml").startswith("[algorithm] needs a name: one of local")
 

@@ -30,15 +30,12 @@ def facts_of(page: Path) -> dict[str, Any]:
     return json.loads(match[1])
 
 
-def test_a_run_leaves_its_report(runs: Path) -> None:
+def test_a_run_leaves_its_report_and_names_it_first(runs: Path) -> None:
     page = facts_of(runs / "one" / "report.html")
     [shown] = page["runs"]
     assert shown["folder"] == str(runs / "one")
     assert shown["done"] == 2
     assert shown["seeds"][0]["sizes"] == [1, 2, 8]
-
-
-def test_the_run_s_last_lines_name_the_report_first(runs: Path) -> None:
     said = (runs / "printed.txt").read_text()
     assert said.index("report.html") < said.index("plot.png")
 

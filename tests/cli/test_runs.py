@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.cli.runs import runs_in
 from covey.errors import DivergedError
+from covey.folder.listed import runs_in
 from covey.report.summary import summarise
 from tests.cli.command import covey as command
 from tests.cli.command import exits
@@ -68,9 +68,6 @@ def test_the_table(folder: Path) -> None:
     assert len(rows) == 3
     assert any("wild" in row and "diverged" in row for row in rows)
     assert any("cut short" in row and "2/4" in row for row in rows)
-
-
-def test_json(folder: Path) -> None:
     listed = json.loads(command("runs", folder, "--json").out)
     assert {run["name"] for run in listed} == {"finished", "cut short", "wild"}
     assert {"personal", "global", "bytes", "seconds", "reason", "folder"} < set(listed[0])

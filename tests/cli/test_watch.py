@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -289,7 +290,7 @@ def test_states(folder: Path, tmp_path: Path) -> None:
     assert status.read(copy).state == "finished"
     with RunFolder(copy).lock():
         assert status.read(copy).state == "running"
-    RunFolder(copy).write_json(RunFolder(copy).status, status.Status("running").as_dict())
+    RunFolder(copy).write_json(RunFolder(copy).status, asdict(status.Status("running")))
     killed = status.read(copy)
     assert (killed.state, killed.reason) == ("stopped", "its process was killed")
     for text in ("", "[]", '{"state": "new"}', '{"state": "finished", "started": 3}'):

@@ -18,13 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from covey.links.meter import Meter, Traffic
+from covey.links.meter import Meter
 from covey.report.pictures.picture_file import save
-from covey.report.summary import Devices, gains_over, most_personal
+from covey.report.summary import Devices, gains_over, most_personal, sent_in, trained_links
 from covey.report.summary import Histories as Histories
 from covey.runs.run import Round
 from covey.runs.scores.devices import paired
 from covey.runs.scores.headline import Headline, for_devices, headline, named
+from covey.runs.scores.record import scored_rounds
 from covey.runs.selection import Protocol, select
 
 Values = npt.NDArray[np.float64]
@@ -81,8 +82,12 @@ def run_figure(
     against = ["round"]
     if first[0].environment is not None:
         against = [*first[0].environment.axes]
-    links = _saving_links(first)
-    pairs = compare(devices, wanted=headline(first), against_global=_communicates(first))
+    meter = sent_in(first)
+    links = trained_links(meter)
+    pairs = compare(devices, wanted=headline(first), against_global=bool(links))
+    sent = [meter.traffic(link=link) for link in links]
+    if all(abs(each.bytes - each.dense) <= 0.02 * each.dense for each in sent):
+        links = []  # every message is dense
     panels = len(against)
     if links or pairs is not None:
         panels += 1
@@ -105,7 +110,8 @@ def devices_figure(histories: Histories, title: str, devices: Devices) -> Figure
     None where nothing was scored.
     """
     first = histories[0]
-    pairs = compare(devices, wanted=headline(first), against_global=_communicates(first))
+    sends = bool(trained_links(sent_in(first)))
+    pairs = compare(devices, wanted=headline(first), against_global=sends)
     if pairs is None:
         return None
     if pairs.base is None:
@@ -273,38 +279,18 @@ def _bars(
     axes.fill_between(edges, 0, heights, color=colour, label=label, linewidth=2)
 
 
-def _communicates(history: Sequence[Round]) -> bool:
-    """Whether anything is ever sent in training.
-
-    Where nothing is, the global model stays at its initial values.
-    """
-    return any(lane == "train" for record in history for _, _, lane in record.traffic)
-
-
-def _saving_links(history: Sequence[Round]) -> list[str]:
-    """All links, if one of them carried other than dense messages; else none."""
-    totals: dict[str, Traffic] = {}
-    for record in history:
-        for (link, _, lane), traffic in record.traffic.items():
-            if lane == "train":
-                totals[link] = totals.get(link, Traffic()) + traffic
-    for sent in totals.values():
-        if abs(sent.bytes - sent.dense) > 0.02 * sent.dense:
-            return list(totals)
-    return []
-
-
 def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     """Bytes of each link by round, measured and as dense messages, in its lower tier's colour."""
     rounds = [record.round + 1 for record in history]
     lower = {link: link.rpartition("-")[2] for link in links}
     colour = colours(lower.values())
+    marker = "o" if len(rounds) <= _FEW else ""
     for link in links:
         sent = [Meter(record.traffic).traffic(link=link) for record in history]
         megabytes = [traffic.bytes / 1e6 for traffic in sent]
         dense = [traffic.dense / 1e6 for traffic in sent]
         own = colour[lower[link]]
-        axes.plot(rounds, megabytes, color=own, marker=_marker(len(rounds)), label=link)
+        axes.plot(rounds, megabytes, color=own, marker=marker, label=link)
         axes.plot(rounds, dense, ":", color=own, label=f"{link}, if dense")
     axes.set(
         xlabel="round",
@@ -315,19 +301,12 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _marker(points: int) -> str:
-    """The points of a short curve are marked one by one."""
-    if points <= _FEW:
-        return "o"
-    return ""
-
-
 def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) -> None:
     """Every model against rounds, seconds or joules, with its figure in the chosen round.
 
     The seconds of several seeds differ: models are drawn against their mean.
     """
-    scored = [[record for record in history if record.models] for history in histories]
+    scored = [scored_rounds(history) for history in histories]
     shortest = min(map(len, scored))
     environment = histories[0][0].environment
     label = "round" if environment is None else environment.axes[against]
@@ -338,7 +317,7 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
     tiers = {}
     for name, model in scored[0][-1].models.items():
         tiers[name] = "new device" if name.startswith("new_") else model.tier
-    if len(tiers) > 1 and not _communicates(histories[0]):
+    if len(tiers) > 1 and not trained_links(sent_in(histories[0])):
         tiers.pop("global", None)
     colour = colours(tiers.values())
     metric = headline(scored[0])
@@ -357,7 +336,7 @@ def _models(axes: Axes, histories: Histories, against: str, protocol: Protocol) 
             axes,
             replace(line, colour=colour[tier], style=style),
             label=f"{name} {number.format(line.reported)}",
-            marker=_marker(shortest),
+            marker="o" if shortest <= _FEW else "",
             markersize=4,
         )
         drawn.append(tier)
@@ -392,7 +371,7 @@ def model_line(
     name: str, histories: Histories, metric: Headline, protocol: Protocol, used: Used
 ) -> Line:
     """A model of a run against what its rounds used; seeds end where the shortest does."""
-    scored = [[record for record in history if record.models] for history in histories]
+    scored = [scored_rounds(history) for history in histories]
     length = min(map(len, scored))
     values = [[value_of(record, name, metric) for record in each[:length]] for each in scored]
     places = []  # what was used up to every scored round
@@ -408,8 +387,7 @@ def model_line(
 
 def value_of(record: Round, name: str, metric: Headline) -> float:
     """The test figure of a model over all devices, accuracies in per cent; NaN if not known."""
-    scores = record.models[name].scores
-    value = metric.of(scores.get("test") or next(iter(scores.values())))
+    value = metric.of(record.models[name].tested)
     return float("nan") if value is None else metric.scaled(value)
 
 

@@ -19,7 +19,6 @@ import torch
 import covey
 from covey import draws
 from covey.codecs import codec
-from covey.data import Shards
 from covey.engine.augment import OwnAugmentation
 from covey.engine.modules.layout import ParameterLayout
 from covey.fields import options
@@ -42,7 +41,7 @@ def of(experiment: Experiment, initial: torch.Tensor | None = None) -> dict[str,
     out: dict[str, str] = {}
     for name, fact in program_fingerprint(experiment, initial).items():
         if name == "model":
-            out |= data_fingerprint(experiment.data)
+            out["data"] = experiment.data.fingerprint()
         out[name] = fact
     return out
 
@@ -120,11 +119,6 @@ def _codecs(spec: Any) -> list[Any]:
     names = [value for value in values if isinstance(value, str) and value in installed]
     inside = [_codecs(value) for value in values if isinstance(value, Mapping)]
     return [type(codec(name)) for name in names] + list(chain.from_iterable(inside))
-
-
-def data_fingerprint(shards: Shards) -> dict[str, str]:
-    """A hash of the examples in these shards: those of all devices, or of one."""
-    return {"data": shards.fingerprint()}
 
 
 def describe(value: Any) -> str:

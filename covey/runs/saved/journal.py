@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,48 @@ from covey.errors import CheckpointError
 _DIGEST = 16
 
 
-def append_at(path: Path, length: int, text: bytes) -> None:
-    """Write behind the first `length` bytes of a file, in place of the rest; wait for the disk."""
-    with open(path, "r+b" if length else "wb") as file:
-        file.truncate(length)
-        file.seek(length)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-class Journal:
-    """One file of records, up to a length that this process knows to be good."""
+class CountedFile:
+    """A file that only grows, up to a length that this process knows to be good."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.length = 0
-        self.records = 0  # of the run's records, those that the file holds as they are
         self._sum = hashlib.blake2b(digest_size=_DIGEST)
+
+    def append(self, text: bytes) -> None:
+        """Write behind the last good byte, in place of the rest; wait for the disk."""
+        with open(self.path, "r+b" if self.length else "wb") as file:
+            file.truncate(self.length)
+            file.seek(self.length)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self._sum.update(text)
+        self.length += len(text)
+
+    def read(self, facts: Mapping[str, Any]) -> bytes | None:
+        """As much as a checkpoint with these facts counts on; None where that is not there.
+
+        An OSError where the file cannot be read.
+        """
+        with open(self.path, "rb") as file:
+            text = file.read(facts["length"])
+        self._sum.update(text)
+        self.length = len(text)
+        whole = self.length == facts["length"] and self._sum.hexdigest() == facts["sum"]
+        return text if whole else None
+
+    def facts(self) -> dict[str, Any]:
+        """How long it is, and a checksum of that much of it."""
+        return {"length": self.length, "sum": self._sum.hexdigest()}
+
+
+class Journal:
+    """The file of a run's records."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = CountedFile(path)
+        self.records = 0  # of the run's records, those that the file holds as they are
 
     @staticmethod
     def beside(checkpoint: Path) -> Journal:
@@ -70,50 +94,41 @@ class Journal:
             )
         journal = Journal(checkpoint.with_name(name))
         try:
-            with open(journal.path, "rb") as file:
-                text = file.read(length)
+            text = journal.file.read(facts)
         except OSError as error:
             raise CheckpointError(
-                f"{checkpoint} has its history in {journal.path}, which cannot be read ({error}); "
-                "keep both files together."
+                f"{checkpoint} has its history in {journal.file.path}, which cannot be read "
+                f"({error}); keep both files together."
             ) from error
-        journal._sum.update(text)
-        if len(text) < length or journal._sum.hexdigest() != facts["sum"]:
+        if text is None:
             raise CheckpointError(
-                f"{journal.path} is damaged: it is not what was written with {checkpoint}."
+                f"{journal.file.path} is damaged: it is not what was written with {checkpoint}."
             )
-        journal.length = length
         by_round = {}
         for line in text.splitlines():
             record = json.loads(line)
             by_round[record["round"]] = record
         if list(by_round) != list(range(len(by_round))):
-            raise CheckpointError(f"{journal.path} is damaged: it lacks rounds.")
+            raise CheckpointError(f"{journal.file.path} is damaged: it lacks rounds.")
         journal.records = len(by_round)
         return journal, list(by_round.values())
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says of it."""
-        return {
-            "file": self.path.name,
-            "length": self.length,
-            "sum": self._sum.hexdigest(),
-        }
+        return {"file": self.file.path.name, **self.file.facts()}
 
     @property
     def whole(self) -> bool:
         """Whether the file still holds what was written."""
         try:
-            return self.path.stat().st_size >= self.length
+            return self.file.path.stat().st_size >= self.file.length
         except OSError:
             return False
 
     def append(self, records: Sequence[dict[str, Any]], count: int) -> None:
         """Write records behind the last good one; then the file holds `count` of the run's."""
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
-        with refused(self.path, "an older checkpoint is untouched"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            append_at(self.path, self.length, text)
-        self._sum.update(text)
-        self.length += len(text)
+        with refused(self.file.path, "an older checkpoint is untouched"):
+            self.file.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file.append(text)
         self.records = count

@@ -9,7 +9,6 @@ a checksum of that much of it. What lies behind was written by a save that did n
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import uuid
@@ -30,10 +29,9 @@ from covey.kernel.store.slots import NEVER
 from covey.kernel.store.store import PRESENT, Column, ColumnKey, Frozen, SavedNodes, Store, rising
 from covey.links.meter import NodeKey
 from covey.runs.saved import checkpoint
-from covey.runs.saved.journal import append_at
+from covey.runs.saved.journal import CountedFile
 from covey.runs.scores.figures import NodeTotals, Totals
 
-_DIGEST = 16
 _HEAD = 8
 """The bytes of a record's length."""
 _SLACK = 10_000
@@ -50,25 +48,18 @@ Nodes = Mapping[str, slice]
 class Log:
     """The records of one checkpoint path, as far as this process wrote them."""
 
-    path: Path
-    length: int = 0
+    file: CountedFile
     entries: int = 0
     marks: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """For each tier, name and label: the moment up to which changes are recorded."""
     totals: Totals = field(default_factory=dict)
     """The totals that are recorded."""
 
-    def __post_init__(self) -> None:
-        self.sum = hashlib.blake2b(digest_size=_DIGEST)
-
     def append(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Write one record behind the last good one, and wait for the disk."""
         plain = {name: tensor.clone() for name, tensor in tensors.items()}
         blob = save(plain, metadata={"record": json.dumps(record)})
-        text = len(blob).to_bytes(_HEAD, "little") + blob
-        append_at(self.path, self.length, text)
-        self.sum.update(text)
-        self.length += len(text)
+        self.file.append(len(blob).to_bytes(_HEAD, "little") + blob)
 
 
 class RowsFolder:
@@ -94,9 +85,8 @@ class RowsFolder:
             sync(self.path)
         return {
             "folder": self.path.name,
-            "log": log.path.name,
-            "length": log.length,
-            "sum": log.sum.hexdigest(),
+            "log": log.file.path.name,
+            **log.file.facts(),
             "columns": columns,
         }
 
@@ -131,7 +121,7 @@ class RowsFolder:
 
     def _written(self, store: Store, nodes: Nodes, totals: Totals) -> Log:
         """The log with everything up to now: one more record, or a new log where that is short."""
-        log = self._log or Log(self.path / f"{uuid.uuid4().hex}.log")
+        log = self._log or Log(CountedFile(self.path / f"{uuid.uuid4().hex}.log"))
         record, tensors = _changes(store, nodes, totals, log)
         entries = sum(len(values) for name, values in tensors.items() if name.endswith("ids"))
         anew = sum(column.capacity for column in store.columns.values())
@@ -314,13 +304,12 @@ def _records(
     """The records of a log, once all of it is known to be what was written."""
     path = folder / checkpoint.file_name(facts["log"])
     try:
-        with open(path, "rb") as file:
-            text = file.read(facts["length"])
+        text = CountedFile(path).read(facts)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}); keep a checkpoint and its folder of rows together."
         ) from error
-    if hashlib.blake2b(text, digest_size=_DIGEST).hexdigest() != facts["sum"]:
+    if text is None:
         raise CheckpointError(f"{path} is damaged: it is not what was written.")
     start = 0
     while start < len(text):

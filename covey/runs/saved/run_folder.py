@@ -239,10 +239,6 @@ class RunFolder(Folder):
         """The facts of the last checkpoint; none where there is none yet."""
         return checkpoint.read_facts(self.checkpoint) if self.checkpoint.exists() else {}
 
-    def described_nodes(self) -> dict[str, Any]:
-        """What is known of the nodes since the run has begun; nothing where it has not."""
-        return self.read_json(self.described) or {}
-
     def newcomer(self, device: str) -> Path:
         """The personal model of a device that was not in training (`covey personalize`)."""
         return self.path / f"personal-{device}.safetensors"

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from covey.errors import CheckpointError, DivergedError
 from covey.runs.saved.lock import is_locked
@@ -31,10 +31,6 @@ class Status:
     reason: str | None = None
     """Why it diverged or stopped, where that is known."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
 
 @dataclass(eq=False)
 class StatusFile(RunTracker):
@@ -46,7 +42,7 @@ class StatusFile(RunTracker):
     def begin(self) -> None:
         """The run is under way; it keeps the time of its first start."""
         self.began = Status("running", written(self.folder.path).started or _now())
-        self.folder.write_json(self.folder.status, self.began.as_dict())
+        self.folder.write_json(self.folder.status, asdict(self.began))
 
     def end(self, error: BaseException | None) -> None:
         """The run has ended with all its rounds, or by an error or the user, if it ever began."""
@@ -58,7 +54,7 @@ class StatusFile(RunTracker):
             ended = replace(ended, state=state, reason=str(error) or None)
         # An error itself says more than one of the disk.
         with suppress(CheckpointError) if error is not None else nullcontext():
-            self.folder.write_json(self.folder.status, ended.as_dict())
+            self.folder.write_json(self.folder.status, asdict(ended))
 
 
 def read(path: Path) -> Status:

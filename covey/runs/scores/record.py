@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -128,7 +128,7 @@ class Round:
         """The figure of every model, on test where that was scored; empty in an unscored round."""
         words = []
         for name, model in self.models.items():
-            score = model.scores.get("test") or next(iter(model.scores.values()))
+            score = model.tested
             known = [each for each in score.asked if score.of(each).held is not None]
             words.append(f"{name} {_first_figure(score)}")
             if known:
@@ -147,6 +147,11 @@ class Round:
         if self.environment is not None:
             text += f"  {self.environment}"
         return text
+
+
+def scored_rounds(history: Iterable[Round]) -> list[Round]:
+    """The rounds in which models were scored."""
+    return [record for record in history if record.models]
 
 
 def _numbers(prefix: str, values: Mapping[str, Any], ending: str = "") -> dict[str, float]:

@@ -247,6 +247,11 @@ class Model:
     Empty: accuracy, or else the loss.
     """
 
+    @property
+    def tested(self) -> Score:
+        """The score that is shown: on test, or on the first part where that was not scored."""
+        return self.scores.get("test") or next(iter(self.scores.values()))
+
     def quality(self, part: str, by: str = "") -> float:
         """The figure by which rounds are chosen; -inf where it is unknown.
 

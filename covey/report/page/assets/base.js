@@ -30,8 +30,7 @@ function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** What rooms add beside parts: a tile of a run, figures of every device of a seed, and a column of
-    runs side by side. */
+/** What rooms add beside parts: a tile of a run, figures of devices, a column of runs. */
 const ROOMS = [];
 
 const EMPTY = "–";

@@ -1,6 +1,5 @@
-/* The curves of every tier's model, by rounds, by bytes or by what a room counts. */
+/* The curves of every tier's model, by rounds, bytes or what a room counts `of` a seed, if any. */
 
-/** What rounds use up, `of` a seed; of a room, there may be none. */
 const AXES = {
   rounds: { text: "By round", unit: "rounds", of: (seed) => seed.rounds },
   bytes: { text: "By bytes sent", units: BYTES, of: (seed) => seed.bytesByRound() },

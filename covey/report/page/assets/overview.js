@@ -202,8 +202,7 @@ PARTS[10] = function runsPart() {
   const runs = state.facts.runs;
   if (runs.length < 2) return null;
   const names = modelColumns(runs);
-  const others = ROOMS.map((room) => room.ofRuns)
-    .filter(({ cell }) => runs.some((run) => cell(run) !== EMPTY));
+  const others = ROOMS.filter((room) => runs.some((run) => room.cell(run) !== EMPTY));
   const metric = state.run.metric;
   const head = ["Run", "By round", ...names.map(capital),
     ...(metric.isCount ? ["Worst tenth"] : []),
