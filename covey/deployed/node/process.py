@@ -303,7 +303,7 @@ class Member:
             fingerprint=self._fingerprint,
             identity=self.identity,
             admission=admission,
-            evicted=admission.evicted,
+            evicted_before=admission.evicted,
             remember=admission.remember,
             limits=Limits(strikes=process.strikes),
             folder=Path(process.state),

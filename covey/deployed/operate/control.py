@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -66,46 +67,44 @@ _Answer = tuple[int, str, str]
 SeatOrder = Callable[[str], None]
 
 
+@dataclass(eq=False)
 class Control:
-    """The control port of one process; `port` 0 takes a free one."""
+    """The control port of one process; `port` 0 takes a free one, which stands there then."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        *,
-        host: str = LOOPBACK,
-        port: int = 0,
-        identity: Identity | None = None,
-        log: EventLog | None = None,
-        state: Path | None = None,
-        evict: SeatOrder | None = None,
-        admit: SeatOrder | None = None,
-    ) -> None:
-        """`identity` is needed beyond loopback, and `state`, the state folder, for orders on it.
+    progress: Progress
+    _: KW_ONLY
+    host: str = LOOPBACK
+    port: int = 0
+    identity: Identity | None = None
+    """It is needed beyond loopback, and used there alone."""
+    log: EventLog | None = None
+    state: Path | None = None
+    """The state folder, for orders on loopback."""
+    evict: SeatOrder | None = None
+    """Puts a child out of its seat."""
+    admit: SeatOrder | None = None
+    """Lets it back in."""
 
-        `evict` puts a child out of its seat, and `admit` lets it back in.
-        """
-        self.progress = progress
-        self.log = log
-        self.state = state
-        self._seat_orders = {"evict": evict, "admit": admit}
-        self.identity = None
+    def __post_init__(self) -> None:
         context = None
-        if not is_loopback(host):
-            if identity is None:
-                fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
-                raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
-            self.identity = identity
-            context = tls_context(identity, ssl.PROTOCOL_TLS_SERVER)
+        if is_loopback(self.host):
+            self.identity = None
+        elif self.identity is None:
+            fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
+            raise ConfigError(f"the control port on {self.host} needs a certificate; {fix}.")
+        else:
+            context = tls_context(self.identity, ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._server = _Server((host, port), self, context)
+            self._server = _Server((self.host, self.port), self, context)
         except OSError as error:
             fix = "give another control_host or control_port"
             if error.errno == errno.EADDRINUSE:
                 fix = "end the process that has it, or give another control_port"
             raise TransportError(
-                f"the control port {host}:{port}: {error.strerror or error}; {fix}."
+                f"the control port {self.host}:{self.port}: {error.strerror or error}; {fix}."
             ) from error
+        self.port = int(self._server.server_address[1])
+        state = self.state
         if state is not None:
             with suppress(OSError):  # the node says next that its state takes nothing
                 state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -122,11 +121,6 @@ class Control:
         except Exception as error:
             if self.log is not None:
                 self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_address[1])
 
     def close(self) -> None:
         """Listen no more."""
@@ -169,7 +163,7 @@ class Control:
         if order == "stop":
             self.progress.drain()
             return "draining: the process ends after what is under way"
-        obey = self._seat_orders[order]
+        obey = self.evict if order == "evict" else self.admit
         if obey is None or seat is None or seat not in self._children():
             children = ", ".join(self._children()) or "none"
             raise ConfigError(
