@@ -25,7 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class Control:
     port: int = 0
     identity: Identity | None = None
     """It is needed beyond loopback, and used there alone."""
-    log: EventLog | None = None
+    log: EventLog = field(default_factory=partial(EventLog, "control"))
     state: Path | None = None
     """The state folder, for orders on loopback."""
     evict: SeatOrder | None = None
@@ -119,8 +120,7 @@ class Control:
         try:
             self._server.serve_forever(_POLL)
         except Exception as error:
-            if self.log is not None:
-                self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
+            self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Listen no more."""
@@ -206,8 +206,7 @@ class _Server(ThreadingHTTPServer):
             try:
                 _load(self._context, identity)
             except (CoveyError, OSError) as error:  # while it is being renewed
-                if self.control.log is not None:
-                    self.control.log.error("control_certificate", text=str(error))
+                self.control.log.error("control_certificate", text=str(error))
         return super().get_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -239,7 +238,7 @@ class _Server(ThreadingHTTPServer):
         """Count connections that fail, such as those of strangers, and log what is unforeseen."""
         self.control.progress.knocks["control_failures"] += 1
         error = sys.exception()
-        if self.control.log is not None and not isinstance(error, OSError):
+        if not isinstance(error, OSError):
             text = f"{type(error).__name__}: {error}"
             self.control.log.warning("control_connection_failed", peer=client_address[0], text=text)
 
@@ -285,8 +284,7 @@ class _Requests(BaseHTTPRequestHandler):
             done = control.obey(order, seat)
         except CoveyError as error:
             return 409, str(error), _TEXT
-        if control.log is not None:
-            control.log.info("order", order=order, seat=seat)
+        control.log.info("order", order=order, seat=seat)
         return 200, done, _TEXT
 
     def _refusal(self) -> _Answer | None:

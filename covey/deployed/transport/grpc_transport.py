@@ -71,7 +71,7 @@ class GrpcTransport:
     limits: Limits = field(default_factory=Limits)
     evicted_before: frozenset[str] = frozenset()
     """The seats that are refused from the beginning."""
-    remember: Callable[[frozenset[str]], None] | None = None
+    remember: Callable[[frozenset[str]], None] = lambda _: None
     """Told whenever the evicted change."""
     folder: Path | None = None
     """On a disk where answers may wait; without it they wait in memory."""

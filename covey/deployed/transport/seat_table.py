@@ -101,7 +101,7 @@ class SeatTable:
     """The seats below a parent, by their ids, and the streams of those who have taken them."""
 
     allowed: AllowList
-    remember: Callable[[frozenset[str]], None] | None = None
+    remember: Callable[[frozenset[str]], None] = lambda _: None
     """Told whenever the evicted change."""
     streams: dict[Seat, ChildStream] = field(default_factory=dict)
     members: frozenset[Seat] = frozenset()
@@ -176,13 +176,10 @@ class SeatTable:
 
     async def _remember_evicted(self) -> None:
         """Write who is evicted, in another thread: the disk may be busy."""
-        remember = self.remember
-        if remember is None:
-            return
 
         def write() -> None:
             with self._remembering:
-                remember(self.allowed.evicted)
+                self.remember(self.allowed.evicted)
 
         await asyncio.to_thread(write)
 
