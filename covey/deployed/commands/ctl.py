@@ -29,7 +29,10 @@ from covey.fields import nearest
 from covey.folder.show import print_wide
 from covey.folder.terminal import Console
 
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 Nodes = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,7 +47,8 @@ Plan = Annotated[
     typer.Option("--plan", metavar="DIR", help="All nodes of a planned tree on this machine."),
 ]
 Certs = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The folder of an operator's certificate.")
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder of an operator's certificate."),
 ]
 
 

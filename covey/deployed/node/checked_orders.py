@@ -166,7 +166,12 @@ def _check_scorer(node: Node, scorer: Scorer, round: int) -> None:
         _kept(node, column, round)
 
 
-def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[NodeRow]) -> None:
+def _check_thawed(
+    node: Node,
+    round: int,
+    routes: list[Any],
+    rows: Sequence[NodeRow],
+) -> None:
     """Refuse rows of nodes elsewhere, and those that the algorithm does not keep."""
     place = node.place
     for kept, route in zip(rows, routes, strict=True):
@@ -181,7 +186,12 @@ def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[Node
     check_once(places, "a row")
 
 
-def _check_written(node: Node, round: int, models: list[Any], rows: Sequence[NodeRow]) -> None:
+def _check_written(
+    node: Node,
+    round: int,
+    models: list[Any],
+    rows: Sequence[NodeRow],
+) -> None:
     """Refuse models that the algorithm does not have, and rows that they do not need."""
     needed: dict[ColumnKey, Tensor] = {}
     top, device = node.place.tiers[0], node.place.tiers[-1]

@@ -78,7 +78,12 @@ def _check_row(connection: Connection, table: str, row: int, data: Data) -> None
     check(connection, table, selected.fetchone(), data)
 
 
-def insert(connection: Connection, table: str, values: Sequence[Any], data: Data | None) -> None:
+def insert(
+    connection: Connection,
+    table: str,
+    values: Sequence[Any],
+    data: Data | None,
+) -> None:
     """Insert or replace a row of `values`, the checksum of them and of `data`, and `data`."""
     size = 0 if data is None else len(data)
     values = [*values, _checksum(values[-len(_SUMMED[table]) :], data)]

@@ -138,7 +138,14 @@ class DiskStore(OwnStore):
     touched: set[tuple[str, str]] = field(default_factory=set)
     """(name, label) of the rows that changed."""
 
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows of this node."""
         super().put(tier, name, ids, rows, round)
         if len(ids):

@@ -70,9 +70,8 @@ class LocalTree:
         if below is not None:
             if (tier, number) in self._transports:  # the threads of an old one end
                 self._transports[tier, number].close()
-            transport = self._transports[tier, number] = LocalTransport(
-                partial(self.restart, below)
-            )
+            transport = LocalTransport(partial(self.restart, below))
+            self._transports[tier, number] = transport
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
         member = self._members[tier][number]
         patience = self.patience.get(tier)

@@ -167,7 +167,9 @@ class ReplayFactory:
 
 
 def replay(
-    experiment: Experiment, missing: Iterable[Missing], resume: str | os.PathLike[str] | None = None
+    experiment: Experiment,
+    missing: Iterable[Missing],
+    resume: str | os.PathLike[str] | None = None,
 ) -> Run:
     """The deployed run of an experiment, again in the simulator: one record for each round."""
     return Run(experiment, runtime=ReplayFactory(by_ask(missing)), resume=resume)

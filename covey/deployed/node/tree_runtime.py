@@ -101,7 +101,14 @@ class TreeRuntime(Runtime):
         """Which rounds are good."""
         return self.server.epoch
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program at the server; with no rows, every program below runs on none."""
         if len(rows):
             self._played = round

@@ -98,7 +98,14 @@ class SeatProgress:
         self.last_key = short(key)
         self.down_bytes += size
 
-    def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
+    def ended(
+        self,
+        key: AskKey,
+        status: str,
+        size: int,
+        seconds: float,
+        now: float,
+    ) -> None:
         """The request was answered, or not."""
         self.working = False
         self.seconds += seconds

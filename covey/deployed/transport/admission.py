@@ -45,7 +45,12 @@ class Refusal(CoveyError):
     """
 
     def __init__(
-        self, code: str, text: str, seats: Sequence[str] = (), *, evicted: bool = False
+        self,
+        code: str,
+        text: str,
+        seats: Sequence[str] = (),
+        *,
+        evicted: bool = False,
     ) -> None:
         """`seats` are those of its certificate, where they are known.
 

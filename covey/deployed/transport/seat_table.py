@@ -136,7 +136,14 @@ class SeatTable:
         for name in stream.seats:
             self.allowed.turned_away.pop(name, None)
 
-    def close(self, stream: ChildStream, code: str, text: str, *, evicted: bool = False) -> None:
+    def close(
+        self,
+        stream: ChildStream,
+        code: str,
+        text: str,
+        *,
+        evicted: bool = False,
+    ) -> None:
         """End a stream with this reason; its seats are empty at once, whatever its process does."""
         stream.close(code, text, evicted=evicted)
         self.leave(stream)
