@@ -54,7 +54,10 @@ Certs = Annotated[
 
 @app.command()
 def status(
-    node: Nodes = None, plan: Plan = None, certs: Certs = None, as_json: AsJson = False
+    node: Nodes = None,
+    plan: Plan = None,
+    certs: Certs = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show every seat: its state, last ask, rounds, bytes, and seconds since its last answer.
 

@@ -69,7 +69,10 @@ def write_forms(
 
 
 def write_form(
-    path: Path, config: Config, data: Shards, modules: Mapping[str, str] | None = None
+    path: Path,
+    config: Config,
+    data: Shards,
+    modules: Mapping[str, str] | None = None,
 ) -> None:
     """Write what the models of one node are used with."""
     with refused(path):

@@ -67,7 +67,10 @@ _BINS = range(1_001)  # of confidence, for calibration
 
 
 def read_order(
-    node: Node, key: AskKey, common: bytes, own: bytes
+    node: Node,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
 ) -> tuple[dict[str, Any], list[NodeRow]]:
     """The header of an order and its rows; refuse what no run orders."""
     limit = checked_facts.rows_limit(node.subtree)
@@ -96,7 +99,10 @@ def read_order(
 
 
 def read_ask(
-    node: Node, key: AskKey, common: bytes, own: bytes
+    node: Node,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
 ) -> tuple[dict[str, Any], list[Packed]]:
     """The header of a request to run a program and its messages; refuse what no run asks for."""
     limit = checked_facts.header_limit(node.subtree)

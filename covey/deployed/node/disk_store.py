@@ -28,7 +28,12 @@ class DiskSegments(Segments):
     """The rows of one name: by slot, in memory, or on the disk under a label."""
 
     def __init__(
-        self, template: Tensor, nodes: int, read: Callable[[str], Tensor], *, copies: bool
+        self,
+        template: Tensor,
+        nodes: int,
+        read: Callable[[str], Tensor],
+        *,
+        copies: bool,
     ) -> None:
         super().__init__(template, nodes)
         self._read_label = read

@@ -114,7 +114,13 @@ class ReplaySimulator(Simulator):
             ends = LowerEnds(ends.tier, ends.ids[own], ends.rows[own])
         return replace(route, copies=crossing.copies * counts, ends=ends)
 
-    def _add_facts(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _add_facts(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Add up what those nodes noted and worked that are heard."""
         unheard = self._unheard.get(tier)
         if unheard is None:

@@ -159,7 +159,13 @@ class Identity:
         return out
 
     def verify(
-        self, pem: bytes, signature: bytes, data: bytes, seat: str, *, ended: bool = False
+        self,
+        pem: bytes,
+        signature: bytes,
+        data: bytes,
+        seat: str,
+        *,
+        ended: bool = False,
     ) -> SeatCertificate:
         """The certificate of the holder of a seat that has signed the data.
 

@@ -413,7 +413,13 @@ class GrpcPort:
         )
 
 
-def _handled(seat: Seat, handler: Handler, key: AskKey, common: bytes, own: bytes) -> bytes:
+def _handled(
+    seat: Seat,
+    handler: Handler,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
+) -> bytes:
     """What a handler answers; its errors are logged, and none of them can end the event loop."""
     try:
         return handler(key, common, own)
