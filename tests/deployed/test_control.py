@@ -20,7 +20,6 @@ import pytest
 from covey.deployed.commands import ctl
 from covey.deployed.commands.ctl_screen import merged, waiting
 from covey.deployed.operate import control as control_module
-from covey.deployed.operate import control_port
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import KEY, Identity
 from covey.deployed.operate.control import Control, drained
@@ -321,12 +320,11 @@ def test_a_node_of_a_plan_that_refuses_an_order_is_named(
 ) -> None:
     """The others are given the order too, and the command fails."""
     plan = planned(tmp_path / "fleet", server=1, edge0=control.port, edge1=2)
-    address = ("127.0.0.1", 2)
 
     real = ControlPort.call
 
     def refusing(port: ControlPort, method: str, path: str) -> str:
-        if port.address == address:
+        if port.address == ("127.0.0.1", 2):
             raise ConfigError("no answer")
         return real(port, method, path)
 
@@ -344,7 +342,7 @@ def test_a_server_that_ends_its_round_for_long_is_named(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctl, "DRAIN_SECONDS", 0)
-    monkeypatch.setattr(control_port, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(f"{ControlPort.__module__}.DRAIN_SECONDS", 0)
     stopped = exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert "edge0: still ends its round after 0 s" in stopped.out
 
@@ -365,7 +363,7 @@ def test_a_server_that_is_busy_has_not_ended(
         raise NotListening("nothing listens")
 
     monkeypatch.setattr(ControlPort, "call", busy)
-    monkeypatch.setattr(control_port, "_POLL", 0)
+    monkeypatch.setattr(f"{ControlPort.__module__}._POLL", 0)
     exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert asked == ["POST /stop", "GET /token", *["GET /status"] * 3]
 

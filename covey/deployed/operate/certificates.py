@@ -193,9 +193,13 @@ class Identity:
 
     def revoked_files(self) -> tuple[FileMark, ...]:
         """What changes when the files change that `revoked` reads."""
-        with reported(self.folder, "cannot be read"):
-            files = [(self.folder / name).stat() for name in (REVOKED, AUTHORITY)]
-        return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
+        marks = []
+        for name in (REVOKED, AUTHORITY):
+            file = self.folder / name
+            with reported(file, "cannot be read"):
+                status = file.stat()
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(marks)
 
     def revoked(self) -> frozenset[int]:
         """The numbers of revoked certificates; an error unless the authority has signed them.
