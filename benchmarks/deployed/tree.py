@@ -212,7 +212,7 @@ class WatchedProcesses(LocalProcesses):
     peaks = False
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        folder = self._folder / name
+        folder = self.folder / name
         module = "benchmarks.deployed.node"
         command = [sys.executable, "-m", module, str(folder / plan_files.NODE)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}

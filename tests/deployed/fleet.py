@@ -20,7 +20,6 @@ from covey.deployed.files.deployment import deployable
 from covey.deployed.node.disk import Disk
 from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import captured_in, missing_of
-from covey.deployed.operate.control import call
 from covey.files.config import load
 from covey.folder.recording import write_models
 from covey.runs.experiment import Experiment
@@ -28,6 +27,7 @@ from covey.runs.run import Run
 from covey.runs.saved.run_folder import RunFolder
 from covey.runs.seed import Seed
 from tests.cli.command import ROOT, exits
+from tests.deployed.members import call
 from tests.deployed.namespaces import SWITCH, Machines
 from tests.deployed.proxy import Proxy
 from tests.given import drained, played

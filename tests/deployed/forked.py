@@ -87,9 +87,9 @@ def start_by_forks(
     started: dict[str, Forked] = {}
 
     def start(self: LocalProcesses, name: str) -> Any:
-        folder = self._folder / name
+        folder = self.folder / name
         words = ["node", str(folder / NODE)]
-        if self._insecure:
+        if self.insecure:
             words.append("--insecure")
         (folder / LOG).touch()
         started[name] = Forked(words, folder / LOG, left.pop(name, ""))

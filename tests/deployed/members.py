@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from covey.data import Shards
 from covey.deployed.node.process import Member, parts_of
+from covey.deployed.operate.control_port import ControlPort
 from covey.deployed.operate.events import EventLog
 from covey.deployed.plan.local import on_this_machine
 from covey.deployed.plan.plan import DeploySettings, processes_of
@@ -66,3 +68,8 @@ def serving(members: Mapping[str, Member]) -> Iterator[None]:
             one.close()
         if errors:
             raise errors[0]
+
+
+def call(method: str, address: tuple[str, int], path: str, *meant: Any) -> str:
+    """What a control port answers; `meant` are the certificate, the process and its seats."""
+    return ControlPort("", address, *meant).call(method, path)

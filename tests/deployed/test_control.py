@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,14 @@ from covey.deployed.commands.ctl_screen import merged, waiting
 from covey.deployed.operate import control as control_module
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import KEY, Identity
-from covey.deployed.operate.control import AnotherProcess, Control, NotListening, call, drained
+from covey.deployed.operate.control import Control, drained
+from covey.deployed.operate.control_port import AnotherProcess, ControlPort, NotListening
 from covey.deployed.operate.events import HIDDEN, EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
 from covey.deployed.transport.transport import Answer, AskKey
 from covey.errors import ConfigError, TransportError
 from tests.cli.command import covey, exits
+from tests.deployed.members import call
 from tests.deployed.tree import Silent
 
 NAMES = {0: "device0", 1: "device1"}
@@ -299,14 +300,15 @@ def test_a_node_of_a_plan_that_refuses_an_order_is_named(
 ) -> None:
     """The others are given the order too, and the command fails."""
     plan = planned(tmp_path / "fleet", server=1, edge0=control.port, edge1=2)
-    address = ("127.0.0.1", 2)
 
-    def refusing(method: str, place: tuple[str, int], *more: Any) -> str:
-        if place == address:
+    real = ControlPort.call
+
+    def refusing(port: ControlPort, method: str, path: str) -> str:
+        if port.address == ("127.0.0.1", 2):
             raise ConfigError("no answer")
-        return call(method, place, *more)
+        return real(port, method, path)
 
-    monkeypatch.setattr(ctl, "call", refusing)
+    monkeypatch.setattr(ControlPort, "call", refusing)
     for order in ("pause", "resume", "stop"):
         result = exits(2, "ctl", order, "--plan", plan)
         assert "edge1: no answer" in result.err
@@ -320,6 +322,7 @@ def test_a_server_that_ends_its_round_for_long_is_named(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctl, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(f"{ControlPort.__module__}.DRAIN_SECONDS", 0)
     stopped = exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
     assert "edge0: still ends its round after 0 s" in stopped.out
 
@@ -329,19 +332,20 @@ def test_a_server_that_is_busy_has_not_ended(
 ) -> None:
     """Its control port may not answer in time; the others must not end before it."""
     asked: list[str] = []
+    real = ControlPort.call
 
-    def busy(method: str, *more: Any) -> str:
-        asked.append(method)
-        if method == "POST":
-            return call(method, *more)
-        if len(asked) < 4:
+    def busy(port: ControlPort, method: str, path: str) -> str:
+        asked.append(f"{method} {path}")
+        if path in ("/stop", "/token"):
+            return real(port, method, path)
+        if len(asked) < 5:
             raise ConfigError("no answer (timed out)")
         raise NotListening("nothing listens")
 
-    monkeypatch.setattr(ctl, "call", busy)
-    monkeypatch.setattr(ctl, "_POLL", 0)
+    monkeypatch.setattr(ControlPort, "call", busy)
+    monkeypatch.setattr(f"{ControlPort.__module__}._POLL", 0)
     exits(0, "ctl", "stop", "--plan", planned(tmp_path / "fleet", edge0=control.port))
-    assert asked == ["POST", "GET", "GET", "GET"]
+    assert asked == ["POST /stop", "GET /token", *["GET /status"] * 3]
 
 
 def test_a_host_that_is_no_name_is_an_error(tmp_path: Path) -> None:
@@ -452,7 +456,7 @@ def test_a_control_port_of_ipv6(progress: Progress) -> None:
 def test_a_peer_that_sends_a_byte_now_and_then_is_cut(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_module, "_SECONDS", 0.3)
+    monkeypatch.setattr(control_module, "SECONDS", 0.3)
     until = time.monotonic() + 5
     with socket.create_connection(("127.0.0.1", control.port), timeout=5) as peer:
         with suppress(ConnectionError):

@@ -24,13 +24,14 @@ from covey.deployed.node.replay import replay
 from covey.deployed.node.server_run import finish, missing_of, server_run
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
-from covey.deployed.operate.control import Control, call
+from covey.deployed.operate.control import Control
 from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
 from covey.deployed.plan.seats import check_name
 from covey.deployed.transport.transport import AskKey, Patience
 from covey.errors import ConfigError, CoveyError, DivergedError, OtherExperiment, ProgramError
 from covey.runtimes.alone.envelope import seal
+from tests.deployed.members import call
 from tests.deployed.tree import until
 from tests.given import drained
 from tests.laws.cases import CASES, PLAIN, Case, differences, experiment

@@ -268,9 +268,8 @@ def test_a_run_ends_without_nodes_that_are_away(
     monkeypatch.setattr(asks, "END_SECONDS", 0.05)
     config = load(BASE, [*SMALL[1:], "rounds=1"])
     out = tmp_path / "server" / "state" / "run"
-    local = deploy_local.LocalDeployment(
-        Deployment.of(config, local=True), tmp_path, True, "", Console(quiet=True)
-    )
+    place = (tmp_path, True, "", Console(quiet=True))
+    local = deploy_local.LocalDeployment(Deployment.of(config, local=True), *place)
     for away in (True, False):
         quorum = {"edge": Patience(0.05, 1), "server": Patience(5, 2)}
         tree = LocalTree(tmp_path, patience=quorum if away else None)

@@ -28,7 +28,7 @@ from covey.deployed.transport.frames import Assembler, Message
 from covey.deployed.transport.grpc_options import check_plain, server_credentials, waits
 from covey.deployed.transport.grpc_port import GrpcPort, ParentStream
 from covey.deployed.transport.grpc_transport import GrpcTransport, listed
-from covey.deployed.transport.stored import AnswerFile, Arrival, NamelessFile, Stored
+from covey.deployed.transport.stored import AnswerFile, Arrival, Stored
 from covey.deployed.transport.transport import CHUNK, Answer, AskKey, Diverged, Patience, Seat
 from covey.deployed.transport.wire import Reply, key_sent
 from covey.errors import ConfigError, CoveyError, EvictedError, TransportError
@@ -126,9 +126,8 @@ def test_answers_that_arrive_at_once_go_to_a_file_while_they_arrive(
 
     def written(arrival: Arrival, pieces: Sequence[bytes]) -> None:
         write(arrival, pieces)
-        assert arrival._file is not None
-        if arrival._file.stream not in files:
-            files.append(arrival._file.stream)
+        if arrival.file.stream not in files:
+            files.append(arrival.file.stream)
 
     monkeypatch.setattr(Arrival, "write", written)
     barrier = threading.Barrier(4)
@@ -200,18 +199,15 @@ def test_a_slow_disk_does_not_stop_the_event_loop(
     writes = threading.Event()
     gate = threading.Event()
     opened: list[int] = []
-    make = NamelessFile.__init__
+    add = AnswerFile.add
 
-    def opens(file: NamelessFile, folder: Path) -> None:
+    def adds(file: AnswerFile, data: bytes) -> Stored:
         opened.append(threading.get_ident())
-        make(file, folder)
-
-    def write(*_: object) -> None:
         writes.set()
         gate.wait(60)
+        return add(file, data)
 
-    monkeypatch.setattr(NamelessFile, "__init__", opens)
-    monkeypatch.setattr(NamelessFile, "write", write)
+    monkeypatch.setattr(AnswerFile, "add", adds)
     limits = replace(FAST, held=CHUNK, held_requests=0)
     with ThreadPoolExecutor() as threads, family(tmp_path, limits=limits, keeps=tmp_path) as tree:
         slow = Peer(tree.parent.address, tree.identity("device0")).send(hello("device0"))
@@ -266,12 +262,12 @@ def test_an_answer_that_arrives_is_held_where_its_file_is_full(
     def full(*_: object) -> None:
         raise OSError("no space is left")
 
-    monkeypatch.setattr(NamelessFile, "write", full)
+    monkeypatch.setattr(AnswerFile, "add", full)
     arrival.write([b"cd"])
     monkeypatch.undo()
     arrival.write([b"e"])
     assert "no space" in str(arrival.error)
-    assert arrival._file is None  # what it had of the disk is free
+    assert arrival.file.stream is None  # what it had of the disk is free
     assert arrival.take() == b"abcde"
 
 
@@ -280,12 +276,12 @@ def test_an_answer_that_ends_gives_its_space_back_while_others_arrive(tmp_path: 
     second = Arrival(tmp_path)
     for arrival in (first, second):
         arrival.write([b"abc"])
-    assert second._file is not None
-    stream = second._file.stream
+    stream = second.file.stream
+    assert stream is not None
     second.end()
     assert stream.closed
     second.write([b"late"])  # by a thread that had begun
-    assert second._file is None
+    assert second.file.stream is None
     assert first.take() == b"abc"
 
 
@@ -350,8 +346,8 @@ def test_answers_stay_in_memory_where_no_file_takes_them(
 def test_an_answer_that_was_cut_off_in_its_file_is_an_error(tmp_path: Path) -> None:
     file = AnswerFile(tmp_path)
     stored = file.add(b"abc")
-    assert file._file is not None
-    file._file.stream.truncate(1)
+    assert file.stream is not None
+    file.stream.truncate(1)
     with pytest.raises(OSError, match=r"an answer of 3 bytes in .* ends after 1"):
         stored.read()
 

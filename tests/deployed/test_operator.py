@@ -15,14 +15,13 @@ pytest.importorskip("cryptography")
 from covey.deployed.node.process import Member, fingerprint_of
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import Identity
-from covey.deployed.operate.control import call
 from covey.deployed.plan.plan import DeploySettings
 from covey.deployed.transport.grpc_port import GrpcPort
 from covey.errors import EvictedError
 from covey.files.config import load
 from tests.cli.command import BASE, SMALL, exits
 from tests.cli.command import covey as command
-from tests.deployed.members import ADDRESS, member, planned
+from tests.deployed.members import ADDRESS, call, member, planned
 from tests.deployed.tree import FAST, Family, echo, until
 
 LOCAL = (*SMALL[1:], "rounds=2", "data.devices=4")

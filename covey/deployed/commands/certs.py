@@ -21,12 +21,17 @@ from covey.folder.terminal import Console
 
 app = typer.Typer(no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The authority's folder.")]
+Folder = Annotated[
+    Path,
+    typer.Option("--dir", metavar="DIR", help="The authority's folder."),
+]
 Names = Annotated[
-    list[str], typer.Argument(metavar="NAME ...", help="Processes, named as their seats: device17.")
+    list[str],
+    typer.Argument(metavar="NAME ...", help="Processes, named as their seats: device17."),
 ]
 Days = Annotated[
-    float, typer.Option(min=0.001, max=3650, help="How many days the certificates are valid.")
+    float,
+    typer.Option(min=0.001, max=3650, help="How many days the certificates are valid."),
 ]
 Key = Annotated[
     Path | None,
@@ -131,7 +136,8 @@ def issue(
 def request(
     name: Annotated[str, typer.Argument(help="The process, named as its seat.")],
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate.")
+        Path,
+        typer.Option("--dir", metavar="DIR", help="Where this machine keeps its certificate."),
     ] = CERTS,
     seat: Annotated[
         list[str] | None,
@@ -158,7 +164,12 @@ def request(
 
 
 @app.command()
-def renew(names: Names, folder: Folder = CERTS, days: Days = DAYS, key: Key = None) -> None:
+def renew(
+    names: Names,
+    folder: Folder = CERTS,
+    days: Days = DAYS,
+    key: Key = None,
+) -> None:
     """Sign certificates anew, with the same keys; running nodes need no restart.
 
     Examples:

@@ -7,8 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from covey.data.shards import some
+from covey.deployed.operate.control_port import NOT_RUNNING
 
-NOT_RUNNING = "not running"
 DAY = 86_400.0  # s
 _SOON = 14 * DAY  # before a certificate ends, the screen says so
 _TITLES = ("seat", "state", "last ask", "rounds", "down", "up", "late", "absent", "bad", "lag")

@@ -26,13 +26,20 @@ from covey.folder.load import summary
 from covey.folder.own_code import own_modules
 from covey.folder.terminal import Console
 
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 TreeFile = Annotated[
     Path,
-    typer.Argument(metavar="TREE.toml", help=escape("An experiment file with a table [deploy].")),
+    typer.Argument(
+        metavar="TREE.toml",
+        help=escape("An experiment file with a table [deploy]."),
+    ),
 ]
 Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it."),
 ]
 NewFolder = Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")]
 AUTHORITY = Path("certs")
@@ -54,7 +61,8 @@ def plan(
     no_keys: Annotated[
         bool,
         typer.Option(
-            "--no-keys", help="Make no keys: every machine makes its own with covey certs request."
+            "--no-keys",
+            help="Make no keys: every machine makes its own with covey certs request.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -102,7 +110,13 @@ def scripts(out: Path) -> list[str]:
     return [shlex.join(["sh", str(out / name)]) for name in names if (out / name).exists()]
 
 
-def _sentences(deployment: Deployment, out: Path, *, issue: bool, no_keys: bool) -> list[str]:
+def _sentences(
+    deployment: Deployment,
+    out: Path,
+    *,
+    issue: bool,
+    no_keys: bool,
+) -> list[str]:
     """What a plan has, and what an operator does with it."""
     processes = deployment.processes
     machines = plan_files.machines_of(processes)
@@ -192,7 +206,8 @@ def local(
     file: TreeFile,
     changes: Changes = None,
     out: Annotated[
-        Path, typer.Option(help="The folder of all processes. One of the same run goes on.")
+        Path,
+        typer.Option(help="The folder of all processes. One of the same run goes on."),
     ] = Path("local"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates.")] = False,
     as_json: AsJson = False,

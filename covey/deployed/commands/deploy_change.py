@@ -111,10 +111,12 @@ def change(
     file: TreeFile,
     changes: Changes = None,
     server: Annotated[
-        Path, typer.Option(metavar="DIR", help="The server's folder of the present plan.")
+        Path,
+        typer.Option(metavar="DIR", help="The server's folder of the present plan."),
     ] = Path("deploy/server"),
     out: Annotated[
-        Path, typer.Option(help="The folder of the new plan; it must be new or empty.")
+        Path,
+        typer.Option(help="The folder of the new plan; it must be new or empty."),
     ] = Path("deploy-new"),
     authority: Annotated[
         Path | None,

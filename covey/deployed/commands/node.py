@@ -162,7 +162,12 @@ def _identity(folder: Path, seats: list[str]) -> Identity:
     return identity
 
 
-def _run(process: Process, deployed: Deployment, identity: Identity | None, jump: int) -> None:
+def _run(
+    process: Process,
+    deployed: Deployment,
+    identity: Identity | None,
+    jump: int,
+) -> None:
     """Start the process, and return when it has ended."""
     if identity is None:  # before anything is written
         for address in (process.parent, process.listen):

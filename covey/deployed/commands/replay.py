@@ -121,7 +121,12 @@ def _compared(folder: Path) -> dict[str, Any]:
     }
 
 
-def _again(config: Config, facts: ReplayFacts, rounds: int, scratch: Path) -> Run:
+def _again(
+    config: Config,
+    facts: ReplayFacts,
+    rounds: int,
+    scratch: Path,
+) -> Run:
     """As many rounds as the deployed run has; it got more of them as often as that run did."""
     experiment = config.experiment(config.seed)
     saved = None

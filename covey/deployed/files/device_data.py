@@ -112,7 +112,12 @@ def own_data(config: Config, process: Process, described: Shards) -> dict[str, S
     }
 
 
-def own_examples(config: Config, file: Path, described: Shards, device: int) -> Shards:
+def own_examples(
+    config: Config,
+    file: Path,
+    described: Shards,
+    device: int,
+) -> Shards:
     """The examples of one device, from its own file."""
     settings = named.resolved("data", config.data)
     told = read(Path(settings["path"]).expanduser(), settings["order"])[0][device]

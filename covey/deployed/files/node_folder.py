@@ -48,7 +48,12 @@ def make_folders(process: Process) -> None:
             path.mkdir(exist_ok=True, mode=0o700)
 
 
-def write_forms(config: Config, process: Process, data: Shards, modules: Mapping[str, str]) -> None:
+def write_forms(
+    config: Config,
+    process: Process,
+    data: Shards,
+    modules: Mapping[str, str],
+) -> None:
     """Write what the models of a process's nodes are used with, before they are there.
 
     `modules` are the texts of modules of the user's own, by path.
@@ -64,7 +69,10 @@ def write_forms(config: Config, process: Process, data: Shards, modules: Mapping
 
 
 def write_form(
-    path: Path, config: Config, data: Shards, modules: Mapping[str, str] | None = None
+    path: Path,
+    config: Config,
+    data: Shards,
+    modules: Mapping[str, str] | None = None,
 ) -> None:
     """Write what the models of one node are used with."""
     with refused(path):

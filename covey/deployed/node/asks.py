@@ -129,7 +129,11 @@ class ChildAsks:
         return self.transport.ask(key, common, own, patience, check, check.most)
 
     def ask(
-        self, key: AskKey, common: Blob, own: Mapping[Seat, bytes], check: ReplyCheck
+        self,
+        key: AskKey,
+        common: Blob,
+        own: Mapping[Seat, bytes],
+        check: ReplyCheck,
     ) -> dict[Seat, Answer]:
         """Ask children; their answers are to be journalled before anything else is asked.
 
@@ -166,7 +170,13 @@ class ChildAsks:
         """The program under way reduces these answers from now on."""
         self._last = (key, answers)
 
-    def reply(self, key: AskKey, tier: str, child: Seat, answer: Answer) -> bytes | None:
+    def reply(
+        self,
+        key: AskKey,
+        tier: str,
+        child: Seat,
+        answer: Answer,
+    ) -> bytes | None:
         """The reply of a child of this tier; None: it is missing."""
         if answer.status == "answered":
             data = answer.read()

@@ -259,7 +259,11 @@ def _error_in(header: Any, rows: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def child_error(
-    kind: str, text: str, child: tuple[str, int], subtree: Subtree, tiers: Sequence[str]
+    kind: str,
+    text: str,
+    child: tuple[str, int],
+    subtree: Subtree,
+    tiers: Sequence[str],
 ) -> CoveyError:
     """The error that a child answered; it says from which child it came.
 

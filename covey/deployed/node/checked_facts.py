@@ -115,7 +115,12 @@ class Rehearsed:
         return {**facts, "notes": notes}
 
 
-def ask_form(lane: str, tier: str, program: str, schemas: Iterable[Schema]) -> AskForm:
+def ask_form(
+    lane: str,
+    tier: str,
+    program: str,
+    schemas: Iterable[Schema],
+) -> AskForm:
     """The form of an ask whose messages have these schemas."""
     return lane, tier, program, tuple((schema.kind, schema.dtype) for schema in schemas)
 

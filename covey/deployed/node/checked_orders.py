@@ -67,7 +67,10 @@ _BINS = range(1_001)  # of confidence, for calibration
 
 
 def read_order(
-    node: Node, key: AskKey, common: bytes, own: bytes
+    node: Node,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
 ) -> tuple[dict[str, Any], list[NodeRow]]:
     """The header of an order and its rows; refuse what no run orders."""
     limit = checked_facts.rows_limit(node.subtree)
@@ -96,7 +99,10 @@ def read_order(
 
 
 def read_ask(
-    node: Node, key: AskKey, common: bytes, own: bytes
+    node: Node,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
 ) -> tuple[dict[str, Any], list[Packed]]:
     """The header of a request to run a program and its messages; refuse what no run asks for."""
     limit = checked_facts.header_limit(node.subtree)
@@ -166,7 +172,12 @@ def _check_scorer(node: Node, scorer: Scorer, round: int) -> None:
         _kept(node, column, round)
 
 
-def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[NodeRow]) -> None:
+def _check_thawed(
+    node: Node,
+    round: int,
+    routes: list[Any],
+    rows: Sequence[NodeRow],
+) -> None:
     """Refuse rows of nodes elsewhere, and those that the algorithm does not keep."""
     place = node.place
     for kept, route in zip(rows, routes, strict=True):
@@ -181,7 +192,12 @@ def _check_thawed(node: Node, round: int, routes: list[Any], rows: Sequence[Node
     check_once(places, "a row")
 
 
-def _check_written(node: Node, round: int, models: list[Any], rows: Sequence[NodeRow]) -> None:
+def _check_written(
+    node: Node,
+    round: int,
+    models: list[Any],
+    rows: Sequence[NodeRow],
+) -> None:
     """Refuse models that the algorithm does not have, and rows that they do not need."""
     needed: dict[ColumnKey, Tensor] = {}
     top, device = node.place.tiers[0], node.place.tiers[-1]

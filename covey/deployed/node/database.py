@@ -59,7 +59,12 @@ def _checksum(values: Sequence[Any], data: Data | None) -> int:
     return zlib.crc32(data or b"", zlib.crc32(json.dumps(list(values)).encode()))
 
 
-def check(connection: Connection, table: str, values: Sequence[Any], data: Data) -> None:
+def check(
+    connection: Connection,
+    table: str,
+    values: Sequence[Any],
+    data: Data,
+) -> None:
     """Refuse data that are not what was written; `values` are those in front, and the checksum."""
     *own, written = values
     if _checksum(own, data) == written:
@@ -71,14 +76,24 @@ def check(connection: Connection, table: str, values: Sequence[Any], data: Data)
     )
 
 
-def _check_row(connection: Connection, table: str, row: int, data: Data) -> None:
+def _check_row(
+    connection: Connection,
+    table: str,
+    row: int,
+    data: Data,
+) -> None:
     """Refuse the last column of the row of this number where it is not what was written."""
     columns = ", ".join(_SUMMED[table])
     selected = connection.execute(f"SELECT {columns}, sum FROM {table} WHERE rowid = ?", [row])
     check(connection, table, selected.fetchone(), data)
 
 
-def insert(connection: Connection, table: str, values: Sequence[Any], data: Data | None) -> None:
+def insert(
+    connection: Connection,
+    table: str,
+    values: Sequence[Any],
+    data: Data | None,
+) -> None:
     """Insert or replace a row of `values`, the checksum of them and of `data`, and `data`."""
     size = 0 if data is None else len(data)
     values = [*values, _checksum(values[-len(_SUMMED[table]) :], data)]
@@ -93,7 +108,11 @@ def insert(connection: Connection, table: str, values: Sequence[Any], data: Data
 
 
 def _replace(
-    connection: Connection, table: str, values: Sequence[Any], last: str, size: int
+    connection: Connection,
+    table: str,
+    values: Sequence[Any],
+    last: str,
+    size: int,
 ) -> int:
     """Insert or replace a row whose last column has so many bytes; the number of the row."""
     connection.written += _OVERHEAD + size
@@ -104,7 +123,12 @@ def _replace(
     return row
 
 
-def read(connection: Connection, table: str, row: int, out: memoryview) -> None:
+def read(
+    connection: Connection,
+    table: str,
+    row: int,
+    out: memoryview,
+) -> None:
     """Read the last column of the row of this number, whose length is that of `out`."""
     start = 0
     for piece in _pieces(connection, table, row):
@@ -122,7 +146,12 @@ def whole(connection: Connection, table: str, row: int) -> bytes:
     return data
 
 
-def move(connection: Connection, table: str, row: int, values: Sequence[Any]) -> None:
+def move(
+    connection: Connection,
+    table: str,
+    row: int,
+    values: Sequence[Any],
+) -> None:
     """Give a row other values before its last column, the checksum of which stays the last of them.
 
     An UPDATE would load that column twice.

@@ -17,7 +17,7 @@ from covey.deployed.node.disk import Disk, KeptForm
 from covey.deployed.node.node_rows import NodeRow, dtype_of
 from covey.kernel.store.segments import Segments
 from covey.kernel.store.store import PRESENT, Column
-from covey.runtimes.alone.place import OwnStore, Place
+from covey.runtimes.alone.place import OwnStore
 from covey.types import Ids
 
 LARGE = 2**18
@@ -28,7 +28,12 @@ class DiskSegments(Segments):
     """The rows of one name: by slot, in memory, or on the disk under a label."""
 
     def __init__(
-        self, template: Tensor, nodes: int, read: Callable[[str], Tensor], *, copies: bool
+        self,
+        template: Tensor,
+        nodes: int,
+        read: Callable[[str], Tensor],
+        *,
+        copies: bool,
     ) -> None:
         super().__init__(template, nodes)
         self._read_label = read
@@ -132,58 +137,59 @@ class DiskColumn(Column):
 class DiskStore(OwnStore):
     """The rows of one node, with a list of what has changed since it was written to the disk."""
 
-    disk: Disk | None = None
+    disk: Disk = field(kw_only=True)
     copies: bool = False
     """Whether a kept row may be changed by others before it is written."""
     touched: set[tuple[str, str]] = field(default_factory=set)
     """(name, label) of the rows that changed."""
 
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows of this node."""
         super().put(tier, name, ids, rows, round)
         if len(ids):
             self.touched.add((name, PRESENT))
 
-    @property
-    def node(self) -> Place:
-        """Whose rows these are."""
-        assert self.place is not None
-        return self.place
-
     def opened(self, tier: str, name: str, rows: Tensor) -> Column:
         """The column of a name, which is opened for rows like these if there is none."""
         key = (tier, name)
         if key not in self.columns:
-            assert self.disk is not None
-            number = self.node.number if tier == self.node.tier else -1
+            number = self.place.number if tier == self.place.tier else -1
             read = partial(self.disk.row, name)
             column = DiskColumn(self.sizes[tier], rows, number, read, copies=self.copies)
             self.columns[key] = column
         return self.columns[key]
 
+    def kept(self) -> dict[str, DiskColumn]:
+        """The columns of this node's own tier, by name."""
+        own = {name: one for (tier, name), one in self.columns.items() if tier == self.place.tier}
+        return {name: one for name, one in own.items() if isinstance(one, DiskColumn)}
+
     def load(self) -> None:
         """Take over what the disk has."""
-        assert self.disk is not None
         by_name: dict[str, list[KeptForm]] = {}
         for kept in self.disk.kept():
             by_name.setdefault(kept.name, []).append(kept)
         for name, versions in by_name.items():
             first = versions[0]
             template = torch.zeros((0, *first.shape), dtype=dtype_of(first.dtype))
-            column = self.opened(self.node.tier, name, template)
-            assert isinstance(column, DiskColumn)
-            column.load_versions({kept.label: kept.round for kept in versions})
+            self.opened(self.place.tier, name, template)
+            self.kept()[name].load_versions({kept.label: kept.round for kept in versions})
 
     def row(self, name: str, label: str) -> NodeRow:
         """What this node keeps under a name; its numbers are only to be read."""
-        column = self.columns[self.node.tier, name]
-        assert isinstance(column, DiskColumn)
-        round, row = column.peek(label) or (0, None)
-        return NodeRow(self.node.tier, self.node.number, name, label, round, row)
+        round, row = self.kept()[name].peek(label) or (0, None)
+        return NodeRow(self.place.tier, self.place.number, name, label, round, row)
 
     def rows(self, name: str, label: str) -> list[NodeRow]:
         """What this node keeps under a name, now or in a held version: one row or none."""
-        if (self.node.tier, name) not in self.columns:
+        if name not in self.kept():
             return []
         kept = self.row(name, label)
         return [] if kept.row is None else [kept]
@@ -191,8 +197,8 @@ class DiskStore(OwnStore):
     def versions(self, only: str | None = None) -> list[NodeRow]:
         """Everything that this node keeps and holds, under one name or under all."""
         out = []
-        for (tier, name), column in self.columns.items():
-            if tier == self.node.tier and only in (None, name):
+        for name, column in self.kept().items():
+            if only in (None, name):
                 for label in [PRESENT, *sorted(column.held)]:
                     out += self.rows(name, label)
         return out
@@ -203,18 +209,23 @@ class DiskStore(OwnStore):
 
     def hold(self, label: str, columns: Sequence[Sequence[str]]) -> None:
         """Hold the rows that this node keeps now in these (tier, name)."""
+        kept = self.kept()
         for tier, name in columns:
-            column = self.columns.get((tier, name))
-            if tier == self.node.tier and column is not None:
-                column.hold(label, slice(self.node.number, self.node.number + 1))
+            if tier == self.place.tier and name in kept:
+                kept[name].hold(label, self._own)
                 self.touched.add((name, label))
 
     def release(self, label: str) -> None:
         """Hold nothing under this label any more."""
-        for (tier, name), column in self.columns.items():
-            if tier == self.node.tier and label in column.held:
-                column.release(label, slice(self.node.number, self.node.number + 1))
+        for name, column in self.kept().items():
+            if label in column.held:
+                column.release(label, self._own)
                 self.touched.add((name, label))
+
+    @property
+    def _own(self) -> slice:
+        """This node among those of its tier."""
+        return slice(self.place.number, self.place.number + 1)
 
     def written(self) -> None:
         """Everything is on the disk."""

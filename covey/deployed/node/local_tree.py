@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from covey.deployed.node.assemble import TreeMember, check, node_of, tree_members
@@ -17,7 +18,7 @@ from covey.deployed.node.disk import Disk
 from covey.deployed.node.node import Node
 from covey.deployed.node.tree_runtime import TreeRuntime
 from covey.deployed.transport.local_transport import LocalTransport
-from covey.deployed.transport.transport import Patience, Seat
+from covey.deployed.transport.transport import Patience
 from covey.errors import TransportError
 from covey.runs.experiment import Experiment
 from covey.runs.parts import Parts
@@ -38,6 +39,8 @@ class LocalTree:
         self.patience = dict(patience or {})
         self.nodes: dict[tuple[str, int], Node] = {}
         self._transports: dict[tuple[str, int], LocalTransport] = {}
+        self._above: dict[tuple[str, int], LocalTransport] = {}
+        """What reaches a node that is not the server."""
         self._members: dict[str, list[TreeMember]] = {}
         self._parts: Parts | None = None
 
@@ -59,56 +62,34 @@ class LocalTree:
     def restart(self, tier: str, number: int) -> Node:
         """Put a new object in place of a node, from its disk."""
         assert self._parts is not None
-        tree = self._parts.tree
+        below = self._parts.tree.below(tier)
         before = self.nodes.pop((tier, number), None)
         if before is not None:
             before.database.close()
-        facts = self._members[tier][number]
+        transport = None
+        if below is not None:
+            if (tier, number) in self._transports:  # the threads of an old one end
+                self._transports[tier, number].close()
+            transport = LocalTransport(partial(self.restart, below))
+            self._transports[tier, number] = transport
         disk = Disk(self.folder / f"{tier}{number}" / "node.sqlite", self.durability)
-        transport = self._transport(tier, number)
+        member = self._members[tier][number]
         patience = self.patience.get(tier)
-        node = node_of(self._parts, facts, disk, transport=transport, patience=patience)
+        node = node_of(self._parts, member, disk, transport=transport, patience=patience)
         self.nodes[tier, number] = node
         for child in node.asks.seats:
-            below = tree.below(tier)
             if transport is not None and below is not None:
                 transport.take(child, self.nodes[below, child].answer)
-        above = self._above(tier, number)
-        if above is not None:
-            above.take(number, node.answer)
+                self._above[below, child] = transport
+        if (tier, number) in self._above:
+            self._above[tier, number].take(number, node.answer)
         return node
-
-    def _transport(self, tier: str, number: int) -> LocalTransport | None:
-        """A new transport to the children of a node; the threads of an old one end."""
-        assert self._parts is not None
-        below = self._parts.tree.below(tier)
-        if below is None:
-            return None
-        old = self._transports.get((tier, number))
-        if old is not None:
-            old.close()
-
-        def lost(seat: Seat) -> None:
-            self.restart(below, seat)
-
-        self._transports[tier, number] = LocalTransport(lost)
-        return self._transports[tier, number]
 
     def transport_above(self, tier: str, number: int) -> LocalTransport:
         """What reaches a node that is not the server."""
-        transport = self._above(tier, number)
-        if transport is None:
+        if (tier, number) not in self._above:
             raise TransportError(f"nobody reaches {tier} {number}.")
-        return transport
-
-    def _above(self, tier: str, number: int) -> LocalTransport | None:
-        for (above, parent), transport in self._transports.items():
-            node = self.nodes.get((above, parent))
-            if node is None or node.place.below(above) != tier:
-                continue
-            if number in node.asks.seats:
-                return transport
-        return None
+        return self._above[tier, number]
 
     def close(self) -> None:
         """End all threads and let go of all files."""
@@ -117,4 +98,5 @@ class LocalTree:
         for node in self.nodes.values():
             node.database.close()
         self._transports.clear()
+        self._above.clear()
         self.nodes.clear()

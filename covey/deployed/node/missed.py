@@ -169,7 +169,13 @@ class PendingOrders:
         for key, (_, requests) in self._orders.items():
             transport.owe(key, requests)
 
-    def add(self, key: AskKey, label: str, requests: Mapping[Seat, bytes], before: int) -> None:
+    def add(
+        self,
+        key: AskKey,
+        label: str,
+        requests: Mapping[Seat, bytes],
+        before: int,
+    ) -> None:
         """Some children did not follow an order in time; the disk knows it when this returns.
 
         Rounds before `before` are good.

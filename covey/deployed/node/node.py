@@ -318,7 +318,13 @@ class Node(Station):
             )
         return packed
 
-    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _record(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Store what a call kept; one on no rows tells what nodes below report.
 
         A program that has ended asks nothing more, so its last answers need no journal.

@@ -76,7 +76,11 @@ def as_bytes(row: Tensor) -> memoryview:
 
 
 def from_bytes(
-    data: bytes | memoryview, dtype: str, shape: Sequence[int], *, borrow: bool = False
+    data: bytes | memoryview,
+    dtype: str,
+    shape: Sequence[int],
+    *,
+    borrow: bool = False,
 ) -> Tensor:
     """The inverse of `as_bytes`; bytes that do not fit are a DecodeError.
 

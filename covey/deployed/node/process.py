@@ -107,7 +107,7 @@ class Member:
     log: EventLog
     own_data: Mapping[str, Shards] = field(default_factory=dict)
     """The data of devices that take no part of the experiment's data, by seat."""
-    before_first: Callable[[], None] | None = None
+    before_first: Callable[[], None] = lambda: None
     """Done once, before the first request. A process that its parent refuses gets none."""
     jump: int = 0
     """How many rounds from its disk the server may stand, once, as the operator says."""
@@ -218,9 +218,8 @@ class Member:
 
             def handled(key: AskKey, common: bytes, own: bytes) -> bytes:
                 with first:
-                    if self.before_first is not None:
-                        self.before_first()
-                        self.before_first = None
+                    self.before_first()
+                    self.before_first = lambda: None
                 return handle(key, common, own)
 
             return handled
@@ -303,7 +302,7 @@ class Member:
             fingerprint=self._fingerprint,
             identity=self.identity,
             admission=admission,
-            evicted=admission.evicted,
+            evicted_before=admission.evicted,
             remember=admission.remember,
             limits=Limits(strikes=process.strikes),
             folder=Path(process.state),

@@ -114,7 +114,13 @@ class ReplaySimulator(Simulator):
             ends = LowerEnds(ends.tier, ends.ids[own], ends.rows[own])
         return replace(route, copies=crossing.copies * counts, ends=ends)
 
-    def _add_facts(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _add_facts(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Add up what those nodes noted and worked that are heard."""
         unheard = self._unheard.get(tier)
         if unheard is None:
@@ -152,7 +158,9 @@ class ReplayFactory:
 
 
 def replay(
-    experiment: Experiment, missing: Iterable[Missing], resume: str | os.PathLike[str] | None = None
+    experiment: Experiment,
+    missing: Iterable[Missing],
+    resume: str | os.PathLike[str] | None = None,
 ) -> Run:
     """The deployed run of an experiment, again in the simulator: one record for each round."""
     return Run(experiment, runtime=ReplayFactory(by_ask(missing)), resume=resume)

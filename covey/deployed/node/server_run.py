@@ -77,9 +77,8 @@ def replay_facts(run: Run) -> dict[str, Any]:
     last round is always scored. `changes` are those after which its tree changed.
     """
     disk = _tree_of(run).server.database
-    missing = [list(entry) for entry in disk.missing()]
     ends = disk.fact("ends") or []
-    return {"ends": ends, "changes": disk.fact(CHANGES) or [], "missing": missing}
+    return {"ends": ends, "changes": disk.fact(CHANGES) or [], "missing": disk.missing()}
 
 
 def captured_in(disk: Disk) -> Checkpoint | None:

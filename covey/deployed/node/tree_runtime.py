@@ -101,7 +101,14 @@ class TreeRuntime(Runtime):
         """Which rounds are good."""
         return self.server.epoch
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program at the server; with no rows, every program below runs on none."""
         if len(rows):
             self._played = round
@@ -179,7 +186,13 @@ class TreeRuntime(Runtime):
         """Empty rows of the shape and type of everything that nodes keep, by (tier, name)."""
         return self.server.kept()
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
+    def read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+        copy: int,
+    ) -> KeptRows:
         """(ids, rounds, rows) that the nodes of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         arguments = {"name": name, "label": label}
@@ -328,7 +341,12 @@ def _row_bytes(template: Tensor) -> int:
     return template.itemsize * math.prod(template.shape[1:])
 
 
-def _frozen(tier: str, name: str, rows: Sequence[NodeRow], template: Tensor) -> Frozen:
+def _frozen(
+    tier: str,
+    name: str,
+    rows: Sequence[NodeRow],
+    template: Tensor,
+) -> Frozen:
     """All versions of a name, in id order; versions of a node that are equal share a row."""
     ordered = sorted(rows, key=lambda kept: (kept.number, kept.label != PRESENT, kept.label))
     labels = [PRESENT, *sorted({kept.label for kept in rows} - {PRESENT})]

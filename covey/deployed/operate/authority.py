@@ -256,8 +256,7 @@ class Authority:
 
     def _ends(self) -> datetime:
         """When the authority's own certificate ends."""
-        own = read_certificate(read_file(self.folder / AUTHORITY), AUTHORITY)
-        ends: datetime = own.not_valid_after_utc
+        ends: datetime = self._certificate.not_valid_after_utc
         return ends
 
     def _check_lifetime(self, days: float) -> None:
@@ -301,9 +300,13 @@ class Authority:
 
     # What it signs
 
+    @property
+    def _certificate(self) -> Any:
+        return read_certificate(read_file(self.folder / AUTHORITY), AUTHORITY)
+
     def _own(self) -> tuple[Any, Any]:
         """The authority's certificate and its private key."""
-        own = read_certificate(read_file(self.folder / AUTHORITY), AUTHORITY)
+        own = self._certificate
         file = self.key or self.folder / AUTHORITY_KEY
         key = private_key(file, self.passphrase)
         if key.public_key() != own.public_key():
@@ -311,7 +314,13 @@ class Authority:
             raise ConfigError(f"{file} is not the key of {self.folder / AUTHORITY}; {fix}.")
         return own, key
 
-    def _sign(self, name: str, seats: Sequence[str], public: Any, days: float) -> None:
+    def _sign(
+        self,
+        name: str,
+        seats: Sequence[str],
+        public: Any,
+        days: float,
+    ) -> None:
         """Sign, note and write the certificate of a process.
 
         The note comes first: a certificate that nobody knows of could not be revoked.

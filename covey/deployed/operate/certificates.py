@@ -159,7 +159,13 @@ class Identity:
         return out
 
     def verify(
-        self, pem: bytes, signature: bytes, data: bytes, seat: str, *, ended: bool = False
+        self,
+        pem: bytes,
+        signature: bytes,
+        data: bytes,
+        seat: str,
+        *,
+        ended: bool = False,
     ) -> SeatCertificate:
         """The certificate of the holder of a seat that has signed the data.
 
@@ -187,9 +193,13 @@ class Identity:
 
     def revoked_files(self) -> tuple[FileMark, ...]:
         """What changes when the files change that `revoked` reads."""
-        with reported(self.folder, "cannot be read"):
-            files = [(self.folder / name).stat() for name in (REVOKED, AUTHORITY)]
-        return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
+        marks = []
+        for name in (REVOKED, AUTHORITY):
+            file = self.folder / name
+            with reported(file, "cannot be read"):
+                status = file.stat()
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(marks)
 
     def revoked(self) -> frozenset[int]:
         """The numbers of revoked certificates; an error unless the authority has signed them.

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import errno
 import hmac
-import http.client
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -25,13 +23,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from covey import atomic
 from covey.deployed.operate.certificates import (
@@ -43,26 +41,25 @@ from covey.deployed.operate.certificates import (
 )
 from covey.deployed.operate.events import EventLog
 from covey.deployed.operate.progress import Progress
-from covey.deployed.plan.process import LOOPBACK, host_of, is_loopback, join_address
+from covey.deployed.plan.process import LOOPBACK, host_of, is_loopback
 from covey.deployed.plan.seats import OBSERVER, OPERATOR
 from covey.errors import ConfigError, CoveyError, TransportError
 
 ORDERS = ("pause", "resume", "stop", "evict", "admit")
-_HEADER = "X-Covey-Control"
+CONTROL_HEADER = "X-Covey-Control"
 """A header that no page of a browser can send to another site without being asked first.
 
 On loopback it holds the token.
 """
-_TOKEN = "control.token"
+TOKEN = "control.token"
 """The file of the state folder with the port and a secret of the process that runs now."""
 _PROBE = 4096  # bytes that a disk must take
-_SECONDS = 10.0  # that a request may take
+SECONDS = 10.0  # that a request may take
 _MOST = 64  # connections at a time: each takes a thread and a descriptor of the node
 _POLL = 0.05  # s between two looks whether the port is to be closed
-_PROCESS = "X-Covey-Process"
+PROCESS_HEADER = "X-Covey-Process"
 """A header with the name of the process that is meant: other nodes may have its port elsewhere."""
-_LONGEST = 1 << 28  # bytes of an answer: a node may have 100,000 children
-_MISDIRECTED = 421
+MISDIRECTED = 421
 """The HTTP status of a request to a process that is not this one."""
 _NO_SIGNAL = 0
 _TEXT = "text/plain"
@@ -71,60 +68,50 @@ _Answer = tuple[int, str, str]
 SeatOrder = Callable[[str], None]
 
 
-class NotListening(ConfigError):
-    """Nothing listens on a control port: its node has not started, or has ended."""
-
-
-class AnotherProcess(ConfigError):
-    """A control port is that of another process than the one that is meant."""
-
-
+@dataclass(eq=False)
 class Control:
-    """The control port of one process; `port` 0 takes a free one."""
+    """The control port of one process; `port` 0 takes a free one, which stands there then."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        *,
-        host: str = LOOPBACK,
-        port: int = 0,
-        identity: Identity | None = None,
-        log: EventLog | None = None,
-        state: Path | None = None,
-        evict: SeatOrder | None = None,
-        admit: SeatOrder | None = None,
-    ) -> None:
-        """`identity` is needed beyond loopback, and `state`, the state folder, for orders on it.
+    progress: Progress
+    _: KW_ONLY
+    host: str = LOOPBACK
+    port: int = 0
+    identity: Identity | None = None
+    """It is needed beyond loopback, and used there alone."""
+    log: EventLog = field(default_factory=partial(EventLog, "control"))
+    state: Path | None = None
+    """The state folder, for orders on loopback."""
+    evict: SeatOrder | None = None
+    """Puts a child out of its seat."""
+    admit: SeatOrder | None = None
+    """Lets it back in."""
 
-        `evict` puts a child out of its seat, and `admit` lets it back in.
-        """
-        self.progress = progress
-        self.log = log
-        self.state = state
-        self._seat_orders = {"evict": evict, "admit": admit}
-        self.identity = None
+    def __post_init__(self) -> None:
         context = None
-        if not is_loopback(host):
-            if identity is None:
-                fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
-                raise ConfigError(f"the control port on {host} needs a certificate; {fix}.")
-            self.identity = identity
-            context = _context(identity, ssl.PROTOCOL_TLS_SERVER)
+        if is_loopback(self.host):
+            self.identity = None
+        elif self.identity is None:
+            fix = f"use {LOOPBACK}, or give the node a certificate and leave out --insecure"
+            raise ConfigError(f"the control port on {self.host} needs a certificate; {fix}.")
+        else:
+            context = tls_context(self.identity, ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._server = _Server((host, port), self, context)
+            self._server = _Server((self.host, self.port), self, context)
         except OSError as error:
             fix = "give another control_host or control_port"
             if error.errno == errno.EADDRINUSE:
                 fix = "end the process that has it, or give another control_port"
             raise TransportError(
-                f"the control port {host}:{port}: {error.strerror or error}; {fix}."
+                f"the control port {self.host}:{self.port}: {error.strerror or error}; {fix}."
             ) from error
+        self.port = int(self._server.server_address[1])
+        state = self.state
         if state is not None:
             with suppress(OSError):  # the node says next that its state takes nothing
                 state.mkdir(parents=True, exist_ok=True, mode=0o700)
-                (state / _TOKEN).unlink(missing_ok=True)
+                (state / TOKEN).unlink(missing_ok=True)
                 # A new token of this port: whoever can read it may give orders.
-                atomic.write(state / _TOKEN, f"{self.port} {secrets.token_hex()}", 0o600)
+                atomic.write(state / TOKEN, f"{self.port} {secrets.token_hex()}", 0o600)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -133,13 +120,7 @@ class Control:
         try:
             self._server.serve_forever(_POLL)
         except Exception as error:
-            if self.log is not None:
-                self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_address[1])
+            self.log.error("control_ended", text=f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Listen no more."""
@@ -151,7 +132,7 @@ class Control:
         """Whether this is the token that lies in the state folder now."""
         with suppress(OSError):
             if self.state is not None:
-                return hmac.compare_digest(token.encode(), (self.state / _TOKEN).read_bytes())
+                return hmac.compare_digest(token.encode(), (self.state / TOKEN).read_bytes())
         return False
 
     def unready(self) -> list[str]:
@@ -182,7 +163,7 @@ class Control:
         if order == "stop":
             self.progress.drain()
             return "draining: the process ends after what is under way"
-        obey = self._seat_orders[order]
+        obey = self.evict if order == "evict" else self.admit
         if obey is None or seat is None or seat not in self._children():
             children = ", ".join(self._children()) or "none"
             raise ConfigError(
@@ -225,15 +206,14 @@ class _Server(ThreadingHTTPServer):
             try:
                 _load(self._context, identity)
             except (CoveyError, OSError) as error:  # while it is being renewed
-                if self.control.log is not None:
-                    self.control.log.error("control_certificate", text=str(error))
+                self.control.log.error("control_certificate", text=str(error))
         return super().get_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own, within a time; the oldest make room."""
         for oldest in list(self._until)[: max(0, len(self._until) - _MOST + 1)]:
             self._end(oldest)
-        self._until[request] = time.monotonic() + _SECONDS
+        self._until[request] = time.monotonic() + SECONDS
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -258,7 +238,7 @@ class _Server(ThreadingHTTPServer):
         """Count connections that fail, such as those of strangers, and log what is unforeseen."""
         self.control.progress.knocks["control_failures"] += 1
         error = sys.exception()
-        if self.control.log is not None and not isinstance(error, OSError):
+        if not isinstance(error, OSError):
             text = f"{type(error).__name__}: {error}"
             self.control.log.warning("control_connection_failed", peer=client_address[0], text=text)
 
@@ -267,7 +247,7 @@ class _Requests(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     server: _Server
-    timeout = _SECONDS
+    timeout = SECONDS
 
     def do_GET(self) -> None:
         self._answer(*self._refusal() or self._told())
@@ -288,7 +268,7 @@ class _Requests(BaseHTTPRequestHandler):
             reasons = control.unready()
             return 503 if reasons else 200, "\n".join(reasons or ["ok"]) + "\n", _TEXT
         if self.path == "/token" and control.state is not None:
-            return 200, str((control.state / _TOKEN).absolute()), _TEXT
+            return 200, str((control.state / TOKEN).absolute()), _TEXT
         return 404, "GET /status, /metrics, /healthz, /readyz or /token", _TEXT
 
     def _obeyed(self) -> _Answer:
@@ -296,16 +276,15 @@ class _Requests(BaseHTTPRequestHandler):
         control = self.server.control
         order, _, name = self.path.removeprefix("/").partition("/")
         seat = name or None
-        if order not in ORDERS or self.headers.get(_HEADER) is None:
+        if order not in ORDERS or self.headers.get(CONTROL_HEADER) is None:
             return 404, f"POST {', '.join(ORDERS)}, by covey ctl", _TEXT
-        if control.identity is None and not control.knows(self.headers[_HEADER]):
-            return 403, f"orders need what {_TOKEN} in the node's state folder holds", _TEXT
+        if control.identity is None and not control.knows(self.headers[CONTROL_HEADER]):
+            return 403, f"orders need what {TOKEN} in the node's state folder holds", _TEXT
         try:
             done = control.obey(order, seat)
         except CoveyError as error:
             return 409, str(error), _TEXT
-        if control.log is not None:
-            control.log.info("order", order=order, seat=seat)
+        control.log.info("order", order=order, seat=seat)
         return 200, done, _TEXT
 
     def _refusal(self) -> _Answer | None:
@@ -317,16 +296,16 @@ class _Requests(BaseHTTPRequestHandler):
                 return 403, "the control port answers requests to loopback alone", _TEXT
         else:
             assert isinstance(self.connection, ssl.SSLSocket)
-            peer = _shown_by(self.connection)
+            peer = shown_by(self.connection)
             roles = {OPERATOR} if self.command == "POST" else {OPERATOR, OBSERVER}
             if not roles & {*peer.seats} or peer.serial in control.identity.revoked():
                 needed = f"this needs the certificate of {OPERATOR}, not of {', '.join(peer.seats)}"
                 return 403, f"{needed}; covey certs issue {OPERATOR}", _TEXT
         own = control.progress.process
-        meant = self.headers.get(_PROCESS, own)
+        meant = self.headers.get(PROCESS_HEADER, own)
         if meant != own:
             what = f"this is the control port of {own}, not of {meant!r:.80}"
-            return _MISDIRECTED, what, _TEXT
+            return MISDIRECTED, what, _TEXT
         return None
 
     def _answer(self, code: int, text: str, kind: str) -> None:
@@ -342,99 +321,13 @@ class _Requests(BaseHTTPRequestHandler):
         """Nothing: orders are events of the process's own log."""
 
 
-def call(
-    method: str,
-    address: tuple[str, int],
-    path: str,
-    certificate: Path | None = None,
-    process: str | None = None,
-    seats: Collection[str] = (),
-) -> str:
-    """What a control port answers; `certificate` is the operator's folder, beyond loopback.
-
-    `process` is the name of the process that is meant; without one, whoever has the port. With a
-    certificate, it must show one of these seats.
-    """
-    host, port = address
-    place = join_address(host, port)
-    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
-    headers = {_HEADER: "1"}
-    if process is not None:
-        headers[_PROCESS] = process
-    if certificate is not None:
-        context = _context(Identity(certificate), ssl.PROTOCOL_TLS_CLIENT)
-        connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
-    elif is_loopback(host) and method == "POST":
-        headers[_HEADER] = _token(Path(call("GET", address, "/token", process=process)), port)
-    elif not is_loopback(host):
-        fix = "give --certs with the folder of an operator's certificate"
-        raise ConfigError(f"{place} is not on this machine; {fix}.")
-    fix = "is the node running, and is this its control_port?"
-    try:
-        with closing(connection):
-            connection.connect()
-            _check_shown(connection, certificate, seats)
-            connection.request(method, quote(path), headers=headers)
-            response = connection.getresponse()
-            text = response.read(_LONGEST).decode()
-    except ConnectionRefusedError as error:
-        raise NotListening(f"nothing listens on {place}; {fix}") from error
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
-        if certificate is None:
-            fix += " Beyond loopback it answers with --certs alone."
-        raise ConfigError(f"no answer from {place} ({error}); {fix}") from error
-    if response.status == _MISDIRECTED:
-        raise AnotherProcess(f"{place}: {text}")
-    if response.status != 200:
-        raise ConfigError(f"{place}: {text}")
-    return text
-
-
-def _token(path: Path, port: int) -> str:
-    """The token of the node that has a port of this machine.
-
-    Another process on the port could name the folder of another node, and would get its token.
-    """
-    try:
-        with path.open(encoding="ascii") as file:
-            token = file.read(100)
-    except (OSError, ValueError) as error:
-        fix = "orders on this machine are for the user of the node, and for root"
-        raise ConfigError(f"cannot read {path}: {error}; {fix}.") from error
-    if re.fullmatch(rf"{port} [0-9a-f]{{64}}", token) is None:
-        raise ConfigError(f"{path} is not of the control port {port}; start the node again.")
-    return token
-
-
-def _check_shown(
-    connection: http.client.HTTPConnection, certificate: Path | None, seats: Collection[str]
-) -> None:
-    """Refuse a control port that shows a certificate of other seats than those that are meant.
-
-    Any node of the tree has a certificate of the same authority. One that is revoked is refused
-    too: its node may have been stolen.
-    """
-    if certificate is None or not isinstance(connection.sock, ssl.SSLSocket):
-        return
-    shown = _shown_by(connection.sock)
-    refusal = shown.refusal(Identity(certificate).revoked(), datetime.now(UTC))
-    if refusal is not None:
-        raise ConfigError(f"{connection.host}:{connection.port}: {refusal}.")
-    if not {*seats} <= {*shown.seats}:
-        place = join_address(connection.host, connection.port)
-        names = ", ".join(shown.seats)
-        raise AnotherProcess(
-            f"{place} shows the certificate of {names}, not of {', '.join(seats)}."
-        )
-
-
-def _shown_by(peer: ssl.SSLSocket) -> SeatCertificate:
+def shown_by(peer: ssl.SSLSocket) -> SeatCertificate:
     """The certificate of the other side of a connection."""
     der = peer.getpeercert(binary_form=True)
     return SeatCertificate.of(ssl.DER_cert_to_PEM_cert(der or b"").encode())
 
 
-def _context(identity: Identity, protocol: int) -> ssl.SSLContext:
+def tls_context(identity: Identity, protocol: int) -> ssl.SSLContext:
     """TLS 1.3 with a certificate on both sides."""
     identity.check()
     context = ssl.SSLContext(protocol)

@@ -98,7 +98,14 @@ class SeatProgress:
         self.last_key = short(key)
         self.down_bytes += size
 
-    def ended(self, key: AskKey, status: str, size: int, seconds: float, now: float) -> None:
+    def ended(
+        self,
+        key: AskKey,
+        status: str,
+        size: int,
+        seconds: float,
+        now: float,
+    ) -> None:
         """The request was answered, or not."""
         self.working = False
         self.seconds += seconds
@@ -134,7 +141,7 @@ class SeatProgress:
         return {
             "seat": name,
             "state": state,
-            **{field: getattr(self, field) for field in _TOLD},
+            **{told: getattr(self, told) for told in _TOLD},
             "asks": dict(self.asks),
             "lag": None if self.last_time is None else round(now - self.last_time, 3),
             "ask_seconds": round(self.seconds, 6),

@@ -115,7 +115,10 @@ def _another_tree(what: str) -> ConfigError:
 
 
 def _figures(
-    name: str, values: Tensor, ids: Tensor | None, places: Sequence[int]
+    name: str,
+    values: Tensor,
+    ids: Tensor | None,
+    places: Sequence[int],
 ) -> dict[str, Tensor]:
     """The figures of the devices that were scored and are still there, with their new numbers."""
     if ids is None:

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from covey.deployed.plan.plan_files import NO_RESTART, NODE, RESTART_SECONDS
@@ -145,42 +145,36 @@ def _probe(port: int) -> socket.socket | None:
     return probe
 
 
+@dataclass(eq=False)
 class LocalProcesses:
     """The processes of a tree, each with a log in its folder. The first one is the server."""
 
-    def __init__(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        *,
-        insecure: bool = False,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        """`say` gets what the user should know while they run."""
-        self._folder = folder
-        self._names = list(names)
-        self._insecure = insecure
-        self._say = say or (lambda _: None)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._log_offsets: dict[str, int] = {}
-        """Where the log of a process has what it has written since it was last started."""
-        self.started_again: Counter[str] = Counter()
-        """How often a process was started again after it was killed or has failed."""
-        self._reasons: dict[str, str] = {}
-        """Why a process has ended the last time."""
-        self._due: dict[str, float] = {}
-        """When a process that has ended is started again."""
+    folder: Path
+    names: Sequence[str]
+    _: KW_ONLY
+    insecure: bool = False
+    say: Callable[[str], None] = lambda _: None
+    """Gets what the user should know while they run."""
+    started_again: Counter[str] = field(default_factory=Counter)
+    """How often a process was started again after it was killed or has failed."""
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _log_offsets: dict[str, int] = field(default_factory=dict)
+    """Where the log of a process has what it has written since it was last started."""
+    _reasons: dict[str, str] = field(default_factory=dict)
+    """Why a process has ended the last time."""
+    _due: dict[str, float] = field(default_factory=dict)
+    """When a process that has ended is started again."""
 
     @contextmanager
     def started(self) -> Iterator[None]:
         """With all processes running; whatever happens, none is left."""
         try:
-            for name in self._names:
+            for name in self.names:
                 self._running[name] = self._start(name)
             yield
         except KeyboardInterrupt:
             # The server ends its round and writes everything down, while the others are there.
-            server = self._running.get(self._names[0])
+            server = self._running.get(self.names[0])
             if server is not None:
                 with suppress(ProcessLookupError):
                     server.send_signal(signal.SIGTERM)
@@ -191,9 +185,9 @@ class LocalProcesses:
             self.stop()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        folder = self._folder / name
+        folder = self.folder / name
         command = [sys.executable, "-m", "covey", "node", str(folder / NODE)]
-        if self._insecure:
+        if self.insecure:
             command.append("--insecure")
         # Many processes share the machine: each has one thread, unless the user says otherwise.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, STARTER: str(os.getpid())}
@@ -223,7 +217,7 @@ class LocalProcesses:
 
         What has ended before the server is started again.
         """
-        server = self._names[0]
+        server = self.names[0]
         while True:
             ended = self._running[server].poll()
             yield
@@ -245,10 +239,10 @@ class LocalProcesses:
     def started_count(self) -> tuple[int, int]:
         """How many processes have started, as their logs say, and how many there are."""
         started = 0
-        for name in self._names:
-            with open(self._folder / name / LOG, "rb") as log:
+        for name in self.names:
+            with open(self.folder / name / LOG, "rb") as log:
                 started += b'"event": "started"' in log.read(_HEAD)
-        return started, len(self._names)
+        return started, len(self.names)
 
     def _pause(self, name: str, code: int) -> float:
         """Seconds until a process is started again, which is said; an error where it is not."""
@@ -257,7 +251,7 @@ class LocalProcesses:
         self._reasons[name] = reason
         if code == _REFUSED and evicted:  # it may be admitted at any time
             if reason != before:
-                self._say(f"{reason} (it is started again every {_START_AGAIN:.0f} s)")
+                self.say(f"{reason} (it is started again every {_START_AGAIN:.0f} s)")
             return _START_AGAIN
         count = self.started_again[name] + 1
         # An error with the words of the last one does not pass by itself.
@@ -266,9 +260,9 @@ class LocalProcesses:
             raise self._end(name, code, reason)
         self.started_again[name] = count
         if code < 0:
-            self._say(f"{reason}; started again ({count})")
+            self.say(f"{reason}; started again ({count})")
             return 0.0
-        self._say(f"{reason}; it is started again in {_START_AGAIN:.0f} s ({count})")
+        self.say(f"{reason}; it is started again in {_START_AGAIN:.0f} s ({count})")
         return _START_AGAIN
 
     def _reason(self, name: str, code: int) -> tuple[str, bool]:
@@ -277,7 +271,7 @@ class LocalProcesses:
             return f"{name} was told to end, by covey ctl stop or a kill without -9", False
         if code < 0:
             return f"{name} was killed" + f" by signal {-code}" * (code != _KILLED), False
-        words, evicted = _end_of(self._folder / name / LOG, self._log_offsets.get(name, 0))
+        words, evicted = _end_of(self.folder / name / LOG, self._log_offsets.get(name, 0))
         return f"{name} ended with code {code}: {words}", evicted
 
     def _end(self, name: str, code: int, reason: str) -> CoveyError:
@@ -286,7 +280,7 @@ class LocalProcesses:
             reason += f", after it was started again {_MOST_STARTS} times"
         if code == _KILLED:  # mostly by the system
             reason += f"; if memory is short, {_SHARE}"
-        text = f"{reason} (all processes are stopped; its log: {self._folder / name / LOG})."
+        text = f"{reason} (all processes are stopped; its log: {self.folder / name / LOG})."
         if code == _DIVERGED:
             return DivergedError(text)
         return ProcessFailed(text, code)

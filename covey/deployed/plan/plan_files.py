@@ -42,7 +42,10 @@ RESTART_SECONDS = 5
 
 
 def write(
-    processes: Sequence[Process], shared: Mapping[str, str], folder: Path, image: str | None
+    processes: Sequence[Process],
+    shared: Mapping[str, str],
+    folder: Path,
+    image: str | None,
 ) -> dict[str, Path]:
     """Write the folder of every process and one compose.yaml; return the folders by name.
 
@@ -177,7 +180,11 @@ def _yaml(text: str) -> str:
 
 
 def write_signing(
-    processes: Sequence[Process], folder: Path, authority: Path, *, change: bool = False
+    processes: Sequence[Process],
+    folder: Path,
+    authority: Path,
+    *,
+    change: bool = False,
 ) -> None:
     """Write the script that signs the requests and puts the certificates beside them.
 

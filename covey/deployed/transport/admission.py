@@ -45,7 +45,12 @@ class Refusal(CoveyError):
     """
 
     def __init__(
-        self, code: str, text: str, seats: Sequence[str] = (), *, evicted: bool = False
+        self,
+        code: str,
+        text: str,
+        seats: Sequence[str] = (),
+        *,
+        evicted: bool = False,
     ) -> None:
         """`seats` are those of its certificate, where they are known.
 
@@ -255,7 +260,11 @@ class Handshakes:
         await self.refuse(context, peer, refusal, self.refusals[names[:1]])
 
     async def refuse(
-        self, context: Any, peer: str, refusal: Refusal, earlier: Failures | None = None
+        self,
+        context: Any,
+        peer: str,
+        refusal: Refusal,
+        earlier: Failures | None = None,
     ) -> None:
         """End a stream with a reason, which is logged: ever more rarely where `earlier` has it."""
         if refusal.code in _HARMLESS:

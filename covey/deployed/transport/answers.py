@@ -157,7 +157,11 @@ class Receiver:
     # What a stream receives
 
     def take(
-        self, stream: ChildStream, assembler: Assembler, incoming: Incoming, data: bytes
+        self,
+        stream: ChildStream,
+        assembler: Assembler,
+        incoming: Incoming,
+        data: bytes,
     ) -> Message | None:
         """Take one frame; return the message that it ends.
 
@@ -243,7 +247,13 @@ class Receiver:
             self._unchecked += len(data)
             begin(self._check(stream, ask, head.seat, data, incoming.reserved))
 
-    def _take_late(self, stream: ChildStream, seat: Seat, key: AskKey, message: Message) -> None:
+    def _take_late(
+        self,
+        stream: ChildStream,
+        seat: Seat,
+        key: AskKey,
+        message: Message,
+    ) -> None:
         """An answer has come after its ask; the seat owes it no more, unless an order failed."""
         LOG.info("late: %s to %s", stream, key)
         if key.lane == "order" and message.kept:
@@ -258,7 +268,12 @@ class Receiver:
     # Checks
 
     async def _check_arrived(
-        self, stream: ChildStream, ask: Ask, seat: Seat, incoming: Incoming, arrival: Arrival
+        self,
+        stream: ChildStream,
+        ask: Ask,
+        seat: Seat,
+        incoming: Incoming,
+        arrival: Arrival,
     ) -> None:
         """Check an answer that has arrived in a file; one such answer at a time is in memory."""
         async with self._reading:
@@ -276,7 +291,12 @@ class Receiver:
             await self._check(stream, ask, seat, data, incoming.reserved)
 
     async def _check(
-        self, stream: ChildStream, ask: Ask, seat: Seat, data: bytes, reserved: int
+        self,
+        stream: ChildStream,
+        ask: Ask,
+        seat: Seat,
+        data: bytes,
+        reserved: int,
     ) -> None:
         """Believe an answer, or drop it: a long one is checked by another thread.
 
@@ -329,7 +349,13 @@ class Receiver:
         text = f"answers are held in memory, since {self.folder} takes none: {error}"
         self._unwritten.note(logging.WARNING, "answers_held", text)
 
-    def _drop(self, stream: ChildStream, ask: Ask, seat: Seat, reason: str) -> None:
+    def _drop(
+        self,
+        stream: ChildStream,
+        ask: Ask,
+        seat: Seat,
+        reason: str,
+    ) -> None:
         """Count a bad answer, and evict the sender of too many; a divergence is none of them."""
         name = self.table.names[seat]
         facts = {"seat": name, "peer": stream.peer, "key": str(ask.key), "reason": reason}

@@ -190,13 +190,12 @@ class Assembler:
             self._sink(piece)
         if not self._keeps:
             piece = b""
-        if self._begun is None and self._missing == 0:
-            self._blobs.append(piece)
-            self._next_blob()
-            return
-        if self._begun is None:
+        if self._begun is None and self._missing:
             self._begun = BytesIO()
-        self._begun.write(piece)
-        if self._missing == 0:
-            self._blobs.append(self._begun.getvalue())
-            self._next_blob()
+        if self._begun is not None:
+            self._begun.write(piece)
+            if self._missing:
+                return
+            piece = self._begun.getvalue()
+        self._blobs.append(piece)
+        self._next_blob()

@@ -99,7 +99,11 @@ def server_options(limits: Limits, children: int) -> list[Option]:
 
 def channel_options(limits: Limits, parent: str | None) -> list[Option]:
     """The options of a child; its parent must show a certificate of this name."""
-    out = [*options(limits), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    out = [
+        *options(limits),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
     if parent is not None:
         out.append(("grpc.ssl_target_name_override", parent))
     return out
@@ -111,26 +115,31 @@ def server_credentials(identity: Identity, begun: Callable[[], None]) -> Any:
     `begun` is called at each of them: gRPC does not tell which ones fail.
     """
     library = grpc()
-    shown = [(identity.key(), identity.certificate(), identity.authority())]
     unread = Failures()
 
+    def files() -> tuple[bytes, bytes, bytes]:
+        return identity.key(), identity.certificate(), identity.authority()
+
+    shown = files()
+
     def configuration() -> Any:
-        key, certificate, authority = shown[0]
+        key, certificate, authority = shown
         return library.ssl_server_certificate_configuration([(key, certificate)], authority)
 
     def renewed() -> Any:
         """The new configuration, or None where the files are the same or cannot be read."""
+        nonlocal shown
         begun()
         try:
-            now = (identity.key(), identity.certificate(), identity.authority())
+            now = files()
         except CoveyError as error:
             text = f"the certificate is not renewed: {error}"
             unread.note(logging.ERROR, "certificate_unread", text)
             return None
         unread.clear()
-        if now == shown[0]:
+        if now == shown:
             return None
-        shown[0] = now
+        shown = now
         return configuration()
 
     return library.dynamic_ssl_server_credentials(

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -251,51 +251,42 @@ class ParentStream:
                 await self.call.code()
 
 
+@dataclass(eq=False)
 class GrpcPort:
     """The seats of this process, held by one stream to the parent, which it dials."""
 
-    def __init__(
-        self,
-        address: str,
-        parent: str,
-        seats: Mapping[str, Seat],
-        *,
-        fingerprint: str,
-        identity: Identity | None,
-        last_key: Callable[[str], str | None] = lambda _: None,
-        limits: Limits | None = None,
-        workers: int | None = None,
-    ) -> None:
-        """Dial `address`, where the seat `parent` listens, when `serve` is called.
+    address: str
+    """Where the parent listens, which is dialled when `serve` is called."""
+    parent: str
+    """The seat of the parent."""
+    seats: Mapping[str, Seat]
+    _: KW_ONLY
+    fingerprint: str
+    identity: Identity | None
+    """None: there is no TLS, and the address must be one of this machine."""
+    last_key: Callable[[str], str | None] = lambda _: None
+    """Tells the last key that the disk of a seat has written."""
+    limits: Limits = field(default_factory=Limits)
+    workers: int | None = None
+    joined: int = 0
+    """How many times the parent has let this process take its seats."""
+    hosted: HostedSeats | None = None
+    """The seats while they are served."""
 
-        Without an identity there is no TLS, and the address must be one of this machine.
-        `last_key` tells the last key that the disk of a seat has written.
-        """
-        if identity is None:
-            check_plain(address)
+    def __post_init__(self) -> None:
+        if self.identity is None:
+            check_plain(self.address)
         else:
-            certified = identity.check().seats
-            lacking = sorted(set(seats) - set(certified))
+            certified = self.identity.check().seats
+            lacking = sorted(set(self.seats) - set(certified))
             if lacking:
                 fix = f"covey certs issue with --seat {lacking[0]}"
                 raise ConfigError(
                     f"the certificate is of {', '.join(certified)}, not of {lacking[0]}; {fix}."
                 )
-        self.address = address
-        self.parent = parent
-        self.seats = dict(seats)
-        self.joined = 0
-        """How many times the parent has let this process take its seats."""
         self.counts: Counter[str] = Counter(send_errors=0)
         """Replies that could not be sent."""
-        self.hosted: HostedSeats | None = None
-        """The seats while they are served."""
-        self.revoked = Revoked(identity)
-        self._fingerprint = fingerprint
-        self._identity = identity
-        self._last_key = last_key
-        self._limits = limits or Limits()
-        self._workers = workers or min(len(seats), os.cpu_count() or 1)
+        self.revoked = Revoked(self.identity)
         self._instance = os.urandom(16)
         self._pauses = waits()
         self._failures = Failures()
@@ -310,8 +301,9 @@ class GrpcPort:
         """
         if set(handlers) != set(self.seats.values()):
             raise ConfigError(f"handlers for {sorted(handlers)}, seats {sorted(self.seats)}.")
-        pool = ThreadPoolExecutor(self._workers, "covey-seat")
-        hosted = HostedSeats(handlers, pool, self._limits, self._closing)
+        workers = self.workers or min(len(self.seats), os.cpu_count() or 1)
+        pool = ThreadPoolExecutor(workers, "covey-seat")
+        hosted = HostedSeats(handlers, pool, self.limits, self._closing)
         self.hosted = hosted
         future = asyncio.run_coroutine_threadsafe(self._serve(hosted), self._loop)
         try:
@@ -364,21 +356,21 @@ class GrpcPort:
         """One stream, from the hello to its end."""
         hello = await asyncio.to_thread(self._hello)
         library = grpc().aio
-        if self._identity is None:
-            plain = channel_options(self._limits, None)
+        if self.identity is None:
+            plain = channel_options(self.limits, None)
             opened = library.insecure_channel(self.address, options=plain)
         else:  # with the certificate that lies in the folder now
-            credentials = channel_credentials(self._identity)
-            secure = channel_options(self._limits, self.parent)
+            credentials = channel_credentials(self.identity)
+            secure = channel_options(self.limits, self.parent)
             opened = library.secure_channel(self.address, credentials, options=secure)
         async with opened as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             parent = f"{self.parent} at {self.address}"
             stream = ParentStream(
-                call, parent, self._limits, self._closing, self.revoked, self.counts
+                call, parent, self.limits, self._closing, self.revoked, self.counts
             )
             try:
-                greeting = asyncio.ensure_future(stream.greet(hello, self._identity, self.parent))
+                greeting = asyncio.ensure_future(stream.greet(hello, self.identity, self.parent))
                 await first_ended(greeting, self._closing.wait())
                 if not greeting.cancelled():  # this port does not close meanwhile
                     greeting.result()
@@ -405,23 +397,29 @@ class GrpcPort:
             await stream.converse(hosted)
         finally:
             hosted.stream = None
-            if stream.sent or time.monotonic() - began >= self._limits.settled_seconds:
+            if stream.sent or time.monotonic() - began >= self.limits.settled_seconds:
                 self._pauses = waits()
                 self._failures.clear()
 
     def _hello(self) -> Hello:
         return Hello(
             protocol=PROTOCOL,
-            fingerprint=self._fingerprint,
+            fingerprint=self.fingerprint,
             instance=self._instance,
             nonce=os.urandom(32),
-            seats=[Taken(name=name, last_key=self._last_key(name) or "") for name in self.seats],
+            seats=[Taken(name=name, last_key=self.last_key(name) or "") for name in self.seats],
             draws=draws.VERSION,
             covey=covey.__version__,
         )
 
 
-def _handled(seat: Seat, handler: Handler, key: AskKey, common: bytes, own: bytes) -> bytes:
+def _handled(
+    seat: Seat,
+    handler: Handler,
+    key: AskKey,
+    common: bytes,
+    own: bytes,
+) -> bytes:
     """What a handler answers; its errors are logged, and none of them can end the event loop."""
     try:
         return handler(key, common, own)

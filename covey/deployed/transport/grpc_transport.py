@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,45 +55,46 @@ from covey.errors import TransportError
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class GrpcTransport:
     """A `Transport`: processes dial in at an address and take the seats of the tier below."""
 
-    def __init__(
-        self,
-        address: str,
-        seats: Mapping[str, Seat],
-        *,
-        fingerprint: str,
-        identity: Identity | None,
-        admission: Admission | None = None,
-        limits: Limits | None = None,
-        evicted: frozenset[str] = frozenset(),
-        remember: Callable[[frozenset[str]], None] | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        """Listen at `address`; port 0 takes a free one.
+    address: str
+    """Where it listens; port 0 takes a free one, which stands here then."""
+    seats: Mapping[str, Seat]
+    """The allow-list."""
+    _: KW_ONLY
+    fingerprint: str
+    identity: Identity | None
+    """None: there is no TLS, and the address must be one of this machine."""
+    admission: Admission | None = None
+    limits: Limits = field(default_factory=Limits)
+    evicted_before: frozenset[str] = frozenset()
+    """The seats that are refused from the beginning."""
+    remember: Callable[[frozenset[str]], None] = lambda _: None
+    """Told whenever the evicted change."""
+    folder: Path | None = None
+    """On a disk where answers may wait; without it they wait in memory."""
 
-        `seats` is the allow-list. Without an identity there is no TLS, and the address must be one
-        of this machine. `evicted` are the seats that are refused from the beginning; `remember` is
-        told whenever they change. `folder` is on a disk where answers may wait; without it they
-        wait in memory.
-        """
+    def __post_init__(self) -> None:
+        identity, limits = self.identity, self.limits
         if identity is None:
-            check_plain(address)
-        self._limits = limits or Limits()
+            check_plain(self.address)
         self.refused: Counter[str] = Counter()
         """Refused processes and dropped messages, by the reason's status."""
         self.knocks: Counter[str] = Counter(handshakes=0, streams=0)
         """TLS handshakes that began, and streams that were opened after one."""
         self.carried: Counter[str] = Counter(sent=0, received=0)
         """Bytes of the frames of all streams, by direction."""
-        self.allowed = AllowList(dict(seats), fingerprint, admission, self._limits.strikes, evicted)
-        self.handshakes = Handshakes(identity, self.allowed, self._limits, self.refused)
-        self.table = SeatTable(self.allowed, remember)
+        self.allowed = AllowList(
+            dict(self.seats), self.fingerprint, self.admission, limits.strikes, self.evicted_before
+        )
+        self.handshakes = Handshakes(identity, self.allowed, limits, self.refused)
+        self.table = SeatTable(self.allowed, self.remember)
         self.asks = Asks()
-        self._answers = Receiver(self.asks, self.table, self._limits, self.refused, folder)
+        self._answers = Receiver(self.asks, self.table, limits, self.refused, self.folder)
         self._loop = shared_loop()
-        self.address: str = self._do(self._start(address))
+        self.address = self._do(self._start())
 
     # The protocol
 
@@ -115,7 +116,7 @@ class GrpcTransport:
         if unknown:
             raise TransportError(f"{key} asks the seat {min(unknown)}, which is not listed here.")
         size = len(common) + max(map(len, own.values()), default=0)
-        limit = self._limits.message
+        limit = self.limits.message
         if size > limit:
             raise TransportError(f"{key}: a request of {size} bytes, more than {limit}.")
         ask = Ask(key, common, own, check, most, self._answers.file())
@@ -169,17 +170,18 @@ class GrpcTransport:
 
     # In the event loop
 
-    async def _start(self, address: str) -> str:
+    async def _start(self) -> str:
         library = grpc()
+        address = self.address
         children = len(self.allowed.seats)
         self._server = library.aio.server(
-            options=server_options(self._limits, children),
+            options=server_options(self.limits, children),
             maximum_concurrent_rpcs=4 * children + 64,
         )
         join = library.stream_stream_rpc_method_handler(self._join)
         handler = library.method_handlers_generic_handler(SERVICE, {METHOD: join})
         self._server.add_generic_rpc_handlers((handler,))
-        identity = self.handshakes.identity
+        identity = self.identity
         try:
             if identity is None:
                 port = self._server.add_insecure_port(address)
@@ -205,7 +207,7 @@ class GrpcTransport:
     async def _check_streams(self) -> None:
         """Close streams whose certificate is revoked, or has ended."""
         while self.handshakes.identity is not None:
-            await asyncio.sleep(self._limits.check_seconds)
+            await asyncio.sleep(self.limits.check_seconds)
             self.handshakes.revoked.read(anew=True)
             for stream in self.table.open_streams():
                 try:
@@ -232,7 +234,7 @@ class GrpcTransport:
     async def _enough(self, ask: Ask, patience: Patience | None) -> None:
         """Wait for as many answers as patience wants."""
         began = time.monotonic()
-        note = self._limits.note_seconds
+        note = self.limits.note_seconds
         while True:
             seconds = math.inf if patience is None else patience.seconds
             gone = self.table.empty_for(seconds, ask.missing())
@@ -306,8 +308,8 @@ class GrpcTransport:
             # Before anything is awaited: an ask that begins meanwhile comes after what is owed.
             for ask in self.asks.in_order():
                 stream.queue(ask)
-            out = Conversation(stream, context, self._answers, self._limits, self.carried)
-            seconds = self._limits.hello_seconds
+            out = Conversation(stream, context, self._answers, self.limits, self.carried)
+            seconds = self.limits.hello_seconds
             try:  # it keeps its seats only with its welcome
                 async with asyncio.timeout(seconds):
                     await out.send(Message(self.handshakes.welcome(hello)))

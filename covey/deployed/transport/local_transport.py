@@ -64,8 +64,8 @@ class LocalTransport:
     `lost` is called with the seat whose node raised SeatLost; it may put another node there.
     """
 
-    def __init__(self, lost: Callable[[Seat], None] | None = None) -> None:
-        self._lost = lost or (lambda _: None)
+    def __init__(self, lost: Callable[[Seat], object] = lambda _: None) -> None:
+        self._lost = lost
         self._seats: dict[Seat, _LocalSeat] = {}
         self._changed = threading.Condition()
         """Held while seats and asks change."""

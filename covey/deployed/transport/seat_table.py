@@ -101,7 +101,7 @@ class SeatTable:
     """The seats below a parent, by their ids, and the streams of those who have taken them."""
 
     allowed: AllowList
-    remember: Callable[[frozenset[str]], None] | None = None
+    remember: Callable[[frozenset[str]], None] = lambda _: None
     """Told whenever the evicted change."""
     streams: dict[Seat, ChildStream] = field(default_factory=dict)
     members: frozenset[Seat] = frozenset()
@@ -136,7 +136,14 @@ class SeatTable:
         for name in stream.seats:
             self.allowed.turned_away.pop(name, None)
 
-    def close(self, stream: ChildStream, code: str, text: str, *, evicted: bool = False) -> None:
+    def close(
+        self,
+        stream: ChildStream,
+        code: str,
+        text: str,
+        *,
+        evicted: bool = False,
+    ) -> None:
         """End a stream with this reason; its seats are empty at once, whatever its process does."""
         stream.close(code, text, evicted=evicted)
         self.leave(stream)
@@ -176,13 +183,10 @@ class SeatTable:
 
     async def _remember_evicted(self) -> None:
         """Write who is evicted, in another thread: the disk may be busy."""
-        remember = self.remember
-        if remember is None:
-            return
 
         def write() -> None:
             with self._remembering:
-                remember(self.allowed.evicted)
+                self.remember(self.allowed.evicted)
 
         await asyncio.to_thread(write)
 

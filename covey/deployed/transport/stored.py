@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
 
 
@@ -25,33 +25,46 @@ class Stored:
         return self.size
 
 
-class NamelessFile:
-    """A file without a name in a folder; it is gone when nobody has it any more.
+class AnswerFile:
+    """A file without a name in a folder; it is gone when nobody reads it any more.
 
     Threads read and write it by turns, since not every system has reads and writes at a position.
+
+    >>> stored = AnswerFile(Path()).add(b"abc")
+    >>> len(stored), stored.read()
+    (3, b'abc')
     """
 
     def __init__(self, folder: Path) -> None:
+        """The file is made when it gets its first bytes."""
         self._folder = folder
-        self.stream = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._alone = threading.Lock()
-        self._close = weakref.finalize(self, self.stream.close)
+        self.stream: FileIO | None = None
+        self.size = 0
 
-    def write(self, start: int, data: bytes) -> None:
-        """Write bytes at a position."""
+    def add(self, data: bytes) -> Stored:
+        """Write bytes after the others; an OSError, such as of a full disk, loses none of them."""
         rest = memoryview(data)
         with self._alone:
+            if self.stream is None:
+                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+                self.stream = file
+                weakref.finalize(self, file.close)
+            start = self.size
             self.stream.seek(start)
             while rest:
                 rest = rest[self.stream.write(rest) :]
+            self.size += len(data)
+        return Stored(len(data), partial(self.read, start, len(data)))
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes at a position."""
         pieces = []
         position = 0
         with self._alone:
-            self.stream.seek(start)
-            while position < size:
+            if self.stream is not None:
+                self.stream.seek(start)
+            while self.stream is not None and position < size:
                 piece = self.stream.read(size - position)
                 if not piece:
                     text = f"an answer of {size} bytes in {self._folder} ends after {position}"
@@ -63,34 +76,9 @@ class NamelessFile:
     def close(self) -> None:
         """Give the space on the disk back."""
         with self._alone, suppress(OSError):  # nobody wants the bytes any more
-            self._close()
-
-
-class AnswerFile:
-    """A file without a name in a folder; it is gone when nobody reads it any more.
-
-    >>> stored = AnswerFile(Path()).add(b"abc")
-    >>> len(stored), stored.read()
-    (3, b'abc')
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """The file is made when it gets its first bytes."""
-        self._folder = folder
-        self._file: NamelessFile | None = None
-        self._end = 0
-        self._alone = threading.Lock()
-
-    def add(self, data: bytes) -> Stored:
-        """Write bytes after the others; an OSError, such as of a full disk, loses none of them."""
-        size = len(data)
-        with self._alone:
-            if self._file is None:
-                self._file = NamelessFile(self._folder)
-            start = self._end
-            self._file.write(start, data)
-            self._end = start + size
-        return Stored(size, partial(self._file.read, start, size))
+            if self.stream is not None:
+                self.stream.close()
+            self.stream = None
 
 
 class Arrival:
@@ -106,9 +94,7 @@ class Arrival:
 
     def __init__(self, folder: Path) -> None:
         """The file is made when it gets its first bytes."""
-        self._folder = folder
-        self._file: NamelessFile | None = None
-        self._written = 0
+        self.file = AnswerFile(folder)
         self._held: BytesIO | None = None
         self._ended = False
         self._alone = threading.Lock()
@@ -125,16 +111,13 @@ class Arrival:
                     self._held.write(piece)
                     continue
                 try:
-                    if self._file is None:
-                        self._file = NamelessFile(self._folder)
-                    self._file.write(self._written, piece)
-                    self._written += len(piece)
+                    self.file.add(piece)
                 except OSError as error:
                     self.error = error
                     self._held = BytesIO()
-                    self._held.write(self._stored())
+                    self._held.write(self.file.read(0, self.file.size))
                     self._held.write(piece)
-                    self._close()
+                    self.file.close()
 
     def take(self) -> bytes:
         """All bytes; nothing keeps them any more."""
@@ -142,23 +125,13 @@ class Arrival:
             with self._alone:
                 if self._held is not None:
                     return self._held.getvalue()
-                return self._stored()
+                return self.file.read(0, self.file.size)
         finally:
             self.end()
-
-    def _stored(self) -> bytes:
-        if self._file is None:
-            return b""
-        return self._file.read(0, self._written)
 
     def end(self) -> None:
         """Forget the bytes, and give their space on the disk back."""
         self._ended = True  # a thread that still writes stops after its piece
         with self._alone:
             self._held = None
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+            self.file.close()
