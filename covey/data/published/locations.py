@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import math
 import os
 import sys
 import zlib
@@ -35,9 +34,7 @@ def folder(data_dir: str | Path | None = None) -> Path:
     >>> folder("some/where").parts
     ('some', 'where')
     """
-    named = data_dir
-    if data_dir is None:
-        named = os.environ.get("COVEY_DATA")
+    named = os.environ.get("COVEY_DATA") if data_dir is None else data_dir
     return Path(named).expanduser() if named else user_data() / "covey"
 
 
@@ -48,11 +45,7 @@ def find(entry: KnownSet, root: Path) -> Located:
     """
     tried = [_look(way, root / subfolder) for way in entry.ways for subfolder in entry.places]
     own = [located for located in tried if not _foreign(entry, located)]
-
-    def lack(located: Located) -> float:
-        return len(located.missing) if located.files else math.inf
-
-    return min(own, key=lack, default=tried[0])
+    return min(own, key=lambda one: (not one.files, len(one.missing)), default=tried[0])
 
 
 def hub_copy(entry: KnownSet, root: Path) -> Path:
