@@ -102,9 +102,9 @@ class SeedRounds:
         return statistics.mean(counts) / 1e3
 
 
-def accuracy(record: Round, model: str) -> float:
-    """Test accuracy in percent."""
-    score = record.models[model].scores["test"]
+def accuracy(record: Round, model: str, part: str = "test") -> float:
+    """The accuracy on a part in percent."""
+    score = record.models[model].scores[part]
     return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
