@@ -630,13 +630,13 @@ def _check_labels(shards: Shards) -> None:
     _refuse(shards, wrong, "y", fault, advice)
 
 
-def some(numbers: Sequence[Any]) -> str:
-    """The first five of them, for a message.
+def some(items: Sequence[Any], most: int = 5) -> str:
+    """The first of them, for a message.
 
     >>> some(range(9))
     '0, 1, 2, 3, 4, ...'
     """
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    return ", ".join([*map(str, items[:most]), *["..."] * (len(items) > most)])
 
 
 def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

@@ -49,6 +49,7 @@ from typing import Any
 
 from covey import rooms
 from covey.algorithms import ALGORITHMS
+from covey.data.shards import some
 from covey.errors import ConfigError, meant
 from covey.kernel.nodes import Idle
 
@@ -205,18 +206,11 @@ def rows_of(tables: Sequence[PaperTable], pattern: str = "*") -> list[Row]:
     rows = [row for table in tables for row in table.rows]
     matching = [row for row in rows if fnmatch.fnmatchcase(row.name, pattern)]
     if not matching:
-        settings = _some(row.setting for row in rows)
-        methods = _some(row.method for row in rows)
+        settings = some(list(dict.fromkeys(row.setting for row in rows)), 12)
+        methods = some(list(dict.fromkeys(row.method for row in rows)), 12)
         rule = f"a row is SETTING/METHOD; settings are {settings}; methods are {methods}"
         raise ConfigError(f"no row matches {pattern!r}; {rule}.")
     return matching
-
-
-def _some(words: Iterable[str], most: int = 12) -> str:
-    """The words, each once; of many the first."""
-    once = list(dict.fromkeys(words))
-    more = ", ..." if len(once) > most else ""
-    return ", ".join(once[:most]) + more
 
 
 def read(name: str) -> PaperTable:

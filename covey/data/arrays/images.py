@@ -22,7 +22,7 @@ from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import TableOptions, dealing, files_below
 from covey.data.tables.scaling import Normalise
-from covey.data.tables.tables import Table
+from covey.data.tables.tables import Table, listing
 from covey.errors import DataError, needed, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -187,13 +187,9 @@ def _each(files: Mapping[str, Opened], read: Callable[[Opened], Any]) -> list[An
         except Exception as error:  # a damaged file can fail in any way
             # Pillow's message repeats the path.
             reason = str(error).replace(f" {name!r}", "") or type(error).__name__
-            faults.append(f"  {name}: {reason}")
+            faults.append(f"{name}: {reason}")
     if faults:
-        count = "1 image" if len(faults) == 1 else f"{len(faults)} images"
-        more = [f"  and {len(faults) - 5} more"] if len(faults) > 5 else []
-        raise DataError(
-            "\n".join([f"{count} cannot be read; replace or remove them:", *faults[:5], *more])
-        )
+        raise DataError(listing("image", "cannot be read; replace or remove them", faults))
     return results
 
 

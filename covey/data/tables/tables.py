@@ -54,13 +54,11 @@ class Faults:
         if not self.reasons:
             return
         lines = [
-            f"  {source} {position}: {why}"
+            f"{source} {position}: {why}"
             for (source, position), why in sorted(self.reasons.items())
         ]
         advice = "; ".join([advice, *self.hints])
-        more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
-        count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
-        raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
+        raise DataError(listing("row", f"cannot be used; {advice}", lines))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +151,18 @@ class Table:
         words = {name: some_of(cells) for name, cells in self.words.items()}
         targets = {name: some_of(cells) for name, cells in self.targets.items()}
         return replace(self, x=self.x[rows], words=words, targets=targets, **texts)
+
+
+def listing(thing: str, fault: str, lines: Sequence[str]) -> str:
+    """An error about so many things, with a line on each of the first five.
+
+    >>> print(listing("row", "cannot be used", ["line 7: column 'heat' is empty"]))
+    1 row cannot be used:
+      line 7: column 'heat' is empty
+    """
+    count = f"1 {thing}" if len(lines) == 1 else f"{len(lines)} {thing}s"
+    more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+    return "\n  ".join([f"{count} {fault}:", *lines[:5], *more])
 
 
 def joined(tables: Sequence[Table]) -> Table:
