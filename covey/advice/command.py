@@ -113,7 +113,7 @@ def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Ad
     if solver is not None:
         text = f"{solver}, and the theorems are about plain steps; nothing was checked."
         return [Advice("note", "solver", text, {})]
-    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
+    sizes = filter(None, experiment.data.train.counts().tolist())
     return advice.advise(
         experiment.algorithm,
         smoothness=smoothness,

@@ -71,7 +71,9 @@ def _set(lines: list[str], section: str, key: str, value: str) -> None:
     dotted = f"{section}.{key}"
     names = {section: f'{re.escape(key)}|"{re.escape(key)}"', None: re.escape(dotted)}
     for position, table in enumerate(tables):
-        match = re.match(_VALUE.format(key=names.get(table, "(?!)")), lines[position])
+        if table not in names:
+            continue
+        match = re.match(_VALUE.format(key=names[table]), lines[position])
         if match:
             lines[position] = match["start"] + value + match["end"]
             return

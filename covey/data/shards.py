@@ -72,7 +72,7 @@ class Part:
                     "give their numbers, a list of integers."
                 )
             arrays.append(array.astype(np.int64))
-        offset = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        offset = np.cumsum(list(map(len, arrays)), dtype=np.int64)
         return Part(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offset))
 
     @staticmethod
@@ -319,10 +319,12 @@ class Shards:
         runs = [(edge, len(list(run))) for edge, run in under]
         if len(dict(runs)) < len(runs):
             runs = []  # an edge's devices are apart
-        device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
-        edge_names = self.names.edges and tuple(self.names.edges[edge] for edge, _ in runs)
-        names = replace(self.names, devices=device_names, edges=edge_names)
-        return replace(self, edges=tuple(size for _, size in runs), names=names, **parts)
+        edges, sizes = zip(*runs, strict=True) if runs else ((), ())
+        own = self.names
+        device_names = own.devices and tuple(map(own.devices.__getitem__, devices))
+        edge_names = own.edges and tuple(map(own.edges.__getitem__, edges))
+        names = replace(own, devices=device_names, edges=edge_names)
+        return replace(self, edges=sizes, names=names, **parts)
 
     def _repr_html_(self) -> str:
         """The examples of every part, in all and per device, in a notebook."""
@@ -447,10 +449,11 @@ def _absent(device: int) -> str:
 
 def _check_parts(shards: Shards) -> None:
     """That all parts are of the same devices, and name examples that are there."""
-    devices = {split: shards.part(split).devices for split in SPLITS}
-    if len(set(devices.values())) > 1:
+    counts = (shards.train.devices, shards.validation.devices, shards.test.devices)
+    if len(set(counts)) > 1:
         raise DataError(
-            f"the parts have different numbers of devices, {devices}; "
+            "the parts have different numbers of devices, "
+            f"{dict(zip(SPLITS, counts, strict=True))}; "
             "give a device without examples an empty piece."
         )
     if shards.devices == 0:
