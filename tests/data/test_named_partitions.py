@@ -13,13 +13,10 @@ from covey.data.partitions.leaks import overlaps
 from covey.data.partitions.named_partitions import _DEALS, PARTITIONS, deal
 from covey.data.partitions.partition import SPLIT, Numbers, Split
 from covey.data.shards import Part
+from tests.data.tiny import labels_of
 from tests.given import refused
 
 Parts = tuple[Part, Part, Part]
-
-
-def labels_of(counts: list[int]) -> Numbers:
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 Y = labels_of([1200] * 10)

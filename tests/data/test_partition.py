@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from covey.data import partition
 from covey.data.partitions.partition import Numbers
+from tests.data.tiny import labels_of
 from tests.given import refused
 
 seeds = st.integers(0, 2**32)
@@ -22,10 +23,6 @@ DEALS: list[Callable[..., list[Numbers]]] = [
     lambda y, devices, seed: partition.by_labels(y, devices=devices, labels=2, seed=seed),
     lambda y, devices, seed: partition.dirichlet(y, devices=devices, alpha=0.3, seed=seed),
 ]
-
-
-def labels_of(counts: list[int]) -> Numbers:
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 def assert_disjoint(piles: list[Numbers]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from covey.data import recipes
 from covey.data.partitions.partition import Numbers
 from covey.data.partitions.recipes import Dealt
+from tests.data.tiny import labels_of
 from tests.given import refused
 
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
@@ -26,10 +27,6 @@ def mnist() -> Numbers:
     """
     rest = np.array(MNIST_COUNTS) - np.bincount(MNIST_BEGINS, minlength=10)
     return np.concatenate([MNIST_BEGINS, np.repeat(np.arange(10), rest)])
-
-
-def labels_of(counts: list[int]) -> Numbers:
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 def whole(dealt: Dealt) -> list[Numbers]:

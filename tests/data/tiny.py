@@ -31,6 +31,11 @@ def examples(*counts: int, shape: tuple[int, ...] = (28, 28), classes: int = 10)
     ]
 
 
+def labels_of(counts: list[int]) -> npt.NDArray[np.int64]:
+    """Labels in order, so many of each."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def idx(array: Bytes) -> bytes:
     return (
         bytes([0, 0, 8, array.ndim])
