@@ -11,7 +11,7 @@ import torch
 from covey.data import Shards, partition, recipes
 from covey.data.partitions.leaks import overlaps
 from covey.data.partitions.named_partitions import _DEALS, PARTITIONS, deal
-from covey.data.partitions.partition import SPLIT, Numbers, Split
+from covey.data.partitions.partition import SPLIT, Split
 from covey.data.shards import Part
 from tests.data.tiny import labels_of
 from tests.given import refused
