@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import sys
 import zlib
@@ -45,7 +46,11 @@ def find(entry: KnownSet, root: Path) -> Located:
     """
     tried = [_look(way, root / subfolder) for way in entry.ways for subfolder in entry.places]
     own = [located for located in tried if not _foreign(entry, located)]
-    return min(own, key=lambda one: (not one.files, len(one.missing)), default=tried[0])
+
+    def lack(located: Located) -> float:
+        return len(located.missing) if located.files else math.inf
+
+    return min(own, key=lack, default=tried[0])
 
 
 def hub_copy(entry: KnownSet, root: Path) -> Path:
