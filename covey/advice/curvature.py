@@ -90,7 +90,8 @@ def strong_convexity(experiment: Experiment) -> float | None:
     loss = resolved_loss(experiment.loss, experiment.data)
     convex = isinstance(loss, str | CrossEntropy | BinaryCrossEntropy | Huber)
     kinds = list(map(type, experiment.model.modules()))
-    linear = kinds.count(nn.Linear) == 1 and {*kinds} <= {nn.Linear, nn.Sequential, nn.Flatten}
+    plain = {nn.Linear, nn.Sequential, nn.Flatten}
+    linear = kinds.count(nn.Linear) == 1 and {*kinds} <= plain
     return experiment.l2 if convex and linear else None
 
 

@@ -138,7 +138,8 @@ def _always_diverges(excess: Excess, up_to: float) -> bool:
         if not bool((margin > 0).all()):
             return False
         around = np.pad(margin, 1, constant_values=math.inf)
-        (valleys,) = np.nonzero((margin <= around[:-2]) & (margin <= around[2:]))
+        below_both = (margin <= around[:-2]) & (margin <= around[2:])
+        (valleys,) = np.nonzero(below_both)
         order = np.argsort(margin[valleys], kind="stable")
         lowest = valleys[order[:_VALLEYS]]
         left = grid[np.maximum(lowest - 1, 0)]

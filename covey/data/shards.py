@@ -78,7 +78,8 @@ class Part:
     @staticmethod
     def sized(index: Tensor, counts: Tensor, present: Tensor | None = None) -> Part:
         """The part in which device d holds the next counts[d] examples of the index."""
-        return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), present)
+        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Part(index, offset, present)
 
     @property
     def devices(self) -> int:
@@ -332,7 +333,8 @@ class Shards:
         rows = []
         for split in SPLITS:
             held = self.part(split).counts().numpy()
-            figures = (f"{figure:g}" for figure in (held.min(), np.median(held), held.max()))
+            spread = (held.min(), np.median(held), held.max())
+            figures = (f"{figure:g}" for figure in spread)
             rows.append([split, f"{held.sum():,}", str(np.count_nonzero(held)), *figures])
         shape = " x ".join(map(str, self.x.shape[1:])) or "1"
         words = [f"{self.name}: {len(self.x):,} examples of {shape}", f"{self.devices} devices"]
@@ -639,7 +641,10 @@ def some(items: Sequence[Any], most: int = 5) -> str:
     >>> some(range(9))
     '0, 1, 2, 3, 4, ...'
     """
-    return ", ".join([*map(str, items[:most]), *["..."] * (len(items) > most)])
+    words = [str(item) for item in items[:most]]
+    if len(items) > most:
+        words.append("...")
+    return ", ".join(words)
 
 
 def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

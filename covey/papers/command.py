@@ -218,7 +218,8 @@ def _list(listed: Sequence[PaperTable], out: Path, as_json: bool) -> None:
             report.lines_cells(table.path, verdicts.lines(table, results[table.paper]))
             for table in listed
         ]
-        print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
+        entries = [dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]
+        print(json.dumps(entries))
         return
     console = Console()
     for table in listed:

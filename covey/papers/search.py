@@ -34,7 +34,8 @@ def search(row: Row, store: ResultStore, options: Options, tick: Tick) -> Row | 
         if not claimed:
             return None
         rounds = min(row.search_rounds, options.rounds_of(row))
-        before = valid(store.read(), row).get("search", {"rounds": 0, "points": []})
+        nothing: dict[str, Any] = {"rounds": 0, "points": []}
+        before = valid(store.read(), row).get("search", nothing)
         points: list[Point] = []
         if before["rounds"] >= rounds:
             rounds = before["rounds"]

@@ -183,7 +183,8 @@ def _all_claims(table: PaperTable, results: Results) -> Iterator[Claim]:
             yield Claim(ordering, ordering.settings, ordering.printed, None)
             continue
         if ordering.names_rows:
-            named = [name.partition(":")[0].rpartition("/")[0] for name in ordering.names]
+            rows_named = [name.partition(":")[0] for name in ordering.names]
+            named = [name.rpartition("/")[0] for name in rows_named]
             yield _claim(ordering, ", ".join(dict.fromkeys(named)), by_name, {}, results)
             continue
         for setting, rows in settings.items():
@@ -229,7 +230,8 @@ def _claim(
     margins: list[float | None] = []
     # A row with fewer rounds or seeds, or of another type of products, beside others decides
     # nothing.
-    if len({(each["rounds"], each["seeds"], each.get("compute")) for each in run}) <= 1:
+    sizes = {(each["rounds"], each["seeds"], each.get("compute")) for each in run}
+    if len(sizes) <= 1:
         margin = _margin(ordering, rows, ours)
         seeds = max((result.get("seeds", 0) for result in every), default=0)
         margins = [_margin(ordering, rows, partial(ours, seed=seed)) for seed in range(seeds)]
@@ -438,7 +440,8 @@ def _on_test(results: Results, row: Row) -> Entry:
 
 def _figures(entry: Entry, protocol: str, model: str) -> tuple[float, ...]:
     """One figure per seed, in percent."""
-    return tuple(entry.get(protocol, {}).get("models", {}).get(model, ()))
+    by_model = entry.get(protocol, {}).get("models", {})
+    return tuple(by_model.get(model, ()))
 
 
 def _models(row: Row, entry: Entry) -> list[str]:

@@ -367,11 +367,3 @@ def test_a_damaged_kept_file_is_named(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with refused(str(path), "delete it"):
             formats.kept(path)
-
-
-@pytest.mark.parametrize("name", CATALOG)
-def test_of_a_set_that_is_not_there_the_preferred_form_is_asked_for(
-    name: str, tmp_path: Path
-) -> None:
-    located = locations.find(CATALOG[name], tmp_path)
-    assert (located.way, located.missing) == (CATALOG[name].ways[0], CATALOG[name].ways[0].files)

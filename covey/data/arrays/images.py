@@ -207,7 +207,8 @@ def _header(library: Any, file: Opened) -> _Header:
                 f"its pixels are of mode {image.mode!r}, not of 8 bits; save it with 8 per channel"
             )
         turned = image.getexif().get(_ORIENTATION) in _TURNED
-        return _Header(image.size if turned else image.size[::-1], image.mode in _GREY)
+        size = image.size if turned else image.size[::-1]
+        return _Header(size, image.mode in _GREY)
 
 
 def _stream(file: Opened) -> Path | io.BytesIO:

@@ -64,7 +64,8 @@ def origin(repository: str) -> str:
 
 def facts(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """The name, size and time of every file."""
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    stats = [(path, path.stat()) for path in files]
+    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
 def unreachable(patience: float = PATIENCE) -> str | None:

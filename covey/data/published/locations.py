@@ -111,6 +111,9 @@ def _foreign(entry: KnownSet, located: Located) -> bool:
 
     The files of MNIST and Fashion-MNIST have the same names.
     """
-    others = {md5 for other in CATALOG.values() if other is not entry for md5 in other.md5.values()}
+    others: set[str] = set()
+    for other in CATALOG.values():
+        if other is not entry:
+            others.update(other.md5.values())
     labels = [path for path in located.files if "-labels-" in path.name]
     return any(unpacked_md5(path) in others for path in labels)

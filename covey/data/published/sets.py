@@ -157,7 +157,9 @@ def _dealt(name: str, arguments: Mapping[str, Any]) -> Shards:
     options = dict(arguments)
     kind = options.pop("kind", None)
     normalise = options.pop("normalise")
-    raw = load(name, data_dir=options.pop("data_dir"), hub=options.pop("hub"), split=kind)
+    data_dir = options.pop("data_dir")
+    hub = options.pop("hub")
+    raw = load(name, data_dir=data_dir, hub=hub, split=kind)
     partition = options["partition"]
     writers = raw.writers if partition == "writer" else None
     parts = deal(raw.y, writers=writers, **options)
@@ -184,7 +186,8 @@ def _dealt(name: str, arguments: Mapping[str, Any]) -> Shards:
 
 @lru_cache(maxsize=1)
 def _scaled_once(raw: Raw, normalise: Normalise) -> Tensor:
-    return scaled(raw.x, scaling(normalise, raw.x, torch.empty(0, dtype=torch.int64)))
+    nobody = torch.empty(0, dtype=torch.int64)
+    return scaled(raw.x, scaling(normalise, raw.x, nobody))
 
 
 @lru_cache(maxsize=2)

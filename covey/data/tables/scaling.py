@@ -67,7 +67,9 @@ class Scaling:
         if facts is None:
             return None
         double = partial(torch.tensor, dtype=torch.float64)
-        return Scaling(facts["kind"], double(facts["shift"]), double(facts["factor"]))
+        shift = double(facts["shift"])
+        factor = double(facts["factor"])
+        return Scaling(facts["kind"], shift, factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +117,8 @@ def _together(count: Floats, mean: Floats, squares: Floats) -> Moments:
     centre = np.where(total > 0, centre, 0)
     away = np.where(count > 0, mean - centre, 0)
     shift = (count * away).sum(axis=0) / np.maximum(total, 1)
-    around = squares.sum(axis=0) + (count * np.square(away - shift)).sum(axis=0)
+    between = count * np.square(away - shift)
+    around = squares.sum(axis=0) + between.sum(axis=0)
     return Moments(total, centre + shift, around)
 
 

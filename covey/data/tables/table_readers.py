@@ -164,7 +164,8 @@ def texts_of(column: Any) -> list[str]:
     if column.dtype.kind == "f" and column.ndim == 1:
         gaps = np.isnan(column)
         values = column[~gaps]
-        whole = (np.abs(values) < 2**53).all() and (values == np.rint(values)).all()
+        exact = (np.abs(values) < 2**53).all()
+        whole = exact and (values == np.rint(values)).all()
         if gaps.any() and whole:  # what a library makes of integers beside gaps
             return ["" if np.isnan(value) else str(int(value)) for value in column]
     return texts_of(column.tolist())

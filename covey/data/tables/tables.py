@@ -94,7 +94,8 @@ class Table:
         `texts` gives the cells of a column of the file by its name. With `words`, columns of text,
         the columns of x have names too: those of the features.
         """
-        roles: dict[str, Any] = {role: texts(name) for role, name in options.roles(header).items()}
+        names = options.roles(header)
+        roles: dict[str, Any] = {role: texts(name) for role, name in names.items()}
         targets = {}
         if options.several and options.labelled:
             targets = {name: texts(name) for name in options.labels}
