@@ -100,7 +100,7 @@ def own_parts(
     n = len(pairs)
     _check_filled(pairs)
     for split, given in (("validation", validation), ("test", test)):
-        own = [(torch.empty(0), torch.empty(0))] * n
+        own: list[Ready] = [(torch.empty(0), torch.empty(0))] * n
         if given is not None:
             own = _converted(given, split)
         if len(own) != n:
