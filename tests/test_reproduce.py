@@ -546,11 +546,8 @@ def test_a_cell_has_one_verdict_in_all_tables_of_a_paper_and_counts_once() -> No
             assert said.setdefault((line.row.key, line.model), line.verdict) is line.verdict
     lines = [line for table in own for line in verdicts.lines(table, content)]
     whole = report.lines_cells("sfedhp", lines)
-    parts = [
-        report.lines_cells(table.path, verdicts.lines(table, content))
-        for table in own
-        if table.name != "table1"
-    ]
+    others = [table for table in own if table.name != "table1"]
+    parts = [report.lines_cells(one.path, verdicts.lines(one, content)) for one in others]
     assert whole[0] == "sfedhp"
     assert list(map(int, whole[1:])) == [
         sum(int(part[column]) for part in parts) for column in range(1, len(whole))

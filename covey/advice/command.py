@@ -10,13 +10,13 @@ import time
 from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from covey import advice
-from covey.advice import Advice, Findings, Trial, edit
+from covey.advice import Advice, Findings, edit
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.errors import ConfigError
 from covey.folder.terminal import Console
@@ -84,7 +84,12 @@ def advise(
         edit.rewrite(written, "algorithm", values)
     theorems = quick(experiment, smoothness=findings.smoothness)
     if as_json:
-        print(json.dumps(_as_dict(findings, theorems, seconds, written)))
+        facts = {
+            "seconds": seconds,
+            "written": None if written is None else str(written),
+            "advice": [asdict(item) for item in theorems],
+        }
+        print(json.dumps(findings.as_dict() | facts))
     else:
         _show(console, findings, experiment.rounds, seconds)
         if written is not None:
@@ -108,7 +113,7 @@ def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Ad
     if solver is not None:
         text = f"{solver}, and the theorems are about plain steps; nothing was checked."
         return [Advice("note", "solver", text, {})]
-    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
+    sizes = filter(None, experiment.data.train.counts().tolist())
     return advice.advise(
         experiment.algorithm,
         smoothness=smoothness,
@@ -209,49 +214,3 @@ def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
         return f"{figure} % {findings.metric}".rstrip() if unit else figure
     figure = f"{value:.4g}"
     return f"{findings.metric or 'loss'} {figure}" if unit else figure
-
-
-def _as_dict(
-    findings: Findings,
-    theorems: list[Advice],
-    seconds: float,
-    written: Path | None,
-) -> dict[str, Any]:
-    """Everything, as JSON can hold it; `advice` has the theorems."""
-    curvature = findings.curvature
-    return {
-        "smoothness": findings.smoothness,
-        "curvature": {
-            "start": None if findings.start is None else asdict(findings.start),
-            "along": None if curvature is None else asdict(curvature),
-        },
-        "changes": [
-            {**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes
-        ],
-        "nothing": findings.nothing,
-        "part": findings.part,
-        "rounds": findings.rounds,
-        "given": _trial(findings.given),
-        "advised": _trial(findings.advised),
-        "trial_rounds": findings.trial_rounds,
-        "trials": [_trial(trial) for trial in findings.trials],
-        "seconds": seconds,
-        "written": None if written is None else str(written),
-        "advice": [asdict(item) for item in theorems],
-    }
-
-
-def _trial(trial: Trial | None) -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    return {
-        "algorithm": {
-            name: value
-            for name, value in vars(trial.algorithm).items()
-            if isinstance(value, int | float | str)
-        },
-        "figures": trial.figures,
-        "diverged": trial.diverged,
-        "curvature": asdict(trial.curvature),
-        "bytes": trial.bytes,
-    }

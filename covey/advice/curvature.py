@@ -89,8 +89,9 @@ def strong_convexity(experiment: Experiment) -> float | None:
     """The mu of every device's loss: l2 for a linear model with a convex loss, else not known."""
     loss = resolved_loss(experiment.loss, experiment.data)
     convex = isinstance(loss, str | CrossEntropy | BinaryCrossEntropy | Huber)
-    kinds = [type(layer) for layer in experiment.model.modules()]
-    linear = kinds.count(nn.Linear) == 1 and {*kinds} <= {nn.Linear, nn.Sequential, nn.Flatten}
+    kinds = list(map(type, experiment.model.modules()))
+    plain = {nn.Linear, nn.Sequential, nn.Flatten}
+    linear = kinds.count(nn.Linear) == 1 and {*kinds} <= plain
     return experiment.l2 if convex and linear else None
 
 

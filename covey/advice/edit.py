@@ -65,19 +65,23 @@ def _set(lines: list[str], section: str, key: str, value: str) -> None:
     tables: list[str | None] = []  # that every line stands in; None above the first
     for line in lines:
         if _HEADER.match(line):
-            tables.append(line.split("#")[0].strip().strip("[]").strip())
+            header = line.split("#")[0].strip()
+            tables.append(header.strip("[]").strip())
         else:
             tables.append(tables[-1] if tables else None)
     dotted = f"{section}.{key}"
     names = {section: f'{re.escape(key)}|"{re.escape(key)}"', None: re.escape(dotted)}
     for position, table in enumerate(tables):
-        match = re.match(_VALUE.format(key=names.get(table, "(?!)")), lines[position])
+        if table not in names:
+            continue
+        match = re.match(_VALUE.format(key=names[table]), lines[position])
         if match:
             lines[position] = match["start"] + value + match["end"]
             return
     says = [n for n, line in enumerate(lines) if not re.match(r"\s*(#|$)", line)]
     own = [n for n in says if tables[n] == section]
-    above = [n for n in says if tables[n] is None and lines[n].lstrip().startswith(f"{section}.")]
+    top = [n for n in says if tables[n] is None]
+    above = [n for n in top if lines[n].lstrip().startswith(f"{section}.")]
     if own or above:
         last = (own or above)[-1]
         ending = "\r\n" if lines[last].endswith("\r\n") else "\n"

@@ -50,19 +50,20 @@ def advise(
         if value is not None and not 0 <= value < math.inf:
             raise ConfigError(f"{name} = {value!r} must be a number of 0 or more.")
     if smoothness is not None and strong is not None and strong > smoothness:
-        rule = f"strong = {strong!r} exceeds smoothness = {smoothness!r}"
-        raise ConfigError(f"{rule}; no curvature can be both.")
+        raise ConfigError(
+            f"strong = {strong!r} exceeds smoothness = {smoothness!r}; no curvature can be both."
+        )
     loss = Loss(smoothness, strong, exact, examples, devices, rounds, scheduled)
-    items: list[Advice] = []
     try:
-        for statement in stated_by(algorithm, "advice")(algorithm, loss):
-            if isinstance(statement, RoundFactor):
-                statement = _one_round(statement, loss)
-            items.append(statement)
+        items = [
+            _one_round(statement, loss) if isinstance(statement, RoundFactor) else statement
+            for statement in stated_by(algorithm, "advice")(algorithm, loss)
+        ]
     except (OverflowError, ZeroDivisionError) as error:
-        name = type(algorithm).__name__
-        rule = "its fields are so large or so small that a round's factor is no number"
-        raise ConfigError(f"{name}: {rule}; choose others.") from error
+        raise ConfigError(
+            f"{type(algorithm).__name__}: its fields are so large or so small that a round's "
+            "factor is no number; choose others."
+        ) from error
     order = ("error", "warning", "note")
     return sorted(items, key=lambda item: order.index(item.level))
 
@@ -136,9 +137,9 @@ def _always_diverges(excess: Excess, up_to: float) -> bool:
         margin = _margin(excess, grid)
         if not bool((margin > 0).all()):
             return False
-        before = np.concatenate([[math.inf], margin[:-1]])
-        after = np.concatenate([margin[1:], [math.inf]])
-        (valleys,) = np.nonzero((margin <= before) & (margin <= after))
+        around = np.pad(margin, 1, constant_values=math.inf)
+        below_both = (margin <= around[:-2]) & (margin <= around[2:])
+        (valleys,) = np.nonzero(below_both)
         order = np.argsort(margin[valleys], kind="stable")
         lowest = valleys[order[:_VALLEYS]]
         left = grid[np.maximum(lowest - 1, 0)]
@@ -157,13 +158,9 @@ def _stretch(excess: Excess) -> tuple[float, float]:
         return math.nan, math.nan
     first = int(stable.argmax())
     end = first + int((~stable[first:]).argmax())  # the next unstable one; `first` if none is
-    low = 0.0
-    high = math.inf
     grid = _CURVATURES.tolist()
-    if first > 0:
-        low = _edge(excess, grid[first], grid[first - 1])
-    if end > first:
-        high = _edge(excess, grid[end - 1], grid[end])
+    low = _edge(excess, grid[first], grid[first - 1]) if first else 0.0
+    high = _edge(excess, grid[end - 1], grid[end]) if end > first else math.inf
     return low, high
 
 

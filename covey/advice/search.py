@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from covey.advice import levers
@@ -66,6 +66,21 @@ class Trial:
     def diverged(self) -> bool:
         return self.score == -math.inf
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        plain = {
+            name: value
+            for name, value in vars(self.algorithm).items()
+            if isinstance(value, int | float | str)
+        }
+        return {
+            "algorithm": plain,
+            "figures": self.figures,
+            "diverged": self.diverged,
+            "curvature": asdict(self.curvature),
+            "bytes": self.bytes,
+        }
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -95,6 +110,26 @@ class Findings:
     def smoothness(self) -> float | None:
         """That of the median device."""
         return None if self.curvature is None else self.curvature.typical
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "smoothness": self.smoothness,
+            "curvature": {
+                "start": self.start and asdict(self.start),
+                "along": self.curvature and asdict(self.curvature),
+            },
+            "changes": [
+                {**asdict(change), "field": f"algorithm.{change.field}"} for change in self.changes
+            ],
+            "nothing": self.nothing,
+            "part": self.part,
+            "rounds": self.rounds,
+            "given": self.given and self.given.as_dict(),
+            "advised": self.advised and self.advised.as_dict(),
+            "trial_rounds": self.trial_rounds,
+            "trials": [trial.as_dict() for trial in self.trials],
+        }
 
 
 def improve(experiment: Experiment, *, told: Callable[[str], None] = lambda text: None) -> Findings:

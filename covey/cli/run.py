@@ -72,8 +72,6 @@ def run(
 
       covey run my.toml rounds=500 stop.patience=10      until validation improves no more
 
-      covey run examples/radio.toml                      over the air: seconds and joules
-
       covey run --resume runs/demo-sfedhp-1 rounds=100   resumed for more rounds
 
       covey run my.toml --runtime loopback               nodes that share nothing

@@ -72,13 +72,14 @@ class Part:
                     "give their numbers, a list of integers."
                 )
             arrays.append(array.astype(np.int64))
-        offset = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        offset = np.cumsum(list(map(len, arrays)), dtype=np.int64)
         return Part(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offset))
 
     @staticmethod
     def sized(index: Tensor, counts: Tensor, present: Tensor | None = None) -> Part:
         """The part in which device d holds the next counts[d] examples of the index."""
-        return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), present)
+        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Part(index, offset, present)
 
     @property
     def devices(self) -> int:
@@ -319,10 +320,12 @@ class Shards:
         runs = [(edge, len(list(run))) for edge, run in under]
         if len(dict(runs)) < len(runs):
             runs = []  # an edge's devices are apart
-        device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
-        edge_names = self.names.edges and tuple(self.names.edges[edge] for edge, _ in runs)
-        names = replace(self.names, devices=device_names, edges=edge_names)
-        return replace(self, edges=tuple(size for _, size in runs), names=names, **parts)
+        edges, sizes = zip(*runs, strict=True) if runs else ((), ())
+        own = self.names
+        device_names = own.devices and tuple(map(own.devices.__getitem__, devices))
+        edge_names = own.edges and tuple(map(own.edges.__getitem__, edges))
+        names = replace(own, devices=device_names, edges=edge_names)
+        return replace(self, edges=sizes, names=names, **parts)
 
     def _repr_html_(self) -> str:
         """The examples of every part, in all and per device, in a notebook."""
@@ -330,7 +333,8 @@ class Shards:
         rows = []
         for split in SPLITS:
             held = self.part(split).counts().numpy()
-            figures = (f"{figure:g}" for figure in (held.min(), np.median(held), held.max()))
+            spread = (held.min(), np.median(held), held.max())
+            figures = (f"{figure:g}" for figure in spread)
             rows.append([split, f"{held.sum():,}", str(np.count_nonzero(held)), *figures])
         shape = " x ".join(map(str, self.x.shape[1:])) or "1"
         words = [f"{self.name}: {len(self.x):,} examples of {shape}", f"{self.devices} devices"]
@@ -447,10 +451,11 @@ def _absent(device: int) -> str:
 
 def _check_parts(shards: Shards) -> None:
     """That all parts are of the same devices, and name examples that are there."""
-    devices = {split: shards.part(split).devices for split in SPLITS}
-    if len(set(devices.values())) > 1:
+    counts = (shards.train.devices, shards.validation.devices, shards.test.devices)
+    if len(set(counts)) > 1:
         raise DataError(
-            f"the parts have different numbers of devices, {devices}; "
+            "the parts have different numbers of devices, "
+            f"{dict(zip(SPLITS, counts, strict=True))}; "
             "give a device without examples an empty piece."
         )
     if shards.devices == 0:
@@ -630,13 +635,16 @@ def _check_labels(shards: Shards) -> None:
     _refuse(shards, wrong, "y", fault, advice)
 
 
-def some(numbers: Sequence[Any]) -> str:
-    """The first five of them, for a message.
+def some(items: Sequence[Any], most: int = 5) -> str:
+    """The first of them, for a message.
 
     >>> some(range(9))
     '0, 1, 2, 3, 4, ...'
     """
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    words = [str(item) for item in items[:most]]
+    if len(items) > most:
+        words.append("...")
+    return ", ".join(words)
 
 
 def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

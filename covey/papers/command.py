@@ -167,8 +167,9 @@ def _run(
             task = bar.add_task("rows", total=len(rows) * len(protocols))
             papers.reproduce(rows, protocols, options, out, Bar(console, bar, task))
     except KeyboardInterrupt as error:
-        text = f"the rows that are done are in {out}; the same command continues."
-        raise Interrupted(text) from error
+        raise Interrupted(
+            f"the rows that are done are in {out}; the same command continues."
+        ) from error
 
 
 class Bar:
@@ -190,8 +191,7 @@ class Bar:
 
     def stays(self, row: Row, protocol: Protocol, reason: str) -> None:
         """Say which result stays."""
-        text = f"{row.key} ({protocol}): {reason}"
-        self._console.print(text, soft_wrap=True)
+        self._console.print(f"{row.key} ({protocol}): {reason}", soft_wrap=True)
 
     def end(
         self,
@@ -207,8 +207,7 @@ class Bar:
         ended = f"{result['seconds']:.0f} s"
         if "missing" in result:
             ended = f"not run, {result['missing']} is not here"
-        text = f"{row.key} ({protocol}): {ended}"
-        self._console.print(text, soft_wrap=True)
+        self._console.print(f"{row.key} ({protocol}): {ended}", soft_wrap=True)
 
 
 def _list(listed: Sequence[PaperTable], out: Path, as_json: bool) -> None:
@@ -219,7 +218,8 @@ def _list(listed: Sequence[PaperTable], out: Path, as_json: bool) -> None:
             report.lines_cells(table.path, verdicts.lines(table, results[table.paper]))
             for table in listed
         ]
-        print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
+        entries = [dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]
+        print(json.dumps(entries))
         return
     console = Console()
     for table in listed:
@@ -268,7 +268,7 @@ def _say_what_is_missing(rows: Sequence[Row], results: Mapping[str, Results]) ->
     measured = [entry.get(protocol, {}) for entry in stored for protocol in PROTOCOLS]
     missing = dict.fromkeys(result["missing"] for result in measured if "missing" in result)
     if missing:
-        text = f"not here: {', '.join(missing)}; covey data says how to get data sets"
-        fix = "name their folder by --data-dir or COVEY_DATA"
-        console = Console(stderr=True)
-        console.print(f"{text}; {fix}.")
+        Console(stderr=True).print(
+            f"not here: {', '.join(missing)}; covey data says how to get data sets; "
+            "name their folder by --data-dir or COVEY_DATA."
+        )

@@ -155,7 +155,8 @@ class _Ticking(RunTracker):
     groups: int
 
     def log(self, records: Sequence[Round]) -> None:
-        self.tick((self.group + (records[0].round + 1) / self.rounds) / self.groups)
+        done = (records[0].round + 1) / self.rounds
+        self.tick((self.group + done) / self.groups)
 
 
 def _scored_to_the_end(together: Runs) -> list[tuple[Round, ...]]:

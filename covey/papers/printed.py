@@ -28,14 +28,8 @@ class PrintedCell:
     given: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.value:.2f}"
-        if self.sd is not None:
-            text += f" ± {self.sd:.2f}"
-        if self.uncertain:
-            text += " (?)"
-        if self.given:
-            text += " (an input)"
-        return text
+        sd = "" if self.sd is None else f" ± {self.sd:.2f}"
+        return f"{self.value:.2f}{sd}{' (?)' * self.uncertain}{' (an input)' * self.given}"
 
 
 @dataclass(frozen=True)

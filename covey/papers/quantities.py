@@ -89,9 +89,7 @@ class SeedRounds:
 
         It is 0 where the accuracy never falls. A run that ends early falls to 0 at its end.
         """
-        accuracies = [accuracy(record, model) for record in self.scored]
-        if self.diverged:
-            accuracies.append(0.0)
+        accuracies = [accuracy(record, model) for record in self.scored] + [0.0] * self.diverged
         falls = [max(0.0, before - after) for before, after in itertools.pairwise(accuracies)]
         return statistics.mean(falls) if falls else 0.0
 
@@ -104,9 +102,9 @@ class SeedRounds:
         return statistics.mean(counts) / 1e3
 
 
-def accuracy(record: Round, model: str) -> float:
-    """Test accuracy in percent."""
-    score = record.models[model].scores["test"]
+def accuracy(record: Round, model: str, part: str = "test") -> float:
+    """The accuracy on a part in percent."""
+    score = record.models[model].scores[part]
     return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
@@ -129,10 +127,7 @@ def name_of(figure: str) -> str | None:
     >>> name_of("personal loss"), name_of("personal")
     ('loss', None)
     """
-    for name in (*NAMES, LATENCY):
-        if figure.endswith(name):
-            return name
-    return None
+    return next((name for name in (*NAMES, LATENCY) if figure.endswith(name)), None)
 
 
 def without_a_score(figure: str) -> float | None:

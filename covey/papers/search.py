@@ -14,6 +14,7 @@ from typing import Any
 
 from covey.errors import ConfigError
 from covey.papers.measure import Options, Tick, device_name, histories, make_experiment
+from covey.papers.quantities import accuracy
 from covey.papers.results import ResultStore, valid
 from covey.papers.tables import Row
 
@@ -33,7 +34,8 @@ def search(row: Row, store: ResultStore, options: Options, tick: Tick) -> Row | 
         if not claimed:
             return None
         rounds = min(row.search_rounds, options.rounds_of(row))
-        before = valid(store.read(), row).get("search", {"rounds": 0, "points": []})
+        nothing: dict[str, Any] = {"rounds": 0, "points": []}
+        before = valid(store.read(), row).get("search", nothing)
         points: list[Point] = []
         if before["rounds"] >= rounds:
             rounds = before["rounds"]
@@ -64,7 +66,7 @@ def best_of(row: Row, points: list[Point]) -> Point:
 
     def score(point: Point) -> float:
         by_model: Mapping[str, float] = point["validation"]
-        compared = [accuracy for model, accuracy in by_model.items() if model in row.cells]
+        compared = [figure for model, figure in by_model.items() if model in row.cells]
         return statistics.mean(compared or by_model.values())
 
     scored = [point for point in points if point["validation"]]
@@ -81,8 +83,7 @@ def _point(row: Row, fields: Mapping[str, Any], options: Options) -> Point:
     (history,), diverged = histories([experiment], lambda done: None)
     best: dict[str, float] = {}
     for record in () if diverged else history:
-        for model, scores in record.models.items():
-            accuracy = 100 * (scores.scores["validation"].accuracy_fallback or 0.0)
-            best[model] = max(best.get(model, 0.0), round(accuracy, 4))
+        for model in record.models:
+            best[model] = max(best.get(model, 0.0), accuracy(record, model, "validation"))
     seconds = round(time.perf_counter() - began, 1)
     return {"fields": fields, "validation": best, "seconds": seconds}

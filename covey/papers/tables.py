@@ -49,6 +49,7 @@ from typing import Any
 
 from covey import rooms
 from covey.algorithms import ALGORITHMS
+from covey.data.shards import some
 from covey.errors import ConfigError, meant
 from covey.kernel.nodes import Idle
 
@@ -96,8 +97,10 @@ class Row:
 
     def digest(self) -> str:
         """A short hash of all that decides the figures: a result of other settings is no result."""
-        decides = [dict(self.algorithm), dict(self.data), dict(self.model), dict(self.tree)]
-        decides += [dict(fields) for fields in (*self.sections.values(), self.links) if fields]
+        always = (self.algorithm, self.data, self.model, self.tree)
+        decides = [dict(fields) for fields in always]
+        others = (*self.sections.values(), self.links)
+        decides += [dict(fields) for fields in others if fields]
         if self.idle != "train":
             decides.append({"idle": self.idle})
         if self.quantities:
@@ -205,18 +208,11 @@ def rows_of(tables: Sequence[PaperTable], pattern: str = "*") -> list[Row]:
     rows = [row for table in tables for row in table.rows]
     matching = [row for row in rows if fnmatch.fnmatchcase(row.name, pattern)]
     if not matching:
-        settings = _some(row.setting for row in rows)
-        methods = _some(row.method for row in rows)
+        settings = some(list(dict.fromkeys(row.setting for row in rows)), 12)
+        methods = some(list(dict.fromkeys(row.method for row in rows)), 12)
         rule = f"a row is SETTING/METHOD; settings are {settings}; methods are {methods}"
         raise ConfigError(f"no row matches {pattern!r}; {rule}.")
     return matching
-
-
-def _some(words: Iterable[str], most: int = 12) -> str:
-    """The words, each once; of many the first."""
-    once = list(dict.fromkeys(words))
-    more = ", ..." if len(once) > most else ""
-    return ", ".join(once[:most]) + more
 
 
 def read(name: str) -> PaperTable:
@@ -253,7 +249,8 @@ def _content(paper: str, table: str) -> dict[str, Any]:
     if "extends" in content:
         base = _content(paper, content["extends"])
         for name in ("methods", "why"):
-            content[name] = {**base.get(name, {}), **content.get(name, {})}
+            own = content.get(name, {})
+            content[name] = {**base.get(name, {}), **own}
         content.setdefault("orderings", base.get("orderings", []))
     return content
 
@@ -262,10 +259,14 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
     for setting, own in content.get("settings", {}).items():
         values = {**content.get("defaults", {}), **own}
         for method, entry in content["methods"].items():
-            if method in values.get("without", ()) or method not in values.get("only", (method,)):
+            if method in values.get("without", ()):
+                continue
+            if method not in values.get("only", (method,)):
                 continue
             known = inspect.signature(ALGORITHMS[entry["algorithm"]["name"]]).parameters
-            common = {name: v for name, v in values.get("common", {}).items() if name in known}
+            changed = values.get("methods", {}).get(method, {})
+            every = values.get("common", {})
+            common = {name: value for name, value in every.items() if name in known}
             added = rooms.added("rows")
             sections = {room: {**values.get(room, {}), **entry.get(room, {})} for room in added}
             yield Row(
@@ -273,7 +274,7 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 table=table,
                 setting=setting,
                 method=method,
-                algorithm=common | entry["algorithm"] | values.get("methods", {}).get(method, {}),
+                algorithm=common | entry["algorithm"] | changed,
                 data=values["data"],
                 model=entry.get("model", values["model"]),
                 tree=entry.get("tree", values.get("tree", {})),

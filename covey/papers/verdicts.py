@@ -183,7 +183,8 @@ def _all_claims(table: PaperTable, results: Results) -> Iterator[Claim]:
             yield Claim(ordering, ordering.settings, ordering.printed, None)
             continue
         if ordering.names_rows:
-            named = [name.partition(":")[0].rpartition("/")[0] for name in ordering.names]
+            rows_named = [name.partition(":")[0] for name in ordering.names]
+            named = [name.rpartition("/")[0] for name in rows_named]
             yield _claim(ordering, ", ".join(dict.fromkeys(named)), by_name, {}, results)
             continue
         for setting, rows in settings.items():
@@ -223,11 +224,16 @@ def _claim(
         claimed = ABOUT * ordering.about
     named = [name.partition(":") for name in ordering.names]
     own = [rows[method] for method, _, _ in named if method in rows]
+    every = [_on_test(results, row) for row in own]
+    run = [result for result in every if result.get("models")]
     margin = None
     margins: list[float | None] = []
-    if _alike(own, results):
+    # A row with fewer rounds or seeds, or of another type of products, beside others decides
+    # nothing.
+    sizes = {(each["rounds"], each["seeds"], each.get("compute")) for each in run}
+    if len(sizes) <= 1:
         margin = _margin(ordering, rows, ours)
-        seeds = max((_on_test(results, row).get("seeds", 0) for row in own), default=0)
+        seeds = max((result.get("seeds", 0) for result in every), default=0)
         margins = [_margin(ordering, rows, partial(ours, seed=seed)) for seed in range(seeds)]
     by_seed = tuple(known for known in margins if known is not None)
     deciding = [name.partition(":") for name in _deciding(ordering, in_print)]
@@ -237,15 +243,14 @@ def _claim(
         claimed,
         margin,
         frozenset(f"{rows[method].key}:{model}" for method, _, model in deciding if method in rows),
-        short=any(_is_short(row, results) for row in own),
+        short=any(map(_is_short, own, every)),
         has_rows=len(own) == len(named),
         by_seed=by_seed if len(by_seed) == len(margins) else (),
     )
 
 
-def _is_short(row: Row, results: Results) -> bool:
+def _is_short(row: Row, result: Entry) -> bool:
     """Whether a row was run with fewer rounds than the paper has, or with few seeds, or was cut."""
-    result = _on_test(results, row)
     few = result.get("rounds", 0) < row.rounds or result["seeds"] < SEEDS
     return _is_cut(result) or (bool(result.get("models")) and few)
 
@@ -254,18 +259,6 @@ def _is_cut(result: Entry) -> bool:
     """Whether seeds that diverged have ended others, which ran beside them."""
     diverged = re.search(r"\(seed ([\d, ]+)\)", result.get("diverged", ""))
     return diverged is not None and len(diverged[1].split(",")) < result["seeds"]
-
-
-def _alike(rows: Sequence[Row], results: Results) -> bool:
-    """Whether the rows of an order that were run have equally many rounds and seeds.
-
-    Their products must be computed in the same type, too.
-
-    A short row beside a whole one decides nothing.
-    """
-    every = [_on_test(results, row) for row in rows]
-    run = [result for result in every if result.get("models")]
-    return len({(each["rounds"], each["seeds"], each.get("compute")) for each in run}) <= 1
 
 
 def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:
@@ -447,7 +440,8 @@ def _on_test(results: Results, row: Row) -> Entry:
 
 def _figures(entry: Entry, protocol: str, model: str) -> tuple[float, ...]:
     """One figure per seed, in percent."""
-    return tuple(entry.get(protocol, {}).get("models", {}).get(model, ()))
+    by_model = entry.get(protocol, {}).get("models", {})
+    return tuple(by_model.get(model, ()))
 
 
 def _models(row: Row, entry: Entry) -> list[str]:

@@ -156,6 +156,7 @@ class Channel:
         if self.fading == "none":
             return torch.ones(len(ids), dtype=torch.float64)
         factor = 10 ** (self.rice_factor / 10) if self.fading == "rician" else 0.0
-        real, imaginary = draws.normal(draws.key(seed, round, "fading"), ids, 2).unbind(1)
+        address = draws.key(seed, round, "fading")
+        real, imaginary = draws.normal(address, ids, 2).unbind(1)
         power = (math.sqrt(2 * factor) + real) ** 2 + imaginary**2
         return power / (2 * (1 + factor))

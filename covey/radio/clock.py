@@ -219,7 +219,8 @@ class RadioClock(Environment):
             self._left_out.setdefault(name, []).append(ids[~asked & (reasons == reason)])
         ratio = plan.ratio[0][asked]
         rate = plan.rate[0][asked]
-        bandwidth = (plan.share[0] * self.cells.bandwidth[self.devices.cell[ids]])[asked]
+        band = self.cells.bandwidth[self.devices.cell[ids]]
+        bandwidth = (plan.share[0] * band)[asked]
         if self.work is None:
             return RadioAllocation(ids[asked], asked, ratio, rate, bandwidth, None, None)
         width = float(self.work.shared)
@@ -254,8 +255,9 @@ class RadioClock(Environment):
             "seconds": measured,
             "joules": joules.sum(1),
         }
+        charged = allocation.ids[~idle]
         for name, figures in sums.items():
-            self._totals[name].index_add_(0, allocation.ids[~idle], figures[~idle].double())
+            self._totals[name].index_add_(0, charged, figures[~idle].double())
         formula = measured if allocation.formula is None else allocation.formula
         return torch.stack([measured, formula], dim=1)
 

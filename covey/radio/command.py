@@ -184,7 +184,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         "joules": plan.formula.joules,
         "mbit_per_s": plan.rate / 1e6,
     }
-    columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
+    sums = {key: (value * asked).sum(0) for key, value in means.items()}
+    columns = {key: (total / times).tolist() for key, total in sums.items()}
     columns |= {
         "asked": asked.sum(0).tolist(),
         "starved": plan.starved.sum(0).tolist(),
@@ -204,7 +205,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 def _why(plan: Plan, device: int) -> str:
     """The reason in the first round that has one."""
-    troubled = (~plan.asked | plan.starved | plan.late())[:, device].nonzero()[:, 0].tolist()
+    trouble = (~plan.asked | plan.starved | plan.late())[:, device]
+    troubled = trouble.nonzero()[:, 0].tolist()
     if not troubled:
         return ""
     row = troubled[0]
@@ -290,7 +292,9 @@ def _show(
         "\nall policies, per round: pruning ratio; devices starved, excluded and late; "
         "time by formula and as encoded (with header and mask); energy"
     )
-    console.print(_table({"policy": lambda row: str(row["policy"]), **_OF_PLANS}, others))
+    by_policy = {"policy": lambda row: str(row["policy"]), **_OF_PLANS}
+    console.print(_table(by_policy, others))
     if points:
         console.print(f"\nsweep of {name}")
-        console.print(_table({name: lambda row: str(row[name]), **_OF_PLANS}, points))
+        by_value = {name: lambda row: str(row[name]), **_OF_PLANS}
+        console.print(_table(by_value, points))

@@ -52,7 +52,8 @@ class Spread:
             return mean + deviation * draws.normal(address, ids, 1)[:, 0]
         u = draws.uniform(address, ids, 1)[:, 0]
         if self.kind == "choice":
-            return torch.tensor(self.values, dtype=torch.float64)[(u * len(self.values)).long()]
+            values = torch.tensor(self.values, dtype=torch.float64)
+            return values[(u * len(values)).long()]
         low, high = self.values
         if self.kind == "log_uniform":
             return low * (high / low) ** u
@@ -100,7 +101,8 @@ class Devices:
                     f"{name} has {len(column)} values for {len(self.cell)} devices; "
                     "give one for each, or one."
                 )
-            wrong = (~(torch.isfinite(column) & (column > 0))).nonzero()[:, 0].tolist()
+            fine = torch.isfinite(column) & (column > 0)
+            wrong = (~fine).nonzero()[:, 0].tolist()
             if wrong:
                 raise ConfigError(
                     f"{name} of {self.name(wrong[0])} is {column[wrong[0]]:g}; "

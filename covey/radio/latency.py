@@ -62,7 +62,8 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
     out = torch.zeros(kept.shape, dtype=torch.float64)
     for size in torch.unique(width).tolist():
         rows = width == size
-        lengths = CODECS[codec].lengths(count[rows], width=int(size), size=4, masked=True)
+        code = CODECS[codec]
+        lengths = code.lengths(count[rows], width=int(size), size=4, masked=True)
         if lengths is None:
             raise ConfigError(
                 f"codec {codec!r}: its lengths depend on the values; give the bits measured."

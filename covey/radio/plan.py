@@ -248,6 +248,8 @@ class Plan:
         asked = self.asked
         ratio = self.ratio
         rounds = len(ratio)
+        count = max(int(asked.sum()), 1)
+        sent = float(self.kept[asked].sum())
 
         def per_round(values: Tensor) -> float:
             return values.sum().item() / rounds
@@ -259,7 +261,7 @@ class Plan:
             "starved": per_round(self.starved),
             "late": per_round(self.late()),
             "late_by_formula": per_round(self.late(self.formula)),
-            "mean_ratio": 1 - float(self.kept[asked].sum()) / max(int(asked.sum()), 1),
+            "mean_ratio": 1 - sent / count,
             "worst_ratio": float(torch.where(asked, ratio, 0.0).max()),
             "sum_ratio": per_round(ratio),
             "band_used": float(self.share.sum()) / (rounds * len(self.scenario.cells)),

@@ -41,7 +41,8 @@ def draw(
 def _devices(axes: Any, plan: Plan) -> None:
     devices = plan.scenario.devices
     cells = devices.cell.tolist()
-    order = sorted(range(len(cells)), key=lambda k: (cells[k], -float(plan.gain[0][k])))
+    gain = plan.gain[0].tolist()
+    order = sorted(range(len(cells)), key=lambda k: (cells[k], -gain[k]))
     positions = range(len(order))
     shares = 100 * plan.share[0][order]
     ratios = 100 * plan.ratio[0][order]

@@ -114,7 +114,8 @@ pruning_only = Policy("pruning_only", best, Work.whole)
 def fixed(ratio: Tensor | float, share: Tensor | float | None = None) -> Policy:
     """These ratios, and these shares or the same for all."""
     name = f"fixed {ratio}" if share is None else f"fixed {ratio} with shares {share}"
-    listed = any(isinstance(value, Tensor) and value.numel() > 1 for value in (ratio, share))
+    tensors = [value for value in (ratio, share) if isinstance(value, Tensor)]
+    listed = any(tensor.numel() > 1 for tensor in tensors)
     return Policy(name, lambda p: assigned(p, ratio=ratio, share=share), listed=listed)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.errors import ConfigError, shown
+from covey.errors import ConfigError, reading, shown
 from covey.fields import Count, Match, Range, Seed, Share, Whole, read
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.work import Work
@@ -209,16 +209,18 @@ class ScenarioSettings:
             allowed = (*KINDS, "name", "cell", "shared", "personal")
             rows = _table(folder / self.devices.table, allowed, "devices.table")
         n, cell = _places(self.devices, rows, len(cells))
+        names = tuple(map(str, rows.get("name", ())))
         columns = _columns(self.devices, rows, n, self.seed, "devices.")
         sizes = {}
         for key in ("shared", "personal"):
             given = rows.get(key, getattr(model, key))
             sizes[key] = _column(given, f"model.{key}", "", n, self.seed)
-            if not bool(((sizes[key] >= 0) & (sizes[key] <= _MOST_WEIGHTS)).all()):
+            fine = (sizes[key] >= 0) & (sizes[key] <= _MOST_WEIGHTS)
+            if not bool(fine.all()):
                 rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
                 raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
         return Scenario(
-            devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
+            devices=Devices(cell=cell, names=names, **columns),
             cells=cells,
             channel=self.channel.build("channel."),
             work=Work(
@@ -310,7 +312,8 @@ def _places(file: DeviceSettings, rows: Mapping[str, list[Any]], cells: int) -> 
     """How many devices there are, and each one's cell: by the table, if it has them, or dealt."""
     if rows:
         n = len(next(iter(rows.values())))
-        texts = [str(cell).strip() for cell in rows.get("cell", [0] * n)]
+        places = rows.get("cell", [0] * n)
+        texts = [str(cell).strip() for cell in places]
         # "²" is a digit, but no decimal.
         wrong = [text for text in texts if not text.isdecimal() or len(text) > 9]
         if wrong:
@@ -331,13 +334,14 @@ def _places(file: DeviceSettings, rows: Mapping[str, list[Any]], cells: int) -> 
 
 
 def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [cells for cells in reader if cells]
-    except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
-        raise ConfigError(f"{key}: cannot read {shown(str(path))}: {error}.") from error
+    name = f"{key} {shown(str(path))}"
+    with (
+        reading(name, "save it as CSV in UTF-8"),
+        open(path, newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(file)
+        header = [name.strip() for name in next(reader, [])]
+        rows = [cells for cells in reader if cells]
     widths = {len(cells) for cells in rows}
     trouble = ""
     if not rows:
@@ -347,10 +351,9 @@ def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]
     elif len(set(header)) < len(header):
         trouble = f"a column is named twice among {shown(header)}"
     elif widths != {len(header)}:
-        number, odd = next(
-            (n, len(row)) for n, row in enumerate(rows, 1) if len(row) != len(header)
-        )
-        trouble = f"row {number} has {odd} cells where the header has {len(header)}"
+        odd = [number for number, cells in enumerate(rows) if len(cells) != len(header)]
+        cells = f"{len(rows[odd[0]])} cells where the header has {len(header)}"
+        trouble = f"row {odd[0] + 1} has {cells}"
     if trouble:
         listed = ", ".join(sorted(allowed))
         raise ConfigError(f"{key} {path}: {trouble}; known columns are {listed}.")
@@ -361,7 +364,8 @@ def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     """A column in SI units, float64 [n]."""
     if isinstance(value, dict):
         return _drawn_column(value, name, kind, n, seed)
-    values = [_number(item, name, kind) for item in (value if isinstance(value, list) else [value])]
+    items = value if isinstance(value, list) else [value]
+    values = [_number(item, name, kind) for item in items]
     column = torch.tensor([to_si(*pair) for pair in values], dtype=torch.float64)
     if not isinstance(value, list):
         return column.repeat(n)
@@ -380,12 +384,13 @@ def _drawn_column(
     seed: int,
 ) -> Tensor:
     """A column drawn from a distribution, float64 [n]."""
-    if len(value) != 1 or not isinstance(next(iter(value.values())), list):
+    ends = next(iter(value.values()), None)
+    if len(value) != 1 or not isinstance(ends, list):
         raise ConfigError(
             f"{name} = {value} must have one kind and its values, "
             'such as { uniform = ["1", "2"] }.'
         )
-    ((distribution, ends),) = value.items()
+    (distribution,) = value
     pairs = [_number(item, name, kind) for item in ends]
     units = list(dict.fromkeys(unit for _, unit in pairs))
     if len(units) > 1:
@@ -394,7 +399,8 @@ def _drawn_column(
         )
     spread = Spread(distribution, tuple(number for number, _ in pairs))
     drawn = spread.draw(draws.key(seed, name), torch.arange(n))
-    drawn = torch.tensor([to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64)
+    si = [to_si(item, units[0]) for item in drawn.tolist()]
+    drawn = torch.tensor(si, dtype=torch.float64)
     if not drawn.isfinite().all():
         raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
     return drawn

@@ -82,7 +82,8 @@ def admit(p: Problem) -> tuple[Tensor, Tensor]:
     order = order[torch.argsort(p.group[order], stable=True)]
     needed = p.total(torch.where(reason == Reason.ASKED, min_share, 0.0))
     crowded = (needed > 1).nonzero()[:, 0]
-    bounds = torch.searchsorted(p.group[order], torch.stack([crowded, crowded + 1]))
+    group_and_next = torch.stack([crowded, crowded + 1])
+    bounds = torch.searchsorted(p.group[order], group_and_next)
     for first, end in bounds.t().tolist():
         members = order[first:end]
         over = min_share[members].cumsum(0) > 1
@@ -112,7 +113,8 @@ def best(p: Problem) -> Allocation:
     whole = q.total(answer)
     rest = (1 - q.total(share)) / whole.clamp(min=1e-300)
     rest = torch.where((price > 0) & (whole > 0), rest, 0.0)
-    share = (share + answer * rest[q.group]).clamp(low, high)
+    share = share + answer * rest[q.group]
+    share = share.clamp(low, high)
     price = price * torch.exp(-rest)
     certificate = certify(q, share, price, low, high)
     return _spread(p, q, reason, share, price, certificate)

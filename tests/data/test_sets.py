@@ -213,6 +213,7 @@ def test_a_missing_set_says_which_files_to_put_where(tmp_path: Path, name: str) 
     files = [file.replace("*", "0") for file in one.ways[0].files]
     for words in (one.name, str(tmp_path / one.home), one.page, "data_dir", "COVEY_DATA", *files):
         assert words in message
+    assert locations.find(one, tmp_path).missing == one.ways[0].files
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

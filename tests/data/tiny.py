@@ -27,6 +27,11 @@ def examples(*counts: int, shape: tuple[int, ...] = (28, 28), classes: int = 10)
     return [(rng.integers(0, 256, (len(y), *shape), dtype=np.uint8), y) for y in labels]
 
 
+def labels_of(counts: list[int]) -> npt.NDArray[np.int64]:
+    """Labels in order, so many of each."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def idx(array: Bytes) -> bytes:
     return (
         bytes([0, 0, 8, array.ndim])

@@ -17,4 +17,5 @@ def advice(a: AL2GD, loss: Loss) -> Iterator[Statement]:
 
 
 def levers(a: AL2GD, L: float) -> Levers:
-    return Levers((Step("lr", times=1 / (1 - a.p) / (1 - largest(a.edge_p))),))
+    times = 1 / (1 - a.p) / (1 - largest(a.edge_p))
+    return Levers((Step("lr", times=times),))

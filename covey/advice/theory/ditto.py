@@ -31,4 +31,5 @@ def one_round(a: Ditto, h: Vector) -> Vector:
 
 
 def levers(a: Ditto, L: float) -> Levers:
-    return Levers((Step("lr"), Step("personal_lr", a.lam, "lam")), penalties=(Tie("lam"),))
+    steps = (Step("lr"), Step("personal_lr", a.lam, "lam"))
+    return Levers(steps, penalties=(Tie("lam"),))

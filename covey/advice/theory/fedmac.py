@@ -92,7 +92,8 @@ def theorem_1(a: FedMac, mu: float) -> Advice:
     if a.l1 == "smooth":
         smooth = lam + a.gamma_w / a.rho
     strong = lam - lam**2 / mu
-    bound = 1 / ((18 + 256 * smooth / strong) * smooth) / (a.beta * a.local_rounds)
+    steepest = (18 + 256 * smooth / strong) * smooth
+    bound = 1 / steepest / (a.beta * a.local_rounds)
     conditions = [
         (needed, True),
         at_most("lr", a.lr, bound),

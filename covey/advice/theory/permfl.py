@@ -154,7 +154,8 @@ def theorem_2(a: PerMFL, L: float | None) -> Advice:
 
 def convex_loops(a: PerMFL, mu: float) -> Iterator[Advice]:
     """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
-    edge = smallest(a.edge_lr) * (a.lam * mu / (a.lam + mu) + a.gamma) / 2
+    curvature = a.lam * mu / (a.lam + mu) + a.gamma
+    edge = smallest(a.edge_lr) * curvature / 2
     device = smallest(a.lr) * (mu + a.lam)
     if edge >= 1 or device >= 1:
         return
@@ -183,8 +184,10 @@ def nonconvex_loops(a: PerMFL, L: float) -> Iterator[Advice]:
     decrease = min(lr * (1 - lr * (L + a.lam) / 2) for lr in ends)
     if decrease <= 0:
         return
-    per_k = a.lam**2 * largest(a.edge_lr) / (2 * decrease * (a.lam - L) ** 2)
-    per_t = 2 * a.beta * a.gamma**2 / (smallest(a.edge_lr) * (a.gamma - a.lam) ** 2)
+    convex = (a.lam - L) ** 2
+    per_k = a.lam**2 * largest(a.edge_lr) / (2 * decrease * convex)
+    between = (a.gamma - a.lam) ** 2
+    per_t = 2 * a.beta * a.gamma**2 / (smallest(a.edge_lr) * between)
     text = (
         f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, "
         "gaps of all levels taken as equal."

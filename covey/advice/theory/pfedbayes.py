@@ -27,7 +27,8 @@ def plain_steps(a: PFedBayes, loss: Loss) -> Advice:
     """
     s = max(math.log1p(math.exp(a.rho)), 1e-150)
     g = 1 / (1 + math.exp(-a.rho))
-    curve = max(1.0, g * (g + s * (1 - g))) * (loss.L or 0.0)
+    along_rho = g * (g + s * (1 - g))
+    curve = max(1.0, along_rho) * (loss.L or 0.0)
     tie = a.zeta * max(1.0, 2 * g * g) / s**2
     room = 2 / a.personal_lr - curve
     numbers = {"s": s, "zeta/s^2": tie}

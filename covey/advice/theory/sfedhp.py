@@ -105,7 +105,8 @@ def theorem_2(a: SFedHP, mu: float, smooth: float) -> Advice:
 
 def levers(a: SFedHP, L: float) -> Levers:
     both = a.lam1 * a.lam2 / (a.lam1 + a.lam2)
-    best = HALFWAY / max(envelope(a.lam1, a.lam2, L), envelope(a.lam1, a.lam2))
+    seen = envelope(a.lam1, a.lam2, L)
+    best = HALFWAY / max(seen, envelope(a.lam1, a.lam2))
     moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
     w_i = Upper("lr1", best, both, moves, "its devices")
     halfway = "as lam1: an edge stands halfway between its devices and the server"

@@ -22,7 +22,7 @@ from covey.data.tables import npz
 from covey.data.tables.files import table_shards
 from covey.data.tables.options import TableOptions, dealing, files_below
 from covey.data.tables.scaling import Normalise
-from covey.data.tables.tables import Table
+from covey.data.tables.tables import Table, listing
 from covey.errors import DataError, needed, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -187,13 +187,9 @@ def _each(files: Mapping[str, Opened], read: Callable[[Opened], Any]) -> list[An
         except Exception as error:  # a damaged file can fail in any way
             # Pillow's message repeats the path.
             reason = str(error).replace(f" {name!r}", "") or type(error).__name__
-            faults.append(f"  {name}: {reason}")
+            faults.append(f"{name}: {reason}")
     if faults:
-        count = "1 image" if len(faults) == 1 else f"{len(faults)} images"
-        more = [f"  and {len(faults) - 5} more"] if len(faults) > 5 else []
-        raise DataError(
-            "\n".join([f"{count} cannot be read; replace or remove them:", *faults[:5], *more])
-        )
+        raise DataError(listing("image", "cannot be read; replace or remove them", faults))
     return results
 
 
@@ -211,7 +207,8 @@ def _header(library: Any, file: Opened) -> _Header:
                 f"its pixels are of mode {image.mode!r}, not of 8 bits; save it with 8 per channel"
             )
         turned = image.getexif().get(_ORIENTATION) in _TURNED
-        return _Header(image.size if turned else image.size[::-1], image.mode in _GREY)
+        size = image.size if turned else image.size[::-1]
+        return _Header(size, image.mode in _GREY)
 
 
 def _stream(file: Opened) -> Path | io.BytesIO:

@@ -100,7 +100,9 @@ def own_parts(
     n = len(pairs)
     _check_filled(pairs)
     for split, given in (("validation", validation), ("test", test)):
-        own = [(torch.empty(0), torch.empty(0))] * n if given is None else _converted(given, split)
+        own: list[Ready] = [(torch.empty(0), torch.empty(0))] * n
+        if given is not None:
+            own = _converted(given, split)
         if len(own) != n:
             raise DataError(
                 f"{split} has {len(own)} devices and train has {n}; "
@@ -108,7 +110,11 @@ def own_parts(
             )
         pairs += own
     pieces = _pieces(pairs)
-    parts = (Part.of(pieces[:n]), Part.of(pieces[n : 2 * n]), Part.of(pieces[2 * n :]))
+    parts = (
+        Part.of(pieces[:n]),
+        Part.of(pieces[n : 2 * n]),
+        Part.of(pieces[2 * n :]),
+    )
     return _shards(pairs, parts, n, classes, tokens, name)
 
 
@@ -168,16 +174,23 @@ def _split(part: Part, split: Split, seed: int) -> Parts:
     owner = part.owners()
     place = torch.arange(len(owner)) - part.offset[owner]
     most = torch.clamp(counts - 1, min=0)
-    test = torch.minimum((counts.double() * split[2]).round().long(), most)
-    validation = torch.minimum((counts.double() * split[1]).round().long(), most - test)
+    test_share = (counts.double() * split[2]).round().long()
+    test = torch.minimum(test_share, most)
+    validation_share = (counts.double() * split[1]).round().long()
+    validation = torch.minimum(validation_share, most - test)
     train = counts - validation - test
-    bits = draws.bits(draws.key(seed, "split"), (owner << 32) + place, 1)[:, 0]
+    address = draws.key(seed, "split")
+    bits = draws.bits(address, (owner << 32) + place, 1)[:, 0]
     order = torch.from_numpy(np.lexsort((bits.numpy(), owner.numpy())))
     shuffled = Part(part.index[order], part.offset)
     second = train[owner]
     third = second + validation[owner]
-    cuts = (place < second, (place >= second) & (place < third), place >= third)
-    return shuffled.entries(cuts[0]), shuffled.entries(cuts[1]), shuffled.entries(cuts[2])
+    middle = (place >= second) & (place < third)
+    return (
+        shuffled.entries(place < second),
+        shuffled.entries(middle),
+        shuffled.entries(place >= third),
+    )
 
 
 def _check_filled(pairs: list[Ready]) -> None:
@@ -425,7 +438,8 @@ def _numbered(
                 f"classes = {shown(classes)}, but the labels are {len(names)} names "
                 f"({some(names.tolist())}); leave classes out."
             )
-        return torch.from_numpy(codes.astype(np.int64)), len(names), tuple(map(str, names))
+        numbers = torch.from_numpy(codes.astype(np.int64))
+        return numbers, len(names), tuple(map(str, names))
     truths = all(y.dtype == torch.bool and y.ndim == 1 for y in tensors)
     whole = [y.long() if y.dtype == torch.bool else y for y in tensors]
     y = _together("y", whole, owners)

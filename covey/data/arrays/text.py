@@ -15,7 +15,7 @@ from covey.data.partitions import partition
 from covey.data.partitions.partition import SPLIT, Split
 from covey.data.shards import Shards, some
 from covey.data.tables.options import files_below
-from covey.errors import DataError
+from covey.errors import DataError, reading
 
 _SUFFIX = ".txt"
 
@@ -107,40 +107,30 @@ def _folder(folder: Path) -> list[_Speaker]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path, "save it in UTF-8"):
         return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not text in UTF-8 ({error.reason}); save it in UTF-8."
-        ) from error
 
 
 def _table(path: Path, column: str, device: str, edge: str) -> list[_Speaker]:
     """The texts of a table, by device."""
     lines: dict[str, list[str]] = {}
     edges: dict[str, str] = {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = reader.fieldnames or []
-            lacking = [name for name in (column, device) if name not in header]
-            if lacking:
+    fix = "save it as CSV in UTF-8"
+    with reading(path, fix), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        header = reader.fieldnames or []
+        for wanted in (column, device):
+            if wanted not in header:
+                raise DataError(f"{path} has no column {wanted!r}; it has {some(list(header))}.")
+        for row in reader:
+            name = row[device]
+            lines.setdefault(name, []).append(row[column] or "")
+            under = row.get(edge) or ""
+            if edges.setdefault(name, under) != under:
                 raise DataError(
-                    f"{path} has no column {lacking[0]!r}; it has {some(list(header))}."
+                    f"{path}, line {reader.line_num}: device {name!r} is under edge {under!r}, "
+                    f"but under {edges[name]!r} before; give each device one edge."
                 )
-            for row in reader:
-                name = row[device]
-                lines.setdefault(name, []).append(row[column] or "")
-                under = row.get(edge) or ""
-                if edges.setdefault(name, under) != under:
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: device {name!r} is under edge {under!r}, "
-                        f"but under {edges[name]!r} before; give each device one edge."
-                    )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
     if not lines:
         raise DataError(f"{path} has no rows; add some.")
     return [_Speaker(name, edges[name], "\n".join(texts)) for name, texts in lines.items()]

@@ -76,7 +76,10 @@ class Windows:
 
     def vocabulary(self, windows: Tensor) -> str:
         """The characters of some windows, in order; those of the training parts are no secret."""
-        return "".join(sorted(set().union(*map(self._text, windows.tolist()))))
+        characters: set[str] = set()
+        for window in windows.tolist():
+            characters.update(self._text(window))
+        return "".join(sorted(characters))
 
     def encoded(self, tokens: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The ids [windows, length], and at each position the id of the next character.

@@ -85,7 +85,8 @@ def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tre
             "as in edges.WORST for ten classes."
         )
     held = shards.labels()
-    fits = np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)
+    columns = [sorted(set(owned)) for owned in sets]
+    fits = np.stack([held[:, own].sum(axis=1) for own in columns], axis=1)
     edge = np.zeros(shards.devices, dtype=np.int64)
     sizes = np.zeros(len(sets), dtype=np.int64)
     for device, fit in enumerate(fits):
@@ -107,7 +108,8 @@ def grouped(shards: Shards, edge: Numbers, names: tuple[str, ...] = ()) -> tuple
     order = np.argsort(edge, kind="stable").tolist()
     sizes = tuple(np.bincount(edge).tolist())
     ready = shards.chosen(order)
-    return replace(ready, edges=sizes, names=replace(ready.names, edges=names)), Tree.grouped(sizes)
+    named = replace(ready.names, edges=names)
+    return replace(ready, edges=sizes, names=named), Tree.grouped(sizes)
 
 
 def _even(order: Numbers, edges: int) -> Numbers:

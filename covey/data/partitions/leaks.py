@@ -130,12 +130,14 @@ def _pairs(leaked: Numbers, used: Numbers, users: Numbers, devices: int) -> int:
     example, tested = np.divmod(leaked, devices)
     cuts = np.bincount(tested, minlength=devices).cumsum()[:-1]
     pairs = 0
+    by_device = example[np.argsort(tested, kind="stable")]
     # Device by device: all pairs at once could be many times as many as the entries.
-    for device, own in enumerate(np.split(example[np.argsort(tested, kind="stable")], cuts)):
+    for device, own in enumerate(np.split(by_device, cuts)):
         if not len(own):  # most devices, where few examples leak
             continue
         counts = users[own]
-        places = np.repeat(ends[own] - counts.cumsum(), counts) + np.arange(int(counts.sum()))
+        shift = ends[own] - counts.cumsum()
+        places = np.repeat(shift, counts) + np.arange(int(counts.sum()))
         meets = np.zeros(devices, dtype=bool)
         meets[who[places]] = True
         meets[device] = False

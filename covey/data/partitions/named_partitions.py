@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from covey.data.partitions import partition as ways
 from covey.data.partitions import recipes
 from covey.data.partitions.partition import SPLIT, Labels, Numbers, Parts, Split, Use
@@ -150,8 +148,9 @@ def deal(
     train = _shuffled(dealt.train, seed)
     if dealt.validation is None:
         cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in train]
-        pieces = [np.split(pile, [cut]) for pile, cut in zip(train, cuts, strict=True)]
-        train, validation = map(list, zip(*pieces, strict=True))
+        pairs = list(zip(train, cuts, strict=True))
+        train = [pile[:cut] for pile, cut in pairs]
+        validation = [pile[cut:] for pile, cut in pairs]
     else:
         validation = _shuffled(dealt.validation, seed)
     return Part.of(train), Part.of(validation), Part.of(dealt.test)

@@ -77,7 +77,8 @@ def by_labels(
     for label in range(classes):
         order = draws.permutation(np.flatnonzero(y == label))
         owners = [u for u in range(devices) if (label - u) % classes < labels]
-        for u, pile in zip(owners, np.array_split(order, max(len(owners), 1)), strict=False):
+        shares = np.array_split(order, max(len(owners), 1))
+        for u, pile in zip(owners, shares, strict=False):
             piles[u].append(pile)
     return joined(piles)
 

@@ -282,7 +282,8 @@ def by_writer(writers: Labels) -> Dealt:
 
 def _pools(y: Numbers) -> list[Numbers]:
     """The examples of each label, in their order."""
-    return np.split(np.argsort(y, kind="stable"), np.bincount(y).cumsum()[:-1])
+    ends = np.bincount(y).cumsum()
+    return np.split(np.argsort(y, kind="stable"), ends[:-1])
 
 
 def _owned(devices: int, labels: int, classes: int) -> Numbers:
@@ -297,7 +298,8 @@ def _owners(label: int, owned: Numbers) -> Numbers:
 
 def _shares(left: Numbers, drawn: Floats) -> Floats:
     """What is left of each label, in the proportions that were drawn for it."""
-    shares: Floats = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
+    whole = drawn.sum(axis=(1, 2), keepdims=True)
+    shares: Floats = left[:, None, None] * drawn / whole
     return shares
 
 
@@ -423,7 +425,8 @@ def _hand_out(
 ) -> None:
     """`each` images to every owner's pile in turn, from the beginning again when they run out."""
     for turn, owner in enumerate(owners if each else ()):
-        piles[owner].append(images[np.arange(turn * each, (turn + 1) * each) % len(images)])
+        places = np.arange(turn * each, (turn + 1) * each) % len(images)
+        piles[owner].append(images[places])
 
 
 def _older(seed: int) -> np.random.RandomState:

@@ -104,7 +104,8 @@ def kept(path: Path, source: str | None = None) -> Arrays | None:
         writers = held["writers"]
         if x.dtype != np.uint8 or x.ndim != 4:
             raise ValueError(f"x is {x.dtype} of shape {x.shape}, not bytes with four axes")
-        for name, shapes in (("y", [x.shape[:1]]), ("writers", [x.shape[:1], (0,)])):
+        one_each = x.shape[:1]
+        for name, shapes in (("y", [one_each]), ("writers", [one_each, (0,)])):
             if held[name].dtype != np.int64 or held[name].shape not in shapes:
                 have = f"{held[name].dtype} of shape {held[name].shape}"
                 raise ValueError(f"{name} is {have} for {len(x)} images")
@@ -192,7 +193,8 @@ def _binary_batch(data: bytes, name: str, *, labels: int) -> Pair:
             "download it again."
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
-    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
+    images = records[:, labels:].reshape(-1, 3, 32, 32)
+    return images, records[:, labels - 1]
 
 
 def _python_batch(data: bytes, name: str, *, labels: str) -> Pair:
@@ -242,7 +244,8 @@ def _leaf(files: Files) -> Arrays:
                 if not ((values >= 0) & (values <= 1)).all():
                     have = f"{values.min()} or {values.max()}"
                     raise ValueError(f"a pixel is {have}, not between 0 and 1")
-                pairs.append((np.rint(values * 255).astype(np.uint8), _labels(examples["y"])))
+                pixels = np.rint(values * 255).astype(np.uint8)
+                pairs.append((pixels, _labels(examples["y"])))
                 owners += [writer] * len(values)
                 names.append(f"{path} ({writer})")
     arrays = _joined(pairs, names)
@@ -275,12 +278,16 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     if not pairs:
         raise DataError("there is no example in any of the files; download them again.")
     shape = pairs[0][0].shape[1:]
-    x = np.empty((sum(len(x) for x, _ in pairs), *shape), dtype=np.uint8)
+    count = sum(len(x) for x, _ in pairs)
+    x = np.empty((count, *shape), dtype=np.uint8)
     with reading(names[0]):
         # Into C order, which transposed parts would not give.
         np.concatenate([x for x, _ in pairs], out=x)
     y = np.concatenate([y for _, y in pairs]).astype(np.int64)
-    return Arrays(x if x.ndim == 4 else x[:, None], y, train=len(y) - len(pairs[-1][1]))
+    if x.ndim == 3:
+        x = x[:, None]
+    test = len(pairs[-1][1])
+    return Arrays(x, y, train=len(y) - test)
 
 
 FORMATS: dict[str, Callable[[Files], Arrays]] = {

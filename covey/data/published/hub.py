@@ -31,10 +31,9 @@ def fetch(entry: KnownSet, repository: str) -> Arrays:
     # Then the library is to use only what it has kept itself.
     offline = any(word.upper() in ("1", "ON", "YES", "TRUE") for word in said)
     # Asked before the library is imported, which takes seconds and retries for minutes.
-    if not local and not offline and importlib.util.find_spec("datasets"):
-        trouble = unreachable()
-        if trouble:
-            raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
+    asks = not local and not offline and importlib.util.find_spec("datasets")
+    if asks and (trouble := unreachable()):
+        raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
     datasets = needed("datasets", extra="hub", to=f"fetch {repository} from the hub")
     try:
         splits = datasets.load_dataset(str(Path(repository).expanduser()) if local else repository)
@@ -65,7 +64,8 @@ def origin(repository: str) -> str:
 
 def facts(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """The name, size and time of every file."""
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    stats = [(path, path.stat()) for path in files]
+    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
 def unreachable(patience: float = PATIENCE) -> str | None:
@@ -78,9 +78,8 @@ def unreachable(patience: float = PATIENCE) -> str | None:
     def ask() -> None:
         answer = None
         try:
-            request = urllib.request.Request(
-                _endpoint(), method="HEAD", headers={"User-Agent": "covey"}
-            )
+            agent = {"User-Agent": "covey"}
+            request = urllib.request.Request(_endpoint(), method="HEAD", headers=agent)
             urllib.request.urlopen(request, timeout=patience).close()
         except urllib.error.HTTPError as refusal:  # who refuses is there
             refusal.close()

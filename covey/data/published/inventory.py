@@ -49,27 +49,23 @@ def present(data_dir: str | Path | None = None) -> list[SetStatus]:
     for entry in CATALOG.values():
         located = locations.find(entry, root)
         copy = locations.hub_copy(entry, root)
-        source = f"{located.way.format} in {located.folder}"
-        files = located.files
-        missing = located.missing
-        if missing and copy.is_file():
-            source = f"hub copy {copy}"
-            files = (copy,)
-            missing = ()
+        copied = located.missing and copy.is_file()
+        present = copied or not located.missing
+        source = f"hub copy {copy}" if copied else f"{located.way.format} in {located.folder}"
         get = locations.advice(entry, root)
         if entry.repository is not None:
             get = f"covey fetches {entry.repository} from the hub ({install('hub')}), or {get}"
         out.append(
             SetStatus(
                 entry.name,
-                not missing,
-                "" if missing else source,
-                files,
-                missing,
-                entry.train,
-                entry.test,
-                len(entry.classes),
-                get,
+                present=bool(present),
+                source=source if present else "",
+                files=(copy,) if copied else located.files,
+                missing=() if copied else located.missing,
+                train=entry.train,
+                test=entry.test,
+                classes=len(entry.classes),
+                get=get,
             )
         )
     return out
@@ -87,17 +83,14 @@ def check(name: str, data_dir: str | Path | None = None) -> list[FileVerdict]:
     copy = locations.hub_copy(entry, root)
     if located.missing and copy.is_file():
         return [FileVerdict(copy, *_counted(entry, formats.kept(copy)))]
-    lacking = [FileVerdict(located.folder / file, "missing", False) for file in located.missing]
-    compared = [
-        FileVerdict(path, *_compared(entry, path))
-        for path in located.files
-        if path.name in entry.md5
-    ]
-    rest = [path for path in located.files if path.name not in entry.md5]
+    out = [FileVerdict(located.folder / file, "missing", False) for file in located.missing]
+    summed = [path for path in located.files if path.name in entry.md5]
+    out += [FileVerdict(path, *_compared(entry, path)) for path in summed]
+    rest = [path for path in located.files if path not in summed]
     if rest and not located.missing:
         said = _counted(entry, formats.read(entry, located))
-        return compared + [FileVerdict(path, *said) for path in rest]
-    return lacking + compared
+        out += [FileVerdict(path, *said) for path in rest]
+    return out
 
 
 def _compared(entry: KnownSet, path: Path) -> tuple[str, bool]:
@@ -117,6 +110,6 @@ def _counted(entry: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
     labels = len(np.unique(arrays.y))
     numbers = f"no published checksum known; {images} images, {labels} labels, shapes fit"
     if entry.test and (arrays.train, images - arrays.train) != (entry.train, entry.test):
-        published = f"{entry.train} to train and {entry.test} to test on are published"
-        return f"{numbers}, but {published}", False
+        numbers += f", but {entry.train} to train and {entry.test} to test on are published"
+        return numbers, False
     return numbers, True

@@ -35,9 +35,7 @@ def folder(data_dir: str | Path | None = None) -> Path:
     >>> folder("some/where").parts
     ('some', 'where')
     """
-    named = data_dir
-    if data_dir is None:
-        named = os.environ.get("COVEY_DATA")
+    named = os.environ.get("COVEY_DATA") if data_dir is None else data_dir
     return Path(named).expanduser() if named else user_data() / "covey"
 
 
@@ -113,6 +111,9 @@ def _foreign(entry: KnownSet, located: Located) -> bool:
 
     The files of MNIST and Fashion-MNIST have the same names.
     """
-    others = {md5 for other in CATALOG.values() if other is not entry for md5 in other.md5.values()}
+    others: set[str] = set()
+    for other in CATALOG.values():
+        if other is not entry:
+            others.update(other.md5.values())
     labels = [path for path in located.files if "-labels-" in path.name]
     return any(unpacked_md5(path) in others for path in labels)

@@ -157,17 +157,17 @@ def _dealt(name: str, arguments: Mapping[str, Any]) -> Shards:
     options = dict(arguments)
     kind = options.pop("kind", None)
     normalise = options.pop("normalise")
-    raw = load(name, data_dir=options.pop("data_dir"), hub=options.pop("hub"), split=kind)
+    data_dir = options.pop("data_dir")
+    hub = options.pop("hub")
+    raw = load(name, data_dir=data_dir, hub=hub, split=kind)
     partition = options["partition"]
     writers = raw.writers if partition == "writer" else None
     parts = deal(raw.y, writers=writers, **options)
     train = parts[0]
     how = scaling(normalise, raw.x, train.index)
     # What no device's examples have a say in is the same for every seed, and held once.
-    if normalise in ("none", "unit", "half", "paper"):
-        x = _scaled_once(raw, normalise)
-    else:
-        x = scaled(raw.x, how)
+    alike = normalise in ("none", "unit", "half", "paper")
+    x = _scaled_once(raw, normalise) if alike else scaled(raw.x, how)
     signatures: tuple[str, ...] = ()
     if writers is not None:
         first = train.index[train.offset[:-1]]
@@ -186,7 +186,8 @@ def _dealt(name: str, arguments: Mapping[str, Any]) -> Shards:
 
 @lru_cache(maxsize=1)
 def _scaled_once(raw: Raw, normalise: Normalise) -> Tensor:
-    return scaled(raw.x, scaling(normalise, raw.x, torch.empty(0, dtype=torch.int64)))
+    nobody = torch.empty(0, dtype=torch.int64)
+    return scaled(raw.x, scaling(normalise, raw.x, nobody))
 
 
 @lru_cache(maxsize=2)
@@ -221,9 +222,9 @@ def _from_hub(
 ) -> tuple[Arrays, str]:
     repository = hub or entry.repository
     if repository is None:
-        trouble = "No repository on the hub is known to hold it as published; choose one with hub."
         raise DataError(
-            f"{_absence(entry, root, located)} {trouble} Or {locations.advice(entry, root)}."
+            f"{_absence(entry, root, located)} No repository on the hub is known to hold it as "
+            f"published; choose one with hub. Or {locations.advice(entry, root)}."
         )
     copy = locations.hub_copy(entry, root)
     source = hubs.origin(repository)

@@ -57,7 +57,8 @@ def synthetic(
     mean_v = draws.normal(0, beta, devices)
     v = [draws.normal(mean_v[k], 1, FEATURES) for k in range(devices)]
     pairs = [_device(mean[k], v[k], counts[k], draws) for k in range(devices)]
-    pieces = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    ends = np.cumsum(counts)
+    pieces = np.split(np.arange(ends[-1]), ends[:-1])
     x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*pairs, strict=True))
     parts = partition.split(pieces, split=split, seed=seed)
     return Shards(x, y, *parts, classes=CLASSES, name=f"synthetic({alpha}, {beta})")
@@ -93,6 +94,7 @@ def _device(
     b = draws.normal(mean, 1, CLASSES)
     # The covariance is diagonal, but drawing feature by feature would use the stream in another
     # order.
-    x = draws.multivariate_normal(v, np.diag(np.arange(1, FEATURES + 1) ** -1.2), count)
+    variances = np.arange(1, FEATURES + 1) ** -1.2
+    x = draws.multivariate_normal(v, np.diag(variances), count)
     y = np.argmax(x @ w + b, axis=1)
     return x.astype(np.float32), y.astype(np.int64)

@@ -59,7 +59,8 @@ class DeviceFacts:
             check_words(told["x"], options)
         if options.regression:
             labels = 0
-            told["y"] = ColumnFacts(len(rows), (), Moments.of(goal.y.numpy(), rows), {})
+            moments = Moments.of(goal.y.numpy(), rows)
+            told["y"] = ColumnFacts(len(rows), (), moments, {})
         counts = {name: len(part.index) for name, part in zip(SPLITS, parts, strict=True)}
         told = {role: columns.known_of(least) for role, columns in told.items()}
         facts = DeviceFacts(table.x.shape[1:], counts, labels, number, told)
@@ -123,7 +124,8 @@ def _facts(values: Any, shape: tuple[int, ...]) -> ColumnFacts:
     moments = values["moments"]
     width = math.prod(shape)
     fine = [_is_count(rows), width <= _COLUMNS]
-    fine += [len(names) in (0, width), len(set(names)) == len(names), *map(_is_short, names)]
+    fine += [len(names) in (0, width), len(set(names)) == len(names)]
+    fine += map(_is_short, names)
     ranges = {
         "count": (0, rows),
         "mean": (-LARGEST, LARGEST),
@@ -311,7 +313,8 @@ def number_of(name: str, order: Sequence[str] = ()) -> int | None:
 
 def text(devices: Sequence[DeviceFacts], columns: Mapping[str, ColumnFacts]) -> str:
     """One file for every node; of columns it has only what all devices together give."""
-    facts = {f"device{n}": replace(one, columns={}).as_dict() for n, one in enumerate(devices)}
+    bare = [replace(facts, columns={}) for facts in devices]
+    facts = {f"device{number}": one.as_dict() for number, one in enumerate(bare)}
     return json.dumps({"format": FORMAT, "devices": facts, "columns": _told(columns)}, indent=1)
 
 
@@ -326,6 +329,7 @@ def _part(devices: Sequence[DeviceFacts], split: str) -> Part:
     In training, as many classes occur as the device says.
     """
     counts = [facts.counts[split] for facts in devices]
-    pieces = [torch.arange(facts.counts[split]) % max(1, facts.labels) for facts in devices]
+    labels = [max(1, facts.labels) for facts in devices]
+    pieces = [torch.arange(n) % k for n, k in zip(counts, labels, strict=True)]
     nobody = torch.zeros(len(devices), dtype=torch.bool)
     return Part.sized(torch.cat(pieces), torch.tensor(counts), nobody)

@@ -234,17 +234,12 @@ class Encoding:
     @staticmethod
     def read(facts: Sequence[Mapping[str, Any]]) -> Encoding:
         """What `as_dict` wrote."""
-        return Encoding(
-            tuple(
-                ColumnEncoding(
-                    fact["name"],
-                    None if fact["words"] is None else tuple(fact["words"]),
-                    tuple(fact["means"]),
-                    fact["flagged"],
-                )
-                for fact in facts
-            )
-        )
+        columns = []
+        for fact in facts:
+            words = None if fact["words"] is None else tuple(fact["words"])
+            means = tuple(fact["means"])
+            columns.append(ColumnEncoding(fact["name"], words, means, fact["flagged"]))
+        return Encoding(tuple(columns))
 
 
 def encoding(facts: ColumnFacts, options: TableOptions) -> Encoding | None:

@@ -369,13 +369,17 @@ def _with_values(table: Table, options: TableOptions) -> tuple[Table, tuple[str,
     named = table.targets or {options.labels[0]: table.label}
     columns = {**named, options.device: table.device}
     lacking = {
-        name: np.array(list(map(lacks_name, cells))) for name, cells in columns.items() if cells
+        name: np.array([lacks_name(cell) for cell in cells])
+        for name, cells in columns.items()
+        if cells
     }
     if options.missing == "drop" and table.x.dtype.kind == "f":
         lacking |= {name: table.gaps(name) for name in table.features}
         if not table.features:
-            lacking["x"] = np.isnan(table.x.reshape(len(table), -1)).any(axis=1)
-    lost = np.any([np.zeros(len(table), dtype=bool), *lacking.values()], axis=0)
+            values = table.x.reshape(len(table), -1)
+            lacking["x"] = np.isnan(values).any(axis=1)
+    nothing = np.zeros(len(table), dtype=bool)
+    lost = np.any([nothing, *lacking.values()], axis=0)
     if not lost.any():
         return table, ()
     counts = [f"{name} in {int(rows.sum())}" for name, rows in lacking.items() if rows.any()]
@@ -514,14 +518,16 @@ def _dealt(table: Table, goal: LabelTargets, options: TableOptions) -> tuple[_Ho
             f"partition = {options.deal['partition']!r} has test examples of its own, but the "
             "table names its parts in a column; exclude that column, or choose another partition."
         )
-    homes = _Homes([parts[0].held(device).numpy() for device in range(parts[0].devices)])
+    whole = parts[0]
+    homes = _Homes([whole.held(device).numpy() for device in range(whole.devices)])
     return homes, _parts(table, homes, options)
 
 
 def _homes(table: Table) -> _Homes:
     """The rows of each device as the table names it; an error if it names two edges for one."""
     devices, who = numbered(table.device or [])
-    rows = np.split(np.argsort(who, kind="stable"), np.bincount(who).cumsum()[:-1])
+    ends = np.bincount(who).cumsum()
+    rows = np.split(np.argsort(who, kind="stable"), ends[:-1])
     if not table.edge:
         return _Homes(rows, devices)
     edges, under = numbered(table.edge)
@@ -571,7 +577,8 @@ def _with_every_class(
     if goal.classes is None:
         return parts, ()
     later = torch.cat([part.index for part in parts[1:]])
-    unseen = later[~torch.isin(goal.y[later], goal.y[parts[0].index])].numpy()
+    seen = torch.isin(goal.y[later], goal.y[parts[0].index])
+    unseen = later[~seen].numpy()
     if not len(unseen):
         return parts, ()
     if table.part is not None:
@@ -583,7 +590,8 @@ def _with_every_class(
         )
     labels = goal.y.numpy()[unseen]
     chosen = [unseen[labels == label] for label in np.unique(labels)]
-    moved = np.concatenate([rows if len(rows) < len(SPLITS) else rows[:1] for rows in chosen])
+    moving = [rows if len(rows) < len(SPLITS) else rows[:1] for rows in chosen]
+    moved = np.concatenate(moving)
     train = parts[0]
     others = []
     for part in parts[1:]:

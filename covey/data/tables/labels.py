@@ -54,8 +54,9 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
     have = Counter(map(kinds.__getitem__, labels))
     if have["text"] and have["fraction"]:
         odd = min("text", "fraction", key=have.__getitem__)
-        for row in [row for row, label in enumerate(labels) if kinds[label] == odd]:
-            complain(row, f"label {labels[row]!r} is {_ODD[odd]}")
+        for row, label in enumerate(labels):
+            if kinds[label] == odd:
+                complain(row, f"label {label!r} is {_ODD[odd]}")
     if have["text"]:
         return sorted(kinds)
     # As Decimal, because Python makes no int of thousands of digits.
@@ -93,8 +94,9 @@ def targets(
         return LabelTargets(torch.from_numpy(y).to(torch.float32))
     code = {name: index for index, name in enumerate(classes)}
     numbers = [code.get(label, -1) for label in labels]
-    for row in [row for row, index in enumerate(numbers) if index < 0]:
-        complain(row, f"label {labels[row]!r} is not among the classes {some(classes)}")
+    for row, label in enumerate(labels):
+        if numbers[row] < 0:
+            complain(row, f"label {label!r} is not among the classes {some(classes)}")
     return LabelTargets(torch.tensor(numbers), len(classes), tuple(classes))
 
 

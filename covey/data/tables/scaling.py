@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -43,10 +44,7 @@ class Scaling:
 
     def __call__(self, values: Tensor) -> Tensor:
         """The inputs of a model, float32 where values are whole numbers."""
-        if values.is_floating_point():
-            x = values
-        else:
-            x = values.to(torch.float32)
+        x = values if values.is_floating_point() else values.to(torch.float32)
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
@@ -68,9 +66,9 @@ class Scaling:
         """What `as_dict` wrote; None of None."""
         if facts is None:
             return None
-        shift, factor = (
-            torch.tensor(facts[key], dtype=torch.float64) for key in ("shift", "factor")
-        )
+        double = partial(torch.tensor, dtype=torch.float64)
+        shift = double(facts["shift"])
+        factor = double(facts["factor"])
         return Scaling(facts["kind"], shift, factor)
 
 
@@ -99,11 +97,8 @@ class Moments:
     @staticmethod
     def merged(parts: Sequence[Moments]) -> Moments:
         """The moments of the values of all parts."""
-        return _together(
-            np.stack([part.count for part in parts]),
-            np.stack([part.mean for part in parts]),
-            np.stack([part.squares for part in parts]),
-        )
+        arrays = [(part.count, part.mean, part.squares) for part in parts]
+        return _together(*map(np.stack, zip(*arrays, strict=True)))
 
     def scaling(self, rows: int) -> Scaling:
         """The standard scaling of these columns, of which gaps in so many rows become means."""
@@ -122,7 +117,8 @@ def _together(count: Floats, mean: Floats, squares: Floats) -> Moments:
     centre = np.where(total > 0, centre, 0)
     away = np.where(count > 0, mean - centre, 0)
     shift = (count * away).sum(axis=0) / np.maximum(total, 1)
-    around = squares.sum(axis=0) + (count * np.square(away - shift)).sum(axis=0)
+    between = count * np.square(away - shift)
+    around = squares.sum(axis=0) + between.sum(axis=0)
     return Moments(total, centre + shift, around)
 
 
@@ -149,9 +145,7 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
         return Scaling(kind, zero, one / 255)
     if kind == "half":
         return Scaling(kind, one * 127.5, one / 127.5)
-    used = torch.unique(train)
-    if kind == "paper":
-        used = torch.arange(len(values))
+    used = torch.arange(len(values)) if kind == "paper" else torch.unique(train)
     moments = Moments.of(values.numpy(), used.numpy())
     if kind == "channel":  # one, unless examples are [channels, height, width]
         channels = values.shape[1] if values.ndim == 4 else 1

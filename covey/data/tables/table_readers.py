@@ -10,6 +10,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -108,12 +109,12 @@ def frame_table(
         cells = [] if numbers is not None else _cells(column)
         if has_words(name, options, cells):
             words[name] = _cells(column)
-        elif numbers is not None:
-            x[:, at] = numbers
-        elif isinstance(column, list):
-            x[:, at] = _numbers(_pointed(cells, options))
-        else:
-            x[:, at] = _numbers([_DIGITS.get(cell, cell) for cell in cells])
+            continue
+        if isinstance(column, list):
+            numbers = _numbers(_pointed(cells, options))
+        elif numbers is None:
+            numbers = _numbers([_DIGITS.get(cell, cell) for cell in cells])
+        x[:, at] = numbers
 
     def texts(name: str) -> list[str]:
         cells = _cells(frame[name])
@@ -163,7 +164,8 @@ def texts_of(column: Any) -> list[str]:
     if column.dtype.kind == "f" and column.ndim == 1:
         gaps = np.isnan(column)
         values = column[~gaps]
-        whole = (np.abs(values) < 2**53).all() and (values == np.rint(values)).all()
+        exact = (np.abs(values) < 2**53).all()
+        whole = exact and (values == np.rint(values)).all()
         if gaps.any() and whole:  # what a library makes of integers beside gaps
             return ["" if np.isnan(value) else str(int(value)) for value in column]
     return texts_of(column.tolist())
@@ -251,15 +253,12 @@ def _separator(path: Path, decimal: str) -> str:
         lines = [line for line in islice(file, _SAMPLE) if line.strip()]
     counts = {}
     for mark in _SEPARATORS:
-        if mark == decimal:
-            continue
-        try:
-            records = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
-        except csv.Error:
-            continue
-        widths = {len(record) for record in records}
-        if len(widths) == 1 and widths != {1}:
-            counts[mark] = widths.pop()
+        if mark != decimal:
+            with suppress(csv.Error):
+                records = csv.reader(lines, delimiter=mark, skipinitialspace=True)
+                widths = set(map(len, records))
+                if len(widths) == 1 and widths != {1}:
+                    counts[mark] = widths.pop()
     if not counts or "," in counts:
         return ","
     return max(counts, key=counts.__getitem__)

@@ -54,13 +54,11 @@ class Faults:
         if not self.reasons:
             return
         lines = [
-            f"  {source} {position}: {why}"
+            f"{source} {position}: {why}"
             for (source, position), why in sorted(self.reasons.items())
         ]
         advice = "; ".join([advice, *self.hints])
-        more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
-        count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
-        raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
+        raise DataError(listing("row", f"cannot be used; {advice}", lines))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,8 @@ class Table:
         `texts` gives the cells of a column of the file by its name. With `words`, columns of text,
         the columns of x have names too: those of the features.
         """
-        roles: dict[str, Any] = {role: texts(name) for role, name in options.roles(header).items()}
+        names = options.roles(header)
+        roles: dict[str, Any] = {role: texts(name) for role, name in names.items()}
         targets = {}
         if options.several and options.labelled:
             targets = {name: texts(name) for name in options.labels}
@@ -153,6 +152,18 @@ class Table:
         words = {name: some_of(cells) for name, cells in self.words.items()}
         targets = {name: some_of(cells) for name, cells in self.targets.items()}
         return replace(self, x=self.x[rows], words=words, targets=targets, **texts)
+
+
+def listing(thing: str, fault: str, lines: Sequence[str]) -> str:
+    """An error about so many things, with a line on each of the first five.
+
+    >>> print(listing("row", "cannot be used", ["line 7: column 'heat' is empty"]))
+    1 row cannot be used:
+      line 7: column 'heat' is empty
+    """
+    count = f"1 {thing}" if len(lines) == 1 else f"{len(lines)} {thing}s"
+    more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+    return "\n  ".join([f"{count} {fault}:", *lines[:5], *more])
 
 
 def joined(tables: Sequence[Table]) -> Table:
