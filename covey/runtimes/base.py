@@ -95,7 +95,7 @@ class Question:
     asker: Tensor
     """The position of each one's asker, [m]."""
     answers: Tensor
-    """The positions of those who answer, [k]."""
+    """The positions of those who answer, in rising order, [k]."""
     idle: Tensor | None
     """Who runs without having been asked, bool [m]; None for nobody."""
     rows: tuple[Message, ...] = ()
@@ -124,15 +124,21 @@ class Question:
             out.append(Crossing(self.key("down"), flat(values), senders, ones, ends))
         return out
 
-    def only(self, there: Tensor) -> Question:
-        """The ask of some of those who run alone, bool [m]."""
-        answering = torch.zeros(len(there), dtype=torch.bool)
-        answering[self.answers] = True
+    def only(self, there: Tensor | slice) -> Question:
+        """The ask of some of those who run alone: a slice of them, or bool [m]."""
+        if isinstance(there, slice):
+            bounds = torch.tensor([there.start, there.stop])
+            first, stop = torch.searchsorted(self.answers, bounds).tolist()
+            answers = self.answers[first:stop] - there.start
+        else:
+            answering = torch.zeros(len(there), dtype=torch.bool)
+            answering[self.answers] = True
+            answers = answering[there].nonzero()[:, 0]
         return replace(
             self,
             ids=self.ids[there],
             asker=self.asker[there],
-            answers=answering[there].nonzero()[:, 0],
+            answers=answers,
             idle=None if self.idle is None else self.idle[there],
             each=tuple(values[there] for values in self.each),
         )
