@@ -104,6 +104,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             folder = self._live.path
         built = build(self.experiments, torch.stack(rows), runtime, fingerprints[0], folder)
         self.runtime = built.runtime
+        self._sizes = self.runtime.sizes
         self.newcomers = built.newcomers
         self.held_out = built.held_out
         self.notes = built.notes
@@ -297,7 +298,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         w = trained.answer
         scored = self._score(w)
         records = self._records(trained, scored, began)
-        sizes = self.runtime.sizes
         seeds = []
         for copy, new in enumerate(records):
             seed = self.state.seeds[copy]
@@ -312,7 +312,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                     chosen=self._choose(copy, w, scored),
                     scored=last,
                     meter=seed.meter.plus(new.traffic),
-                    totals=totals_plus(seed.totals, trained.totals[copy], sizes),
+                    totals=totals_plus(seed.totals, trained.totals[copy], self._sizes),
                     observed=observed,
                 )
             )
