@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
+from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes, Services
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
@@ -103,6 +103,16 @@ class Question:
     each: tuple[Tensor, ...] = ()
     """What every child gets for itself, [m, ...] each."""
     admission: Participation | None = None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the program gets besides its nodes, once `rows` are those of every child."""
+        return (*self.rows, *self.each)
+
+    def nodes(self, runtime: Services) -> Nodes:
+        """Those who run."""
+        round, path, idle = self.round, self.path, self.idle
+        return Nodes(runtime, self.tier, self.ids, round=round, path=path, idle=idle)
 
     def key(self, direction: str, number: int = 0) -> MessageKey:
         """The key of one of its messages."""

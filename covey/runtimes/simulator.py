@@ -21,7 +21,7 @@ from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Message, rows_of
 from covey.links.link import Link, Route
 from covey.runtimes.base import Answers, BaseRuntime, Crossing, Question, select
-from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs, Invocation
+from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs
 from covey.runtimes.cuda.round_graphs import RoundNodes, Rounds
 from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.spec import MEMORY, NodeSpec
@@ -152,13 +152,14 @@ class Simulator(BaseRuntime):
         """
         chunk = question.only(part)
         asker = on_device(chunk.asker, self.task.device)
-        received = [torch.index_select(rows, 0, asker) for rows in down]
+        received = tuple([torch.index_select(rows, 0, asker) for rows in down])
+        chunk = replace(chunk, rows=received)
         recording: AbstractContextManager[None] = nullcontext()
         if self._play.tape is not None:
             recording = self._play.tape.chunk(question, part)
         with torch.no_grad(), recording:
             ratio = None if effort is None else effort.ratio(part)
-            nodes, answer = self._invoke(chunk, [*received, *chunk.each], ratio)
+            nodes, answer = self._invoke(chunk, ratio)
             self._record(chunk.tier, chunk.ids, nodes.call, chunk.idle)
             heard = None
             if effort is not None:
@@ -168,23 +169,18 @@ class Simulator(BaseRuntime):
                 reference = received[0] if received else None
                 return self._answer(chunk, nodes, answer, reference, heard)
 
-    def _invoke(
-        self, chunk: Question, arguments: list[Tensor], ratio: Tensor | None
-    ) -> tuple[Nodes, Any]:
+    def _invoke(self, chunk: Question, ratio: Tensor | None) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
-        program, tier, ids = chunk.program, chunk.tier, chunk.ids
-        round, path, idle = chunk.round, chunk.path, chunk.idle
         tape = self._play.tape
         if tape is not None:  # its reads are put down on the tape of the round
-            nodes: Nodes = RoundNodes(tape, tier, ids, path=path, idle=idle)
+            nodes: Nodes = RoundNodes(tape, chunk.tier, chunk.ids, path=chunk.path, idle=chunk.idle)
             with tape.program(running=True):
-                return nodes, program(nodes, *arguments)
-        if self.graphs is not None and self._play.trains and tier == self.tree.tiers[-1]:
-            call = Invocation(program, tier, ids, round, path, tuple(arguments), idle)
-            return self.graphs.run(call)
-        nodes = Nodes(self, tier, ids, round=round, path=path, idle=idle)
+                return nodes, chunk.program(nodes, *chunk.arguments)
+        if self.graphs is not None and self._play.trains and chunk.tier == self.tree.tiers[-1]:
+            return self.graphs.run(chunk)
+        nodes = chunk.nodes(self)
         nodes.call.ratio = ratio
-        return nodes, program(nodes, *arguments)
+        return nodes, chunk.program(nodes, *chunk.arguments)
 
     def _answer(
         self,
