@@ -270,11 +270,6 @@ class Play:
     tape: RoundTape | None = None
     """What the round reads is put down on it, where the round is captured for a GPU."""
 
-    def end(self) -> None:
-        """Raise an error where rows are not finite, and count all messages."""
-        self.suspects.check(last=True)
-        self.ledger.settle()
-
 
 @dataclass(eq=False)
 class BaseRuntime(Runtime):
@@ -332,7 +327,8 @@ class BaseRuntime(Runtime):
             me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
             with self._timed("links"):
-                play.end()
+                play.suspects.check(last=True)
+                play.ledger.settle()
             facts = play.facts
             if len(rows):
                 facts = self._all_facts(facts, answer)

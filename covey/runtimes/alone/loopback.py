@@ -317,7 +317,8 @@ class Station(BaseRuntime):
         with one_thread(), torch.no_grad():
             packed = self._ran(question, arguments, received)
             with self._timed("links"):
-                self._play.end()
+                self._play.suspects.check(last=True)
+                self._play.ledger.settle()
         return seal({"error": None, **self._facts()}, packed)
 
     def _ran(
