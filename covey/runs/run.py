@@ -89,6 +89,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         """`reading` goes to a checkpoint that may be the last, and leaves its rows in its files."""
         runtime = chosen(runtime)
         self.experiments = tuple(experiments)
+        self.experiment = self.experiments[0]
+        """The first of them, for what they have in common."""
         rows = [experiment.initial() for experiment in self.experiments]
         fingerprints = list(map(fingerprint.of, self.experiments, rows))
         if reason := difference(self.experiments, fingerprints):
@@ -202,11 +204,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         They are made when asked for: nothing here points back, so a dropped run is freed at once.
         """
         return tuple(Seed(self, copy) for copy in range(len(self.experiments)))
-
-    @property
-    def experiment(self) -> Experiment:
-        """The first of them, for what they have in common."""
-        return self.experiments[0]
 
     @property
     def round(self) -> int:
