@@ -169,17 +169,13 @@ def box_muller(u: Tensor, v: Tensor) -> Tensor:
     cos(2 pi v) is sin(2 pi b) with b = |v - 1/2| - 1/4, which is exact.
     """
     minus_log = _minus_log(1 - u)
-    radius = _sqrt(minus_log + minus_log)
+    squared = minus_log + minus_log
+    radius = torch.sqrt(squared)
+    if squared.device.type == "cpu":  # where torch's root is not always rounded to nearest
+        radius = torch.from_numpy(np.sqrt(squared.numpy()))
     b = (v - 0.5).abs() - 0.25
     cosine = b * _polynomial(_SINE, b * b)
     return radius * cosine
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    """The square root, rounded to nearest; on a CPU torch's is not always."""
-    if x.device.type == "cpu":
-        return torch.from_numpy(np.sqrt(x.numpy()))
-    return torch.sqrt(x)
 
 
 def _minus_log(x: Tensor) -> Tensor:

@@ -102,6 +102,7 @@ def runs(run: Seed) -> Runs:
 def change(run: Seed, experiment: Experiment) -> None:
     """Let a run that is alone go on with another experiment."""
     run._runs.experiments = (experiment,)
+    run._runs.experiment = experiment
 
 
 def end(runtime: BaseRuntime, me: Nodes, round: int) -> None:

@@ -62,6 +62,16 @@ class Level:
             return self.lam
         return 0.0
 
+    def gradient(self, x: Rows, anchor: Rows) -> Rows:
+        """The gradient of all terms but those of the levels below."""
+        terms = -self.lam * anchor
+        if self.coupling == "prox":
+            terms = self.lam * (x - anchor)
+        terms = terms + self.ridge * x
+        if self.gamma:
+            terms = terms + self.gamma * smooth_l1.grad(x, self.rho)
+        return terms
+
 
 @dataclass(frozen=True)
 class Nested(Algorithm):
@@ -160,7 +170,7 @@ class Nested(Algorithm):
         else:
             for _ in range(level.steps):
                 from_below = self.pulled(me, index, x)
-                gradient = from_below + _own_terms(level, x, anchor)
+                gradient = from_below + level.gradient(x, anchor)
                 x = x - level.lr * gradient
         if level.name:
             me.keep(level.name, x)
@@ -204,13 +214,3 @@ class Nested(Algorithm):
             tol=level.tol,
             method=level.method,
         )
-
-
-def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
-    terms = -level.lam * anchor
-    if level.coupling == "prox":
-        terms = level.lam * (x - anchor)
-    terms = terms + level.ridge * x
-    if level.gamma:
-        terms = terms + level.gamma * smooth_l1.grad(x, level.rho)
-    return terms

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from covey.codecs import bits, gaps, header, numbers
 from covey.codecs.bits import Bytes, Values
 from covey.codecs.header import Header, Tag
 from covey.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from covey.codecs.dense import Values as Layout
 
 LITTLE_ENDIAN: dict[torch.dtype, np.dtype[np.floating[Any]]] = {
     torch.float32: np.dtype("<f4"),
@@ -270,27 +273,6 @@ def _zeros(width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     except MemoryError:
         text = f"a row of {width} values of {dtype} does not fit in memory; lower the limit."
         raise DecodeError(text) from None
-
-
-class Layout(Protocol):
-    """A way to write one row after the header, and to read it."""
-
-    @property
-    def tag(self) -> Tag:
-        """Its number without a mask; the next one is that with a mask."""
-        ...
-
-    def length(self, sent: Sent) -> int:
-        """How long the message is."""
-        ...
-
-    def write(self, sent: Sent) -> bytes:
-        """The message."""
-        ...
-
-    def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
-        """The row, and its mask if it has one."""
-        ...
 
 
 def shortest(layouts: Sequence[Layout], sent: Sent) -> bytes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.codecs import bits, blocks, header, numbers
-from covey.codecs.blocks import Layout, Reader, Sent
+from covey.codecs.blocks import Reader, Sent
 from covey.codecs.header import Tag
 from covey.codecs.numbers import Format
 from covey.errors import DecodeError
@@ -21,11 +21,14 @@ from covey.fields import check
 
 @dataclass(frozen=True)
 class Values(ABC):
-    """A codec that sends values of a row in a number format; lossless in the row's own."""
+    """A codec that sends values of a row in a number format; lossless in the row's own.
+
+    It is also a layout: a way to write one row after the header, and to read it.
+    """
 
     values: Format = "own"  # format of the values on the wire
     layout: ClassVar[str]
-    tag: ClassVar[Tag]
+    tag: ClassVar[Tag]  # number without a mask; the next one is that with a mask
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -42,7 +45,7 @@ class Values(ABC):
         return self.values == "own"
 
     @property
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> "Sequence[Values]":
         """Those of its messages; the first wins a tie."""
         return (self,)
 
@@ -154,7 +157,7 @@ class Sparse(Values):
     """
 
     @property
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> "Sequence[Values]":
         """The dense layout, which wins a tie, and this one."""
         return Dense(self.values), self
 

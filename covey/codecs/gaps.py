@@ -77,16 +77,14 @@ def lengths(sent: Tensor) -> Tensor:
         )
     out = torch.zeros(n, dtype=torch.int64, device=sent.device)
     few = max(1, _AT_ONCE // max(1, width))
+    column = torch.arange(width, device=sent.device)
     for k in range(0, n if width else 0, few):
-        out[k : k + few] = _lengths(sent[k : k + few] != 0)
+        yes = sent[k : k + few] != 0
+        last = column.expand(yes.shape).masked_fill(~yes, -1).cummax(dim=1).values
+        gap = column - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+        for step in (0, *_STEPS):
+            out[k : k + few] += ((gap >= step) & yes).sum(dim=1)
     return out
-
-
-def _lengths(yes: Tensor) -> Tensor:
-    column = torch.arange(yes.shape[1], device=yes.device)
-    last = column.expand(yes.shape).masked_fill(~yes, -1).cummax(dim=1).values
-    gap = column - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
-    return torch.stack([((gap >= step) & yes).sum(dim=1) for step in (0, *_STEPS)]).sum(dim=0)
 
 
 def _gaps(packed: Bytes, width: int) -> NDArray[np.int64]:

@@ -49,17 +49,14 @@ def rounded(rows: Tensor, values: str) -> Tensor:
         out = np.empty_like(array)
         native.blur(array, out, brain=values == "bf16")
         return torch.from_numpy(out)
-    flat = rows.reshape(-1)
-    parts = [
-        _rounded(flat[k : k + _AT_ONCE], HALVES[values]) for k in range(0, len(flat), _AT_ONCE)
-    ]
-    return torch.cat(parts).reshape(rows.shape) if parts else rows.clone()
-
-
-def _rounded(rows: Tensor, half: torch.dtype) -> Tensor:
+    half = HALVES[values]
     largest = torch.finfo(half).max
-    near = rows.clamp(-largest, largest).float().to(half).to(rows.dtype)
-    return torch.where(rows.isinf(), rows, near).masked_fill(rows.isnan(), torch.nan)
+    parts = []
+    for part in torch.split(rows.reshape(-1), _AT_ONCE):
+        near = part.clamp(-largest, largest).float().to(half).to(rows.dtype)
+        near = torch.where(part.isinf(), part, near)
+        parts.append(near.masked_fill(part.isnan(), torch.nan))
+    return torch.cat(parts).reshape(rows.shape)
 
 
 def bits_of(row: Values, values: str) -> Bytes:

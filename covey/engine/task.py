@@ -176,7 +176,11 @@ class Task:
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's outputs on its batch, [n, B, ...], as in scoring."""
-        return self.gradients.outputs(x, batch, self._statistics_for(x, batch))
+        statistics = None
+        if self.space.norms:
+            assert batch.ids is not None
+            statistics = self.by_layer(self.statistics(x, batch.ids))
+        return self.gradients.outputs(x, batch, statistics)
 
     def statistics(self, x: Rows, ids: Ids) -> Rows:
         """The statistics of the norm layers of each row on its device's training examples, [n, S].
@@ -189,13 +193,6 @@ class Task:
     def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
         """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
         return tuple(layer.view(statistics) for layer in self.space.norms)
-
-    def _statistics_for(self, x: Rows, batch: Batch) -> tuple[Tensor, ...] | None:
-        """The statistics with which these rows are scored on a batch; None without norm layers."""
-        if not self.space.norms:
-            return None
-        assert batch.ids is not None
-        return self.by_layer(self.statistics(x, batch.ids))
 
     def in_units(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs, targets and their losses in the units of the data; training may have others."""

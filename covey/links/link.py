@@ -84,16 +84,6 @@ class RowMessages:
         return lengths
 
 
-def by_kind(entries: Sequence[RowMessages]) -> list[RowMessages]:
-    """The entries of each kind as one."""
-    kinds: dict[tuple[object, ...], list[RowMessages]] = {}
-    for entry in entries:
-        form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
-        kind = (entry.route.key, id(entry.codec), *form)
-        kinds.setdefault(kind, []).append(entry)
-    return list(map(RowMessages.joined, kinds.values()))
-
-
 class Ledger:
     """The messages that have crossed links and are not yet in the meters.
 
@@ -119,7 +109,12 @@ class Ledger:
 
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
-        together = by_kind(self.entries)
+        kinds: dict[tuple[object, ...], list[RowMessages]] = {}
+        for entry in self.entries:
+            form = (entry.width, entry.size, entry.masked, entry.exact, entry.lengths is None)
+            kind = (entry.route.key, id(entry.codec), *form)
+            kinds.setdefault(kind, []).append(entry)
+        together = list(map(RowMessages.joined, kinds.values()))
         numbers = []
         for entry in together:
             numbers.append(entry.sent)

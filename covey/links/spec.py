@@ -103,7 +103,10 @@ def _by_direction(spec: Any, link: str) -> dict[str, Any]:
         fix = f"give a codec's name, one of {names}, or a table"
         raise ConfigError(f"codec.{link} = {spec!r}: {fix}.")
     if _is_codec(spec):
-        return {direction: _shared(spec, direction) for direction in DIRECTIONS}
+        both = dict.fromkeys(DIRECTIONS, spec)
+        if isinstance(spec, Mapping):  # `update` can only mean the way up
+            both["down"] = {key: value for key, value in spec.items() if key != "update"}
+        return both
     assert isinstance(spec, Mapping)
     if unknown := set(spec) - set(DIRECTIONS):
         fix = "give a codec, or one for each of down and up"
@@ -132,13 +135,6 @@ def wire(spec: Any, name: str, direction: str) -> LinkSpec:
         return LinkSpec(codec(spec["name"], **codec_options), **link_options)
     except ConfigError as error:
         raise ConfigError(f"{name}, {direction}: {error}") from error
-
-
-def _shared(spec: Any, direction: str) -> Any:
-    """The part for one direction of a table for both; `update` can only mean the way up."""
-    if isinstance(spec, Mapping) and direction == "down":
-        return {key: value for key, value in spec.items() if key != "update"}
-    return spec
 
 
 def difference(rows: Rows, reference: Tensor | None) -> tuple[Rows, Tensor | None]:

@@ -416,40 +416,51 @@ def _source() -> str | None:
     return digest.hexdigest()[:16]
 
 
+_KINDS: dict[str, list[Any]] = {
+    "typed": [ctypes.c_int, ctypes.c_int],  # the instruction set, and the type of the numbers
+    "int": [ctypes.c_int],
+    "size": [_WHOLE],
+    "real": [_REAL],
+    "key": [ctypes.c_uint64],
+    "pointer": [_POINTER],
+}
+_SIGNATURES = {
+    "supports": "int",
+    "descend": "typed pointer",
+    "alternate": "typed pointer size size",
+    "score": "typed pointer pointer pointer pointer pointer",
+    "cut_count": "typed pointer pointer size size int real pointer",
+    "finite": "typed pointer size",
+    "tanh": "typed pointer pointer size",
+    "adam": "typed pointer size size pointer pointer pointer pointer pointer pointer",
+    "normal": "typed pointer size size pointer",
+    "choose": "size pointer pointer pointer size pointer",
+    "bits": "typed pointer size pointer",
+    "squeeze": "typed pointer pointer size pointer size",
+    "spread": "typed pointer size pointer size pointer",
+    "ones": "pointer size",
+    "gap_length": "pointer size",
+    "write_gaps": "pointer size pointer",
+    "read_gaps": "pointer size size pointer size",
+    "half_bits": "typed pointer size pointer int",
+    "narrow": "typed pointer pointer size int",
+    "widen": "typed pointer pointer size int",
+    "blur": "typed pointer pointer size int",
+    "quantise": "typed pointer pointer pointer size size int int key",
+    "dequantise": "typed pointer pointer pointer pointer size size",
+    "pack_nibbles": "pointer pointer size",
+    "unpack_nibbles": "pointer pointer size",
+    "large_pages": "pointer size",
+}
+"""The arguments of the kernel's functions."""
+
+
 def _declare(calls: ctypes.CDLL) -> None:
     """Tell ctypes the types of the kernel's functions."""
-    whole, size, real, pointer = ctypes.c_int, _WHOLE, _REAL, _POINTER
-    typed: list[Any] = [whole, whole]  # the instruction set, and the type of the numbers
-    signatures: dict[str, list[Any]] = {
-        "supports": [whole],
-        "descend": [*typed, pointer],
-        "alternate": [*typed, pointer, size, size],
-        "score": [*typed, *[pointer] * 5],
-        "cut_count": [*typed, pointer, pointer, size, size, whole, real, pointer],
-        "finite": [*typed, pointer, size],
-        "tanh": [*typed, pointer, pointer, size],
-        "adam": [*typed, pointer, size, size, *[pointer] * 6],
-        "normal": [*typed, pointer, size, size, pointer],
-        "choose": [size, pointer, pointer, pointer, size, pointer],
-        "bits": [*typed, pointer, size, pointer],
-        "squeeze": [*typed, pointer, pointer, size, pointer, size],
-        "spread": [*typed, pointer, size, pointer, size, pointer],
-        "ones": [pointer, size],
-        "gap_length": [pointer, size],
-        "write_gaps": [pointer, size, pointer],
-        "read_gaps": [pointer, size, size, pointer, size],
-        "half_bits": [*typed, pointer, size, pointer, whole],
-        "narrow": [*typed, pointer, pointer, size, whole],
-        "widen": [*typed, pointer, pointer, size, whole],
-        "blur": [*typed, pointer, pointer, size, whole],
-        "quantise": [*typed, *[pointer] * 3, size, size, whole, whole, ctypes.c_uint64],
-        "dequantise": [*typed, *[pointer] * 4, size, size],
-        "pack_nibbles": [pointer, pointer, size],
-        "unpack_nibbles": [pointer, pointer, size],
-        "large_pages": [pointer, size],
-    }
-    for name, arguments in signatures.items():
-        getattr(calls, f"covey_{name}").argtypes = arguments
+    size, pointer = _WHOLE, _POINTER
+    for name, arguments in _SIGNATURES.items():
+        kinds = [kind for word in arguments.split() for kind in _KINDS[word]]
+        getattr(calls, f"covey_{name}").argtypes = kinds
     for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
         getattr(calls, f"covey_{name}").restype = size
     calls.covey_source.restype = ctypes.c_char_p

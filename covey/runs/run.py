@@ -88,6 +88,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         """`reading` goes to a checkpoint that may be the last, and leaves its rows in its files."""
         runtime = chosen(runtime)
         self.experiments = tuple(experiments)
+        self.experiment = self.experiments[0]
+        """The first of them, for what they have in common."""
         rows = [experiment.initial() for experiment in self.experiments]
         fingerprints = list(map(fingerprint.of, self.experiments, rows))
         if reason := difference(self.experiments, fingerprints):
@@ -103,6 +105,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             folder = self._live.path
         built = build(self.experiments, torch.stack(rows), runtime, fingerprints[0], folder)
         self.runtime = built.runtime
+        self._sizes = self.runtime.sizes
         self.newcomers = built.newcomers
         self.held_out = built.held_out
         self.notes = built.notes
@@ -202,11 +205,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         return tuple(Seed(self, copy) for copy in range(len(self.experiments)))
 
     @property
-    def experiment(self) -> Experiment:
-        """The first of them, for what they have in common."""
-        return self.experiments[0]
-
-    @property
     def round(self) -> int:
         """The round that comes next."""
         return self.state.round
@@ -296,7 +294,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         w = trained.answer
         scored = self._score(w)
         records = self._records(trained, scored, began)
-        sizes = self.runtime.sizes
         seeds = []
         for copy, new in enumerate(records):
             seed = self.state.seeds[copy]
@@ -311,7 +308,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                     chosen=self._choose(copy, w, scored),
                     scored=last,
                     meter=seed.meter.plus(new.traffic),
-                    totals=totals_plus(seed.totals, trained.totals[copy], sizes),
+                    totals=totals_plus(seed.totals, trained.totals[copy], self._sizes),
                     observed=observed,
                 )
             )

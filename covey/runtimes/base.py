@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.environment import Participation
 from covey.kernel.moved import on_device
-from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes
+from covey.kernel.nodes import AskArguments, Call, Drawn, Idle, Nodes, Services
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store.segments import RowForm
 from covey.kernel.store.store import ColumnKey, Entry, Frozen, KeptRows, Store
@@ -95,7 +95,7 @@ class Question:
     asker: Tensor
     """The position of each one's asker, [m]."""
     answers: Tensor
-    """The positions of those who answer, [k]."""
+    """The positions of those who answer, in rising order, [k]."""
     idle: Tensor | None
     """Who runs without having been asked, bool [m]; None for nobody."""
     rows: tuple[Message, ...] = ()
@@ -103,6 +103,16 @@ class Question:
     each: tuple[Tensor, ...] = ()
     """What every child gets for itself, [m, ...] each."""
     admission: Participation | None = None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the program gets besides its nodes, once `rows` are those of every child."""
+        return (*self.rows, *self.each)
+
+    def nodes(self, runtime: Services) -> Nodes:
+        """Those who run."""
+        round, path, idle = self.round, self.path, self.idle
+        return Nodes(runtime, self.tier, self.ids, round=round, path=path, idle=idle)
 
     def key(self, direction: str, number: int = 0) -> MessageKey:
         """The key of one of its messages."""
@@ -124,15 +134,21 @@ class Question:
             out.append(Crossing(self.key("down"), flat(values), senders, ones, ends))
         return out
 
-    def only(self, there: Tensor) -> Question:
-        """The ask of some of those who run alone, bool [m]."""
-        answering = torch.zeros(len(there), dtype=torch.bool)
-        answering[self.answers] = True
+    def only(self, there: Tensor | slice) -> Question:
+        """The ask of some of those who run alone: a slice of them, or bool [m]."""
+        if isinstance(there, slice):
+            bounds = torch.tensor([there.start, there.stop])
+            first, stop = torch.searchsorted(self.answers, bounds).tolist()
+            answers = self.answers[first:stop] - there.start
+        else:
+            answering = torch.zeros(len(there), dtype=torch.bool)
+            answering[self.answers] = True
+            answers = answering[there].nonzero()[:, 0]
         return replace(
             self,
             ids=self.ids[there],
             asker=self.asker[there],
-            answers=answering[there].nonzero()[:, 0],
+            answers=answers,
             idle=None if self.idle is None else self.idle[there],
             each=tuple(values[there] for values in self.each),
         )
@@ -254,11 +270,6 @@ class Play:
     tape: RoundTape | None = None
     """What the round reads is put down on it, where the round is captured for a GPU."""
 
-    def end(self) -> None:
-        """Raise an error where rows are not finite, and count all messages."""
-        self.suspects.check(last=True)
-        self.ledger.settle()
-
 
 @dataclass(eq=False)
 class BaseRuntime(Runtime):
@@ -316,7 +327,8 @@ class BaseRuntime(Runtime):
             me = Nodes(self, self.tree.tiers[0], ids, round=round, path=0)
             answer = self._answer_of(me, program, rows)
             with self._timed("links"):
-                play.end()
+                play.suspects.check(last=True)
+                play.ledger.settle()
             facts = play.facts
             if len(rows):
                 facts = self._all_facts(facts, answer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -115,7 +114,7 @@ class Runtime(ABC):
         """Whether this process prints and writes files; of several, one does."""
         return self.ranks.leads
 
-    @cached_property
+    @property
     def sizes(self) -> dict[str, int]:
         """The number of nodes of each tier of one seed's tree, from the top."""
         return {tier: self.tree.size(tier) // self.tree.copies for tier in self.tree.tiers}

@@ -18,10 +18,10 @@ from covey.kernel.algorithm import Program
 from covey.kernel.environment import Answered, Effort
 from covey.kernel.moved import on_device
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Exact, Message, rows_of
+from covey.kernel.replies import Message, rows_of
 from covey.links.link import Link, Route
 from covey.runtimes.base import Answers, BaseRuntime, Crossing, Question, select
-from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs, Invocation
+from covey.runtimes.cuda.cuda_graphs import CudaReplay, Graphs
 from covey.runtimes.cuda.round_graphs import RoundNodes, Rounds
 from covey.runtimes.machine import LARGEST_ROWS, cache_bytes, keep_freed_memory
 from covey.runtimes.spec import MEMORY, NodeSpec
@@ -104,30 +104,23 @@ class Simulator(BaseRuntime):
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
         """Send rows down, run the program on all children in chunks, send the answers up."""
-        down, each = self._all_sent(question)
-        return self._all_answers(me, question, down, each)
+        return self._all_answers(me, *self._all_sent(question))
 
-    def _all_sent(self, question: Question) -> tuple[list[Rows], list[Tensor]]:
-        """What arrives below: the askers' rows, and each child's own values."""
+    def _all_sent(self, question: Question) -> tuple[Question, list[Rows]]:
+        """The ask with each child's own values as they arrive, and the askers' rows likewise."""
         with self._timed("links"):
-            arrived: list[Any] = []
-            for crossing in question.down():
-                message = self._cross(crossing)
-                arrived.append(message.rows if isinstance(message, Exact) else message)
-            down = arrived[: len(question.rows)]
-            own = arrived[len(question.rows) :]
-            pairs = zip(own, question.each, strict=True)
-            each = [rows.reshape(values.shape) for rows, values in pairs]
-        return down, each
+            arrived: list[Any] = [rows_of(self._cross(crossing)) for crossing in question.down()]
+        count = len(question.rows)
+        pairs = zip(arrived[count:], question.each, strict=True)
+        each = tuple(rows.reshape(values.shape) for rows, values in pairs)
+        return replace(question, each=each), arrived[:count]
 
-    def _all_answers(
-        self, me: Nodes, question: Question, down: Sequence[Rows], each: Sequence[Tensor]
-    ) -> Answers:
+    def _all_answers(self, me: Nodes, question: Question, down: Sequence[Rows]) -> Answers:
         """The answers of all children that run, as they arrive above."""
         effort = None
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
-        run = partial(self._run, question, down, each, effort)
+        run = partial(self._run, question, down, effort)
         timed: AbstractContextManager[None] = nullcontext()
         if question.tier == self.tree.tiers[-1]:
             timed = self._timed("training", threads=self.workers)
@@ -151,86 +144,64 @@ class Simulator(BaseRuntime):
         return Answers(parts, counted)
 
     def _run(
-        self,
-        question: Question,
-        down: Sequence[Rows],
-        each: Sequence[Tensor],
-        effort: Effort | None,
-        part: slice,
+        self, question: Question, down: Sequence[Rows], effort: Effort | None, part: slice
     ) -> Any:
         """Run the program on some of the nodes and store the rows they keep.
 
         Returns their answers as they arrive above.
         """
-        asker = on_device(question.asker[part], self.task.device)
-        arguments = [torch.index_select(rows, 0, asker) for rows in down]
-        arguments += [values[part] for values in each]
-        received = arguments[0] if down else None
-        idle = question.idle[part] if question.idle is not None else None
-        chunk: AbstractContextManager[None] = nullcontext()
+        chunk = question.only(part)
+        asker = on_device(chunk.asker, self.task.device)
+        received = tuple([torch.index_select(rows, 0, asker) for rows in down])
+        chunk = replace(chunk, rows=received)
+        recording: AbstractContextManager[None] = nullcontext()
         if self._play.tape is not None:
-            chunk = self._play.tape.chunk(question, part)
-        with torch.no_grad(), chunk:
-            nodes, answer = self._invoke(question, part, arguments, idle, effort)
-            self._record(question.tier, question.ids[part], nodes.call, idle)
+            recording = self._play.tape.chunk(question, part)
+        with torch.no_grad(), recording:
+            ratio = None if effort is None else effort.ratio(part)
+            nodes, answer = self._invoke(chunk, ratio)
+            self._record(chunk.tier, chunk.ids, nodes.call, chunk.idle)
+            heard = None
             if effort is not None:
                 effort.add(part, nodes.call)
+                heard = partial(effort.heard, chunk.answers + part.start)
             with self._timed("links"):
-                return self._answer(question, part, nodes, answer, received, effort)
+                reference = received[0] if received else None
+                return self._answer(chunk, nodes, answer, reference, heard)
 
-    def _invoke(
-        self,
-        question: Question,
-        part: slice,
-        arguments: list[Tensor],
-        idle: Tensor | None,
-        effort: Effort | None,
-    ) -> tuple[Nodes, Any]:
+    def _invoke(self, chunk: Question, ratio: Tensor | None) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
-        program = question.program
-        tier = question.tier
-        ids = question.ids[part]
         tape = self._play.tape
         if tape is not None:  # its reads are put down on the tape of the round
-            nodes: Nodes = RoundNodes(tape, tier, ids, path=question.path, idle=idle)
+            nodes: Nodes = RoundNodes(tape, chunk.tier, chunk.ids, path=chunk.path, idle=chunk.idle)
             with tape.program(running=True):
-                return nodes, program(nodes, *arguments)
-        if self.graphs is not None and self._play.trains and tier == self.tree.tiers[-1]:
-            call = Invocation(
-                program, tier, ids, question.round, question.path, tuple(arguments), idle
-            )
-            return self.graphs.run(call)
-        nodes = Nodes(self, tier, ids, round=question.round, path=question.path, idle=idle)
-        if effort is not None:
-            nodes.call.ratio = effort.ratio(part)
-        return nodes, program(nodes, *arguments)
+                return nodes, chunk.program(nodes, *chunk.arguments)
+        if self.graphs is not None and self._play.trains and chunk.tier == self.tree.tiers[-1]:
+            return self.graphs.run(chunk)
+        nodes = chunk.nodes(self)
+        nodes.call.ratio = ratio
+        return nodes, chunk.program(nodes, *chunk.arguments)
 
     def _answer(
         self,
-        question: Question,
-        part: slice,
+        chunk: Question,
         nodes: Nodes,
         answer: Any,
         received: Rows | None,
-        effort: Effort | None,
+        heard: Callable[[Tensor], None] | None,
     ) -> Any:
         """The answers of a chunk as they arrive above, of those nodes that answer."""
-        answering = question.answers
-        in_question = answering[(answering >= part.start) & (answering < part.stop)]
-        positions = in_question - part.start
-        heard = None
-        if effort is not None:
-            heard = partial(effort.heard, in_question)
-        ids = question.ids[part]
+        ids = chunk.ids
+        positions = chunk.answers
         chosen = positions
         if self._play.tape is not None and len(positions) != len(ids):
             chosen = self._play.tape.answering(positions)
 
         def up(message: Message, number: int) -> Message:
-            self._checked_answer(question, ids, message, nodes.call)
+            self._checked_answer(chunk, ids, message, nodes.call)
             if rows_of(message) is None:
                 return None
-            crossing = question.up(select(message, chosen), number, ids[positions])
+            crossing = chunk.up(select(message, chosen), number, ids[positions])
             reference = rows_of(select(received, chosen))
             return self._cross(replace(crossing, reference=reference, heard=heard))
 

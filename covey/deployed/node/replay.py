@@ -78,12 +78,11 @@ class ReplaySimulator(Simulator):
         status = [missing.get(number) for number in question.ids.tolist()]
         there = torch.tensor([entry in (None, "late") for entry in status], dtype=torch.bool)
         in_time = torch.tensor([entry is None for entry in status], dtype=torch.bool)
-        down, each = self._all_sent(question)  # a parent packs for those who are absent too
+        sent, down = self._all_sent(question)  # a parent packs for those who are absent too
         late = question.ids[~in_time]
         before = self._unheard.get(question.tier)
         self._unheard[question.tier] = torch.cat([late, self._unheard_children(me, question)])
-        own = [values[there] for values in each]
-        answers = self._all_answers(me, question.only(there), down, own)
+        answers = self._all_answers(me, sent.only(there), down)
         del self._unheard[question.tier]
         if before is not None:
             self._unheard[question.tier] = before

@@ -202,7 +202,8 @@ def of_graph(graph: Graph, space: ParameterLayout) -> Step:
             [name] = node.arguments
             if name not in space.numbers:
                 raise Unknown(f"parameter {name} is not part of a row")
-            registers[number] = then(partial(_parameter, space.numbers[name]), PASS)
+            slot = space.numbers[name]
+            registers[number] = then(lambda pass_, slot=slot: pass_.parameters[slot], PASS)
         else:
             function = _function(node, graph, readers, space.module)
             node = _complete(node)
@@ -211,10 +212,6 @@ def of_graph(graph: Graph, space: ParameterLayout) -> Step:
     # The layout of the output decides the kernels of the backward pass.
     output = then(Tensor.contiguous, registers[graph.output.number])
     return machine(instructions, output)
-
-
-def _parameter(slot: int, pass_: Pass) -> Tensor:
-    return pass_.parameters[slot]
 
 
 def _complete(node: Operation) -> Operation:

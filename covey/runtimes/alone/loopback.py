@@ -317,7 +317,8 @@ class Station(BaseRuntime):
         with one_thread(), torch.no_grad():
             packed = self._ran(question, arguments, received)
             with self._timed("links"):
-                self._play.end()
+                self._play.suspects.check(last=True)
+                self._play.ledger.settle()
         return seal({"error": None, **self._facts()}, packed)
 
     def _ran(
@@ -328,14 +329,13 @@ class Station(BaseRuntime):
         `received` are the rows that an update is the difference from.
         """
         ids = question.ids
-        round, path, idle = question.round, question.path, question.idle
-        nodes = Nodes(self, question.tier, ids, round=round, path=path, idle=idle)
+        nodes = question.nodes(self)
         if len(arguments) == 1:  # large rows, of which it may let go
             answer = question.program(nodes, arguments.pop())
         else:
             answer = question.program(nodes, *arguments)
             arguments.clear()
-        self._record(question.tier, ids, nodes.call, idle)
+        self._record(question.tier, ids, nodes.call, question.idle)
         packed = []
         for number, message in enumerate(messages_of(answer)):
             self._checked_answer(question, ids, message, nodes.call)

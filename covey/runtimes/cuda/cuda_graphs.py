@@ -16,18 +16,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from covey import draws
 from covey.engine.task import Batch, Task
-from covey.kernel.algorithm import Program
 from covey.kernel.nodes import Nodes, Services
 from covey.kernel.replies import Exact, Masked
 from covey.kernel.store.store import NEVER, Store
 from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.runtimes.base import Question
 
 _SIZES = 8
 """Numbers of devices on which one program is captured; each holds its rows for good."""
@@ -342,41 +344,16 @@ class CapturedNodes(Nodes):
         return self._tape.recall(self.tier, name, self._all, default, since)
 
 
-@dataclass(frozen=True, eq=False)
-class Invocation:
-    """One call of a program, before it runs."""
-
-    program: Program
-    tier: str
-    ids: Ids
-    round: int
-    path: int
-    arguments: tuple[Tensor, ...]
-    idle: Tensor | None = None
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The properties of calls that one graph can serve."""
-        name = self.program.__name__
-        forms = [(value.shape, value.dtype) for value in self.arguments]
-        return (name, self.tier, len(self.ids), *forms)
-
-    def nodes(self, runtime: Services) -> Nodes:
-        """The nodes on which the program runs."""
-        round, path, idle = self.round, self.path, self.idle
-        return Nodes(runtime, self.tier, self.ids, round=round, path=path, idle=idle)
-
-
 class ProgramTape(Tape):
     """What one program reads: each call may be of other devices, and has memory for their ids."""
 
-    def __init__(self, runtime: Services, call: Invocation) -> None:
+    def __init__(self, runtime: Services, call: Question) -> None:
         super().__init__(runtime, call.round)
         self.call = call
         self.device_ids = call.ids.to(runtime.task.device, copy=True)
         self.arguments: list[Tensor] = []
 
-    def take(self, call: Invocation) -> None:
+    def take(self, call: Question) -> None:
         """Fill in everything that this call's program reads."""
         if not torch.equal(call.ids, self.call.ids):  # others than in the last replay
             self.device_ids.copy_(call.ids, non_blocking=True)
@@ -437,13 +414,15 @@ class Graphs:
         self.replays = 0
         self.others = 0  # calls on a number of devices that is not captured, beyond _SIZES
 
-    def run(self, call: Invocation) -> tuple[Nodes, Any]:
+    def run(self, call: Question) -> tuple[Nodes, Any]:
         """The nodes with what they keep, and the answer."""
         name = call.program.__name__
         eager = self._runtime.algorithm.eager  # a capture that fails prints errors of CUDA
         if eager is not None or name in self.reasons or not len(call.ids):
             return self._eager(call)
-        kind = call.kind
+        # The properties of calls that one graph can serve.
+        forms = [(value.shape, value.dtype) for value in call.arguments]
+        kind = (name, call.tier, len(call.ids), *forms)
         sizes = sum(known[0] == name for known in self._variants)
         if kind not in self._variants and sizes >= _SIZES:
             self.others += 1
@@ -480,12 +459,12 @@ class Graphs:
             text += f", {self.others} times not, as its number of devices changes"
         return text
 
-    def _eager(self, call: Invocation) -> tuple[Nodes, Any]:
+    def _eager(self, call: Question) -> tuple[Nodes, Any]:
         """Run a program kernel by kernel."""
         nodes = call.nodes(self._runtime)
         return nodes, call.program(nodes, *call.arguments)
 
-    def _record(self, call: Invocation, variants: list[_GraphVariant]) -> tuple[Nodes, Any]:
+    def _record(self, call: Question, variants: list[_GraphVariant]) -> tuple[Nodes, Any]:
         """Run a program kernel by kernel, and put down on a tape what it reads."""
         tape = ProgramTape(self._runtime, call)
         nodes = ProgramNodes(tape)
@@ -496,7 +475,7 @@ class Graphs:
         variants.append(_GraphVariant(tape, nodes.call.gradients))
         return nodes, answer
 
-    def _captured(self, call: Invocation, tape: ProgramTape) -> Replay:
+    def _captured(self, call: Question, tape: ProgramTape) -> Replay:
         """The graph of a program on the memory of its tape."""
 
         def work() -> tuple[dict[str, Tensor], Any]:
@@ -516,7 +495,7 @@ class Graphs:
             first_line = str(error).splitlines()[0]
             raise Refused(reason_of(error) or f"it cannot be captured: {first_line}") from error
 
-    def _again(self, call: Invocation, variant: _GraphVariant) -> tuple[Nodes, Any]:
+    def _again(self, call: Question, variant: _GraphVariant) -> tuple[Nodes, Any]:
         """Replay a graph, and copy its results out."""
         assert variant.replay is not None
         variant.tape.take(call)

@@ -71,10 +71,12 @@ class Sharded(Simulator):
         """
         if question.tier != self.shares.tier:
             return super().exchange(me, question)
-        down, each = self._all_sent(question)
+        question, down = self._all_sent(question)
         nodes = self.shares.nodes(question.tier, self.ranks.rank)
-        own = (question.ids >= nodes.start) & (question.ids < nodes.stop)
-        return self._all_answers(me, question.only(own), down, [values[own] for values in each])
+        # Its ids rise.
+        bounds = torch.tensor([nodes.start, nodes.stop])
+        own = slice(*torch.searchsorted(question.ids, bounds).tolist())
+        return self._all_answers(me, question.only(own), down)
 
     def _replies_of(
         self,
