@@ -64,7 +64,9 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     it = task(mlp(30, 7, 3))
     start = rows(it, 1)
     batch = it.examples.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
-    plain = descend(start, lambda x: it.gradients.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
+    plain = descend(
+        start, lambda x: it.gradients.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start)
+    )
     steps = factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start)))
     torch.testing.assert_close(steps, plain, rtol=1e-12, atol=1e-12)
 

@@ -6,7 +6,6 @@ import json
 import pickle
 import struct
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,3 @@ def write_leaf(folder: Path, files: list[dict[str, tuple[Bytes, Bytes]]]) -> Non
             "user_data": data,
         }
         (folder / f"all_data_{number}.json").write_text(json.dumps(table))
-
-
-def labels_of(counts: Sequence[int]) -> Any:
-    """So many examples of each label, in order."""
-    return np.repeat(np.arange(len(counts)), counts)
