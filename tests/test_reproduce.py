@@ -157,6 +157,14 @@ def test_every_ordering_names_rows_of_its_table(table: PaperTable) -> None:
         assert (ordering.about is not None) or ordering.by != "saves"
 
 
+@pytest.mark.parametrize("path", sorted(tables.FOLDER.glob("*/*.toml")), ids=str)
+def test_a_setting_changes_methods_that_there_are(path: Path) -> None:
+    content = tables._content(path.parent.name, path.stem)
+    for setting in content.get("settings", {}).values():
+        for key in ("methods", "search", "without", "only"):
+            assert {*setting.get(key, ())} <= {*content["methods"]}
+
+
 def test_all_files_are_package_data() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["covey"]
