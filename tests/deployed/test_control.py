@@ -586,11 +586,11 @@ def connection_ended(connection: socket.socket) -> bool:
 def test_an_error_of_a_device_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a control port answers, and as a device may have said."""
     said = "device1: \x1b[2J\x1b]8;;http://evil\x07[/red] \x9b31m"
-    monkeypatch.setattr(ctl, "call", lambda *_: said)
+    monkeypatch.setattr(ControlPort, "call", lambda *_: said)
     assert exits(0, "ctl", "pause").out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
 
     def fails(*_: object) -> str:
         raise ConfigError(said)
 
-    monkeypatch.setattr(ctl, "call", fails)
+    monkeypatch.setattr(ControlPort, "call", fails)
     assert covey("ctl", "pause").err == "error: device1: [2J]8;;http://evil[/red] 31m\n"
