@@ -389,7 +389,9 @@ def _value(value: Any, hint: Any, place: _Label) -> Any:
         literals += [name for rule in named for name, _ in rule.names]
         rule = f"{words(hint)}{_as_list(value, arms, place)}"
         raise place.wrong(value, rule, nearest(value, literals))
-    _check_finite(value, place)
+    # So written that NaN is refused, and that a whole number of any length can be compared.
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise place.wrong(value, f"a finite number, of size {LARGEST:g} at most")
     if isinstance(value, list | tuple) and not value and any(arm.rules for arm in fitting):
         rule = "is empty; give one value for all nodes, or one for each"
         raise ConfigError(f"{place.name} = [] {rule}.")
@@ -453,13 +455,6 @@ def _as_list(value: Any, arms: Sequence[_Arm], place: _Label) -> str:
         return ""
     items = [item.strip() for item in value.strip("[]").split(",")]
     return f" (on a command line: '{place.name}={spelled(items)}')"
-
-
-def _check_finite(value: Any, place: _Label) -> None:
-    """Raise if a number cannot be computed with."""
-    # So written that NaN is refused, and that a whole number of any length can be compared.
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise place.wrong(value, f"a finite number, of size {LARGEST:g} at most")
 
 
 def _fits(value: Any, arm: _Arm) -> bool:

@@ -73,7 +73,12 @@ def methods(result: Result) -> TextTable:
     """One row per method, the best first."""
     amount = result.budget["amount"]
     budget = f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
-    shown = _shown(result)
+    names = [result.metric.name]  # that by which methods are ordered first
+    if result.classifies:
+        names = [*names, "accuracy", _WORST] if result.selected else ["accuracy", *names, _WORST]
+    shown = {name: f"test {named(name).unit}" for name in [*names, *result.metrics]}
+    if result.classifies:
+        shown[_WORST] = "worst 10 %"
     seconds = "seconds on air" if result.modelled else "seconds"
     heads = ["method", "model", *shown.values(), "rounds", "gradients", "MB", seconds]
     rows = []
@@ -151,17 +156,6 @@ def over_devices(result: Result) -> TextTable:
     test = "exact signed-rank test" if counted else "signed-rank test"
     title = f"over devices, for these models only: {test}, two-sided; {_corrected(result)}"
     return TextTable(title, heads, rows, left=2)
-
-
-def _shown(result: Result) -> dict[str, str]:
-    """The figures that have a column, and its heading; that by which methods are ordered first."""
-    names = [result.metric.name]
-    if result.classifies:
-        names = [*names, "accuracy", _WORST] if result.selected else ["accuracy", *names, _WORST]
-    heads = {name: f"test {named(name).unit}" for name in [*names, *result.metrics]}
-    if result.classifies:
-        heads[_WORST] = "worst 10 %"
-    return heads
 
 
 def _cell(figures: ModelFigures, name: str) -> str:
