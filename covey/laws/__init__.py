@@ -132,7 +132,7 @@ def _same(law: str, left: Seed, right: Seed) -> None:
         raise ProgramError(f"{law}, but they differ in {'; '.join(wrong)[:500]}.")
 
 
-def some_model_moves(algorithm: Algorithm) -> None:
+def _some_model_moves(algorithm: Algorithm) -> None:
     ended = _finished(_experiment(algorithm))
     begin = ended.runtime.start[0]
     rows = [ended.w, *(ended.rows(name)[1] for name in ended.models())]
@@ -145,7 +145,7 @@ def some_model_moves(algorithm: Algorithm) -> None:
         )
 
 
-def programs_run_on_no_rows(algorithm: Algorithm) -> None:
+def _programs_run_on_no_rows(algorithm: Algorithm) -> None:
     begun = run(_experiment(algorithm))
     answer = begun.runtime.play(algorithm.server, begun.w[:0], round=0).answer
     if answer.shape != (0, begun.w.shape[1]) or answer.dtype != begun.w.dtype:
@@ -155,14 +155,14 @@ def programs_run_on_no_rows(algorithm: Algorithm) -> None:
         )
 
 
-def workers_and_chunks_change_no_bit(algorithm: Algorithm) -> None:
+def _workers_and_chunks_change_no_bit(algorithm: Algorithm) -> None:
     whole = _finished(_experiment(algorithm))
     for options in ({"workers": 3}, {"memory": 1}):
         parts = _finished(_experiment(algorithm, **options))
         _same(f"a run with {options} should have the bits of a run in one piece", whole, parts)
 
 
-def a_resumed_run_has_the_bits_of_an_undisturbed_one(algorithm: Algorithm) -> None:
+def _a_resumed_run_has_the_bits_of_an_undisturbed_one(algorithm: Algorithm) -> None:
     experiment = _experiment(algorithm)
     begun = run(experiment)
     next(begun)
@@ -174,13 +174,13 @@ def a_resumed_run_has_the_bits_of_an_undisturbed_one(algorithm: Algorithm) -> No
     _same("a resumed run should have the bits of an undisturbed one", undisturbed, resumed)
 
 
-def nodes_that_share_nothing_compute_the_same_bits(algorithm: Algorithm) -> None:
+def _nodes_that_share_nothing_compute_the_same_bits(algorithm: Algorithm) -> None:
     experiment = _experiment(algorithm)
     alone = _finished(experiment, runtime="loopback")
     _same("loopback should have the simulator's bits", _finished(experiment), alone)
 
 
-def seeds_side_by_side_are_as_seeds_alone(algorithm: Algorithm) -> None:
+def _seeds_side_by_side_are_as_seeds_alone(algorithm: Algorithm) -> None:
     experiments = [_experiment(algorithm, seed=seed) for seed in (3, 4)]
     together = runs(experiments)
     for _ in together:
@@ -189,7 +189,7 @@ def seeds_side_by_side_are_as_seeds_alone(algorithm: Algorithm) -> None:
         _same("seeds side by side should be as seeds alone", _finished(experiment), seed)
 
 
-def a_fixed_point_stays_fixed(algorithm: Any) -> None:
+def _a_fixed_point_stays_fixed(algorithm: Any) -> None:
     """All devices have one least-squares problem, so its minimiser is everybody's.
 
     A method with noise, pruning or an l1 penalty has no such point: leave this law out.
@@ -224,15 +224,15 @@ def a_fixed_point_stays_fixed(algorithm: Any) -> None:
 
 
 ALL = tuple(
-    Law(check.__name__.replace("_", " "), check)
+    Law(check.__name__.strip("_").replace("_", " "), check)
     for check in (
-        some_model_moves,
-        programs_run_on_no_rows,
-        workers_and_chunks_change_no_bit,
-        a_resumed_run_has_the_bits_of_an_undisturbed_one,
-        nodes_that_share_nothing_compute_the_same_bits,
-        seeds_side_by_side_are_as_seeds_alone,
-        a_fixed_point_stays_fixed,
+        _some_model_moves,
+        _programs_run_on_no_rows,
+        _workers_and_chunks_change_no_bit,
+        _a_resumed_run_has_the_bits_of_an_undisturbed_one,
+        _nodes_that_share_nothing_compute_the_same_bits,
+        _seeds_side_by_side_are_as_seeds_alone,
+        _a_fixed_point_stays_fixed,
     )
 )
 """Every law, in the order in which an author meets them."""
