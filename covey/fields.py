@@ -264,7 +264,9 @@ def check(thing: Any) -> None:
     number of numpy's or torch's becomes Python's.
     """
     for name, value in checked(thing, f"{type(thing).__name__}: ").items():
-        if _is_scalar(getattr(thing, name)):
+        given = getattr(thing, name)
+        entries = given if type(given) in (list, tuple) else [given]
+        if any(map(_is_scalar, entries)):
             object.__setattr__(thing, name, value)
 
 
@@ -378,7 +380,8 @@ def words(hint: Any) -> str:
 def _value(value: Any, hint: Any, place: _Label) -> Any:
     """A value in the form of its type; an error unless it has that type and is in its range."""
     arms = _arms(hint)
-    if _is_scalar(value):
+    others = [arm for arm in arms if arm.hint not in (int, float)]
+    if _is_scalar(value) and not any(_fits(value, arm) for arm in others):
         value = value.item()
     if isinstance(value, str) and value == "none" and types.NoneType in [arm.hint for arm in arms]:
         return None

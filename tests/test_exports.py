@@ -135,7 +135,9 @@ def test_only_three_libraries_are_imported(path: Path) -> None:
     assert outside(path) <= {"torch", "numpy", "safetensors"} | more.get(path.stem, set())
 
 
-@pytest.mark.parametrize("path", files("algorithms"), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*files("algorithms"), *files("algorithms/shared")], ids=lambda path: path.stem
+)
 def test_algorithms_do_not_import_each_other(path: Path) -> None:
     allowed: tuple[str, ...] = ("covey.algorithms.shared",)
     if path.stem == "fedyogi":  # FedAdam but for one line, of the same paper

@@ -194,6 +194,26 @@ def test_what_has_no_range_keeps_its_freedom() -> None:
             Loose(**{name: value})
 
 
+@pytest.mark.parametrize(
+    "whole", [np.int64(3), np.array(3), torch.tensor(3)], ids=["numpy", "array", "tensor"]
+)
+def test_a_number_of_numpys_or_torchs_becomes_pythons(whole: Any) -> None:
+    half = whole / 2
+    made = Ranged(count=whole, positive=half, counts=[whole, 2])
+    assert (made.count, made.positive, made.counts) == (3, 1.5, [3, 2])
+    assert [type(value) for value in (made.count, made.positive, *made.counts)] == [
+        int, float, int, int,
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"Ranged: count = 1.5 must be a whole number"):
+        Ranged(count=half)
+
+
+def test_a_tensor_without_axes_stays_where_the_type_is_no_number() -> None:
+    value = torch.tensor(2.0, requires_grad=True)
+    loose = Loose(start=value, anything=value)
+    assert loose.start is loose.anything is value
+
+
 class Mode(enum.StrEnum):
     FAST = "fast"
     SLOW = "slow"

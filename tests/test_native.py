@@ -487,6 +487,10 @@ def test_what_does_not_fit_is_refused_before_the_kernel_sees_it() -> None:
         descended(task, x.repeat(2, 1), fresh(task), terms)
     with pytest.raises(ProgramError, match=r"10 rows to score for 5 devices"):
         task.evaluate(x.repeat(2, 1), "train", IDS)
+    with pytest.raises(ProgramError, match=rf"rows of shape \({task.space.width},\), but a model"):
+        task.evaluate(x[0], "train", IDS)
+    with pytest.raises(ProgramError, match=rf"\(5, {task.space.width - 1}\), but a model has"):
+        task.evaluate(x[:, 1:], "train", IDS)
 
 
 def test_a_batch_of_other_data_is_descended_on() -> None:

@@ -522,6 +522,24 @@ class Nodes(TierNodes):
     @overload
     def ask(
         self,
+        program: Callable[..., tuple[Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Cohort = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Cohort = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
         program: Callable[..., tuple[Message, ...]],
         *rows: Rows | Exact,
         each: Each = (),

@@ -43,10 +43,6 @@ class NativeKernel:
 
         A row is scored on the examples index[start : start + count].
         """
-        if len(rows) != len(starts):
-            raise ProgramError(
-                f"{len(rows)} rows to score for {len(starts)} devices; give one each."
-            )
         work = native.NativeWork(
             devices=len(rows),
             width=self.space.width,
@@ -55,6 +51,10 @@ class NativeKernel:
             examples=index.data_ptr(),
         )
         self.bind(work, rows)
+        if len(rows) != len(starts):
+            raise ProgramError(
+                f"{len(rows)} rows to score for {len(starts)} devices; give one each."
+            )
         rows = _rows(rows, rows)
         work.start = rows.data_ptr()
         work.start_stride = rows.stride(0)
