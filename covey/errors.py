@@ -104,6 +104,8 @@ def reading(name: object, remedy: str = "download it again") -> Iterator[None]:
         yield
     except DataError:
         raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not text in UTF-8 ({error.reason}); {remedy}.") from error
     except Exception as error:  # a damaged file can fail in any way
         raise DataError(
             f"{name} cannot be read ({type(error).__name__}: {error}); if it is damaged, {remedy}."

@@ -330,6 +330,14 @@ def test_texts_of_a_table_and_of_edges(tmp_path: Path) -> None:
         data.text(str(table), column="words")
     with pytest.raises(DataError, match=r"no folder of \.txt files"):
         data.text(str(tmp_path / "none"))
+    table.write_bytes("text,device\nZürich,a\n".encode("latin-1"))
+    with pytest.raises(
+        DataError, match=r"said\.csv is not text in UTF-8 .*; save it as CSV in UTF"
+    ):
+        data.text(str(table))
+    (tmp_path / "folder" / "north" / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.txt is not text in UTF-8 .*; save it in UTF-8"):
+        data.text(str(tmp_path / "folder"))
 
 
 def test_speakers_are_drawn_from_the_seed() -> None:

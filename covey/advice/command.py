@@ -180,7 +180,8 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
     for change in findings.changes:
         console.print(str(change))
     if not findings.changes:
-        console.print(": ".join(filter(None, ("nothing to change", findings.nothing))))
+        because = f": {findings.nothing}" if findings.nothing else ""
+        console.print(f"nothing to change{because}")
     tried = f"tried {findings.rounds} of {rounds} rounds"
     console.print(f"{tried}, {findings.part}: {_compared(findings)}")
     more = findings.advised.bytes / max(findings.given.bytes, 1)

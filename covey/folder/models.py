@@ -140,8 +140,10 @@ class RunModels:
 
     @cached_property
     def history(self) -> list[Round]:
+        config = self.file.config
         records = self.place.growing_records().read() if self._ended else []
-        if not records and self._facts:
+        lacking = len(records) < config.rounds and (config.stop is None or not records)
+        if lacking and self._facts:  # of a run under way, or of a file that was cut
             records = history(self.place.checkpoint)
         return records
 

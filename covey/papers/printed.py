@@ -28,8 +28,14 @@ class PrintedCell:
     given: bool = False
 
     def __str__(self) -> str:
-        sd = "" if self.sd is None else f" ± {self.sd:.2f}"
-        return f"{self.value:.2f}{sd}{' (?)' * self.uncertain}{' (an input)' * self.given}"
+        text = f"{self.value:.2f}"
+        if self.sd is not None:
+            text += f" ± {self.sd:.2f}"
+        if self.uncertain:
+            text += " (?)"
+        if self.given:
+            text += " (an input)"
+        return text
 
 
 @dataclass(frozen=True)

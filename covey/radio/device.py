@@ -134,7 +134,9 @@ class Devices:
 
     def take(self, chosen: Tensor) -> Devices:
         """The chosen devices, in this order."""
-        names = tuple(self.names[device] for device in chosen.tolist() if self.names)
+        names: tuple[str, ...] = ()
+        if self.names:
+            names = tuple(self.names[device] for device in chosen.tolist())
         columns = {name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)}
         return replace(self, names=names, **columns)
 

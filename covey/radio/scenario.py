@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.errors import ConfigError, reading, shown
+from covey.errors import ConfigError, DataError, reading, shown
 from covey.fields import Count, Match, Range, Seed, Share, Whole, read
 from covey.files.validate import apply, check_plain, parsed
 from covey.kernel.work import Work
@@ -335,13 +335,13 @@ def _places(file: DeviceSettings, rows: Mapping[str, list[Any]], cells: int) -> 
 
 def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]:
     name = f"{key} {shown(str(path))}"
-    with (
-        reading(name, "save it as CSV in UTF-8"),
-        open(path, newline="", encoding="utf-8-sig") as file,
-    ):
-        reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
-        rows = [cells for cells in reader if cells]
+    with reading(name, "save it as CSV in UTF-8"):
+        if not path.exists():
+            raise DataError(f"{name}: there is no such file; give a table as CSV, or leave it out.")
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            rows = [cells for cells in reader if cells]
     widths = {len(cells) for cells in rows}
     trouble = ""
     if not rows:

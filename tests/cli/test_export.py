@@ -17,6 +17,7 @@ from torch import nn
 
 import covey
 from covey.errors import ConfigError, ModelError
+from covey.folder.formats import FORMATS
 from covey.folder.load import Loaded
 from tests.cli.command import ROOT, exits
 from tests.cli.command import covey as command
@@ -253,6 +254,11 @@ def test_what_no_network_predicts_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_exported(pumps: Loaded, words: tuple[str, ...], says: str) -> None:
     assert says in exits(2, "export", pumps.folder, *words).err
     assert not (pumps.folder / "export").exists()
+
+
+def test_help_names_every_format() -> None:
+    """It lists them itself: their classes import torch."""
+    assert ", ".join(FORMATS) in " ".join(exits(0, "export", "--help").out.split())
 
 
 def test_an_out_of_the_wrong_kind(pumps: Loaded, tmp_path: Path) -> None:

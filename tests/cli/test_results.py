@@ -5,6 +5,7 @@ examples.
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,15 @@ def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch)
     assert (facts.pop("folder"), facts.pop("finished")) == (str(run), True)
     assert facts == written
     assert contents(run) == before
+
+
+def test_records_that_were_cut_are_those_of_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    records = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text(records[0])
+    assert len(records) == 3
+    assert covey.load(copy).history == covey.load(run).history
 
 
 def test_show_devices_worst_first(run: Path) -> None:

@@ -140,7 +140,8 @@ def test_a_plan_for_the_mask_meets_the_deadline_in_real_bytes() -> None:
     assert not paper.late(paper.formula).any()
     assert not real.late().any()
     assert (paper.summary()["late"], paper.summary()["late_by_formula"]) == (2, 0)
-    assert paper.why(0).startswith("with header and mask it ends after 107 ms, the deadline is 100")
+    why = "with header and mask it ends after 107 ms, the deadline is 100 ms"
+    assert paper.why(0) == f"{why}; mask = true plans for them"
     # a weight is whole: at most one more than planned is sent
     assert real.encoded.latency.max() <= 0.1 * (1 + 1e-4)
     assert real.encoded.latency.max() > 0.0999

@@ -99,7 +99,7 @@ def test_a_spread_in_dbm_is_even_in_dbm(tmp_path: Path) -> None:
         (["devices.cycles={uniform = [40, 15]}"], "the smaller first"),
         (['devices.distance={uniform = ["1 m", "1 km"]}'], "write all values in one"),
         (["devices.count=[5, 5]"], "a number for each of 1 cells"),
-        (['devices.table="none.csv"'], "cannot be read"),
+        (['devices.table="none.csv"'], "there is no such file"),
         (["--sweep", "power=1,2"], "--sweep 'power=1,2' must be one of deadline, bandwidth"),
     ],
 )

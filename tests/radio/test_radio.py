@@ -119,7 +119,7 @@ def test_what_was_resolved_is_the_same_experiment(tmp_path: Path) -> None:
         ("radio.devices.cpu=[1, 2]", ["radio.devices.cpu"]),
         (
             "radio.devices.table=nowhere.csv",
-            ["radio.devices.table", "nowhere.csv", "cannot be read"],
+            ["radio.devices.table", "nowhere.csv", "there is no such file"],
         ),
         ("algorithm.ratio=0.5", ["policy optimal prunes", "takes no ratio from a plan"]),
         ("radio=none", ["give a radio, or a number"]),

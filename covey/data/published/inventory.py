@@ -49,8 +49,8 @@ def present(data_dir: str | Path | None = None) -> list[SetStatus]:
     for entry in CATALOG.values():
         located = locations.find(entry, root)
         copy = locations.hub_copy(entry, root)
-        copied = located.missing and copy.is_file()
-        present = copied or not located.missing
+        copied = bool(located.missing) and copy.is_file()
+        is_there = copied or not located.missing
         source = f"hub copy {copy}" if copied else f"{located.way.format} in {located.folder}"
         get = locations.advice(entry, root)
         if entry.repository is not None:
@@ -58,8 +58,8 @@ def present(data_dir: str | Path | None = None) -> list[SetStatus]:
         out.append(
             SetStatus(
                 entry.name,
-                present=bool(present),
-                source=source if present else "",
+                present=is_there,
+                source=source if is_there else "",
                 files=(copy,) if copied else located.files,
                 missing=() if copied else located.missing,
                 train=entry.train,

@@ -64,11 +64,14 @@ def arrow(
     data = _read(folder, part)
     options = TableOptions.of(locals() | {"features": data.features(features)})
     header = data.table.column_names
-    pictures = {*data.images} & {*(options.features or ())}
+    pictures = [name for name in options.features or () if name in data.images]
     if pictures:
         check_header(header, options.of_devices, folder)
-        cells = enumerate(data.table.column(*pictures).to_pylist())
-        images = {f"{folder}, row {row}": (cell or {}).get("bytes") or b"" for row, cell in cells}
+        cells = data.table.column(pictures[0]).to_pylist()
+        images = {
+            f"{folder}, row {row}": (cell or {}).get("bytes") or b""
+            for row, cell in enumerate(cells)
+        }
         x = pixels_of(images, folder, side_of(size), grey)
         table = Table.read(
             f"{folder}, row", range(len(x)), x, header, options, lambda name: texts_of(data[name])

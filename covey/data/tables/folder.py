@@ -101,10 +101,11 @@ def _paths(folder: Path) -> list[Path]:
 
 def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
     """The same table with its columns in the order of another."""
-    lacks = some([name for name in like.features if name not in table.features])
-    extra = some([name for name in table.features if name not in like.features])
+    lacks = [name for name in like.features if name not in table.features]
+    extra = [name for name in table.features if name not in like.features]
     if lacks or extra:
-        told = filter(None, (lacks and f"lacks {lacks}", extra and f"has {extra} besides"))
+        told = [f"lacks {some(lacks)}"] if lacks else []
+        told += [f"has {some(extra)} besides"] if extra else []
         raise DataError(
             f"compared with {first}, {path} {' and '.join(told)}; give all files the same features."
         )
