@@ -70,16 +70,9 @@ def _algorithm(module: ModuleType) -> type[Algorithm]:
     return own[0]
 
 
-def _sort_key(name: str) -> tuple[int, str]:
-    """Baselines come first in a list, then all algorithms by name."""
-    baselines = ("local", "centralised", "fedavg")
-    if name in baselines:
-        return baselines.index(name), name
-    return len(baselines), name
-
-
 _FILES = [info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg]
-_NAMES = sorted(_FILES, key=_sort_key)
+_BASELINES = ["local", "centralised", "fedavg"]  # which come first in a list
+_NAMES = [*_BASELINES, *sorted({*_FILES} - {*_BASELINES})]
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

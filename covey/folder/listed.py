@@ -134,7 +134,8 @@ def _of_summary(folder: Path) -> dict[str, Any]:
         run = RunFolder(folder)
         summary = run.read_json(run.summary) or {}
         models = {model["model"]: model for model in summary["models"]}
-        metric = str(summary.get("select", "")) or _metric(models)
+        known = [name for name in _FIGURES if any(model.get(name) for model in models.values())]
+        metric = str(summary.get("select", "")) or next(iter(known), "")
         return {
             "done": min(map(int, summary.get("rounds_by_seed") or [summary["rounds"]])),
             "seconds": float(summary["seconds"]),
@@ -145,14 +146,6 @@ def _of_summary(folder: Path) -> dict[str, Any]:
         }
     except (CheckpointError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _metric(models: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figure that models have: accuracy, RMSE or else the loss."""
-    for name in _FIGURES:
-        if any(model.get(name) for model in models.values()):
-            return name
-    return ""
 
 
 def _mean(model: Mapping[str, Any] | None, metric: str) -> float | None:

@@ -117,15 +117,20 @@ def dirichlet(
     for label in np.unique(y):
         examples = np.flatnonzero(y == label)
         shares = draws.dirichlet(np.full(devices, alpha))
-        exact = shares * len(examples)
-        counts = exact.astype(np.int64)  # rounded down, then up where most was cut off
-        most_cut = np.argsort(counts - exact, kind="stable")
-        counts[most_cut[: len(examples) - counts.sum()]] += 1
+        counts = _rounded(shares * len(examples), len(examples))
         pieces = np.split(draws.permutation(examples), counts.cumsum()[:-1])
         for pile, piece in zip(piles, pieces, strict=True):
             pile.append(piece)
     # Shuffled, so that what a large device gives away is a fair sample of what it has.
     return _topped_up([draws.permutation(pile) for pile in joined(piles)], minimum)
+
+
+def _rounded(shares: npt.NDArray[np.float64], total: int) -> Numbers:
+    """Whole numbers that sum to the total: rounded down, then up where most was cut off."""
+    counts = shares.astype(np.int64)
+    most_cut = np.argsort(counts - shares, kind="stable")
+    counts[most_cut[: total - counts.sum()]] += 1
+    return counts
 
 
 def split(
