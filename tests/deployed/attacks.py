@@ -542,7 +542,7 @@ INSIDE = [
     on_the_wire("an answer to another's key", "which was not asked", old_key),
     on_the_wire("an answer for another's seat", "an answer for the seat 2", for_another),
     in_facts("facts of another's subtree", "a fact of node 2, which is not", of_another),
-    in_facts("facts that are no numbers", "gradients = nan", not_a_number),
+    in_facts("facts that are no numbers", "gradients with nan", not_a_number),
     in_facts("an error without a kind", "an error with", false_error),
     on_the_wire("garbage as a frame", "a Frame that cannot be read", sends(lambda _: b"\xff" * 100)),
     on_the_wire("an oversized message", "more than 8388608", sends(lambda _: frame(2, Reply(size=2**40)))),
