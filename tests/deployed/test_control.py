@@ -24,7 +24,12 @@ from covey.deployed.operate import control as control_module
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import KEY, Identity
 from covey.deployed.operate.control import Control, drained
-from covey.deployed.operate.control_port import AnotherProcess, ControlPort, NotListening
+from covey.deployed.operate.control_port import (
+    AnotherProcess,
+    ControlPort,
+    NotListening,
+    ports_of,
+)
 from covey.deployed.operate.events import HIDDEN, EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
 from covey.deployed.transport.transport import Answer, AskKey
@@ -294,6 +299,14 @@ def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_p
     assert "not running here: edge1, server" in shown.out
     stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "ended", edge1=1))
     assert (stopped.code, stopped.out) == (0, "edge1: it is not running\n")
+
+
+def test_nodes_of_several_machines_with_one_port_are_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    names = [f"edge{number}" for number in range(8)]
+    plan = planned(tmp_path, **dict.fromkeys(reversed(names), 9443))
+    assert [port.name for port in ports_of(None, plan, None)] == names
 
 
 def test_a_node_of_a_plan_that_refuses_an_order_is_named(
@@ -586,11 +599,11 @@ def connection_ended(connection: socket.socket) -> bool:
 def test_an_error_of_a_device_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a control port answers, and as a device may have said."""
     said = "device1: \x1b[2J\x1b]8;;http://evil\x07[/red] \x9b31m"
-    monkeypatch.setattr(ctl, "call", lambda *_: said)
+    monkeypatch.setattr(ControlPort, "call", lambda *_: said)
     assert exits(0, "ctl", "pause").out == "127.0.0.1:9443: device1: [2J]8;;http://evil[/red] 31m\n"
 
     def fails(*_: object) -> str:
         raise ConfigError(said)
 
-    monkeypatch.setattr(ctl, "call", fails)
+    monkeypatch.setattr(ControlPort, "call", fails)
     assert covey("ctl", "pause").err == "error: device1: [2J]8;;http://evil[/red] 31m\n"
