@@ -5,6 +5,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -103,24 +104,30 @@ class Peer:
         return self
 
     def read(self) -> bytes:
-        """The next frame of the parent."""
-        out: bytes = next(self.call)
+        """The next frame of the parent, which comes within a minute."""
+        with self._patience():
+            out: bytes = next(self.call)
         return out
 
     def end(self) -> tuple[str, str]:
         """Read until the parent ends the stream, a minute at most; the status and its text."""
-        patience = Timer(60, self.call.cancel)
-        patience.start()
-        try:
+        with self._patience(), suppress(self._error):
             for _ in self.call:
                 pass
-        except self._error:
-            pass
-        patience.cancel()
         self.frames.put(None)
         status = (self.call.code().name, self.call.details())
         self.channel.close()
         return status
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """The stream ends where something takes longer than a minute."""
+        timer = Timer(60, self.call.cancel)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         self.frames.put(None)

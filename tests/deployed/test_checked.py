@@ -772,6 +772,7 @@ BAD: dict[str, list[Any]] = {
         [["edge-device", "up", "train", 1, 2, 3, 4, -5]],
         [["edge-device", "up", "train", 1, 2, 3, 4, 5.0]],
         [["edge-device", "sideways", "train", 1, 2, 3, 4, 5]],
+        [["edge-device", "up", "order", 1, 2, 3, 4, 5]],
         [["edge-device", "up", "train", 2**50, 2, 3, 4, 5]],
         [["edge-device", "up", "train", 1, 2, 3, 4, 5]] * 2,
         {"edge-device": 1},
@@ -780,6 +781,7 @@ BAD: dict[str, list[Any]] = {
     "node_bytes": [
         [["device", "up", [1], [10]]],
         [["device", "up", [2], [10, 11]]],
+        [["device", "sideways", [2], [10]]],
         [["server", "up", [0], [10]]],
         [["device", "up", [2], [2**70]]],
         [["device", "up", [True], [1]]],
@@ -801,22 +803,24 @@ BAD: dict[str, list[Any]] = {
         [["device", "loss", [0.5] * 65, 0.5, 0.5, 65]],
         [["device", "loss", [0.5], 0.5, 0.5, 1]] * 2,
         [["device", "\x1b[2J", [0.5], 0.5, 0.5, 1]],
+        [["device", "n" * 301, [0.5], 0.5, 0.5, 1]],
         [["device", "\ud800", [0.5], 0.5, 0.5, 1]],
     ],
-    "gradients": [-1.0, math.nan, "4", None, 2**60, 1e308],
+    "gradients": [-1.0, math.nan, "4", None, True, 2**60, 1e308],
     "reports": [
         [["m/test", "device", [], []]],
         [["m/test", "device", [3, 3], [[1.0, 2.0], [1.0, 2.0]]]],
         [["m/test", "device", [3], [[1.0, 2.0]]], ["m/test", "device", [3], [[1.0, 2.0]]]],
         [["m/test", "device", [3], [[1.0]]]],
         [["m/other", "device", [3], [[1.0, 2.0]]]],
+        [[["m/test"], "device", [3], [[1.0, 2.0]]]],
         [["m/test", "device", [1], [[1.0, 2.0]]]],
         [["m/test", "device", [3, 3], [[1.0, 2.0]]]],
         [["m/test", "device", [3], [["a", 2.0]]]],
         [["m/test", "device", [3], [1.0]]],
     ],
     "needs": [{"personal": ["tail"]}, {"other": ["head"]}, {"personal": "head"}, {"personal": [[]]},
-              {"other": []}],
+              {"other": []}, {"personal": {"head": 1}}],
     "kept": [
         [["device", "personal", "float64", [3]]],
         [["device", "personal", "float32", [4]]],
@@ -825,11 +829,13 @@ BAD: dict[str, list[Any]] = {
         [["device", "other", "float32", [1] * 9]],
         [["device", "other", "float32", [0, 2**53, 2**53]]],
         [["device", "other", "no such type", [3]]],
+        [["device", "other", ["float32"], [3]]],
         [["device", "_lost edge-device up device 0", "float64", [3]]],
         [["server", "other", "float32", [1]]],
         [["device", f"n{number}", "float32", []] for number in range(1001)],
     ],
     "missing": [
+        [[0.5, "train", 7, "device", 4, "late"]],
         [[0, "train", 7, "device", 5, "late"]],
         [[0, "train", 7, "device", 4, "answered"]],
         [[0, "order", 7, "device", 4, "late"]],
@@ -838,7 +844,7 @@ BAD: dict[str, list[Any]] = {
         [[0, "train", 7, "edge", 1, "late"]],
         [[0, "train", 7, "device", 4, "late"]] * 5_000,
     ],
-    "ended": [[["key", [[0, "train", 7, "device", 4, "late"]] * 100]] * 60, [["k" * 30_000, []]], [1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
+    "ended": [[["key", [[0, "train", 7, "device", 4, "late"]] * 100]] * 60, [["k" * 30_000, []]], [[["key"], []]], [1], [["key", []]] * 65, "key", ["key"], [["key", 1]], [["key", [1]]]],
     "number": [-1, 2**60, 1.0, True, "1", None, []],
 }  # fmt: skip
 
@@ -974,6 +980,8 @@ def test_bad_rows_are_refused(change: dict[str, Any], text: str) -> None:
     assert "rows in the answer" in str(held(1, seal_order(FINE, [ROW])))
     for unreached in ([["server", 0]], [["device", 1]], [3], 3, [["device"]], [["device", 3]] * 9):
         assert held(1, seal_order({**FINE, "unreached": unreached})) is not None
+    for lie in ({"missing": BAD["missing"][1]}, {"ended": BAD["ended"][2]}, {"number": -1}):
+        assert held(1, seal_order({**FINE, **lie})) is not None
     assert held(1, seal_order({**FINE, "unreached": [["device", 3]]})) is None
     assert held(1, seal_order({"error": ["DivergedError", "why"]})) is None
     assert held.failed == {1}

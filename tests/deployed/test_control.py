@@ -24,7 +24,12 @@ from covey.deployed.operate import control as control_module
 from covey.deployed.operate.authority import Authority
 from covey.deployed.operate.certificates import KEY, Identity
 from covey.deployed.operate.control import Control, drained
-from covey.deployed.operate.control_port import AnotherProcess, ControlPort, NotListening
+from covey.deployed.operate.control_port import (
+    AnotherProcess,
+    ControlPort,
+    NotListening,
+    ports_of,
+)
 from covey.deployed.operate.events import HIDDEN, EventLog
 from covey.deployed.operate.progress import Progress, SeatProgress
 from covey.deployed.transport.transport import Answer, AskKey
@@ -294,6 +299,14 @@ def test_orders_of_a_plan_reach_the_nodes_that_are_meant(control: Control, tmp_p
     assert "not running here: edge1, server" in shown.out
     stopped = covey("ctl", "stop", "--plan", planned(tmp_path / "ended", edge1=1))
     assert (stopped.code, stopped.out) == (0, "edge1: it is not running\n")
+
+
+def test_nodes_of_several_machines_with_one_port_are_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    names = [f"edge{number}" for number in range(8)]
+    plan = planned(tmp_path, **dict.fromkeys(reversed(names), 9443))
+    assert [port.name for port in ports_of(None, plan, None)] == names
 
 
 def test_a_node_of_a_plan_that_refuses_an_order_is_named(

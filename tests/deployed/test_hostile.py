@@ -20,7 +20,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from covey.deployed.operate.certificates import Identity
-from covey.deployed.transport import grpc_transport
+from covey.deployed.transport import admission
 from covey.deployed.transport.grpc_transport import GrpcTransport, listed
 from covey.deployed.transport.transport import CHUNK, MAX_FRAME, Answer, Patience
 from covey.deployed.transport.wire import Key, Reply, Welcome
@@ -140,7 +140,7 @@ def test_a_hello_that_is_longer_than_its_seats_need(
 ) -> None:
     """It is refused before it is read, however many seats it asks for."""
     names = [f"device{number}" for number in range(5_000)]
-    monkeypatch.setattr(grpc_transport, "Assembler", None)  # which would read it
+    monkeypatch.setattr(admission, "Assembler", None)  # which would read it
     end = peer(tree, 5, hello(*names)).end()
     refused(end, "INVALID_ARGUMENT", "bytes, more than its seats need")
 

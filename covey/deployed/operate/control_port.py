@@ -185,7 +185,7 @@ def ports_of(
         raise ConfigError("--node and --plan are both given; keep one of them.")
     if plan is None:
         return [_named(text, certs) for text in node or [f"{LOOPBACK}:{PORT}"]]
-    planned = [Process.load(file) for file in plan.glob(f"*/{NODE}")]
+    planned = [Process.load(file) for file in sorted(plan.glob(f"*/{NODE}"))]
     if not planned:
         raise ConfigError(f"{plan} has no NAME/{NODE}; give the folder of covey deploy plan.")
     planned.sort(key=lambda one: (one.parent is not None, one.listen is None, one.control_port))

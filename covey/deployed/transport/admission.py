@@ -209,8 +209,8 @@ class Handshakes:
 
     async def hello(self, context: Any, certificate: SeatCertificate | None) -> Hello:
         """The first message of a process; one of more bytes than its seats need is not read."""
-        names = len(self.allowed.seats if certificate is None else certificate.seats)
-        most = _HELLO + _HELLO_SEAT * names
+        count = len(self.allowed.seats if certificate is None else certificate.seats)
+        most = _HELLO + _HELLO_SEAT * count
         try:
             data = await next_frame(context, self.limits.hello_seconds)
             if data is None:
