@@ -614,6 +614,7 @@ def plain(line: str) -> str:
     line = re.sub(r"ipv4:127\.0\.0\.1:\d+", "ADDRESS", line)
     line = re.sub(r"certificate [0-9a-f]{24,}", "certificate NUMBER", line)
     line = re.sub(r"[0-9a-f]{32}(/[\w.]+)*", "KEY", line)
+    line = line.replace("covey.Frame", "Frame")  # protobuf's name of it, which is no module
     return line.replace("|", "/")
 
 
